@@ -1,0 +1,130 @@
+"""Every exception that this package raises on purpose, and nothing else.
+
+    TransferQueueError
+    |-- NotInitializedError         (RuntimeError, AssertionError)  no system is running or attached
+    |-- StartError                  (RuntimeError)                  a system could not be started
+    |-- AttachError                 (RuntimeError)                  a system is named but cannot be reached
+    |-- AuthenticationError         (RuntimeError)                  the peer does not hold the system's key
+    |-- ProtocolError               (RuntimeError)                  the peer speaks another version, or nonsense
+    |-- ConnectionLostError         (RuntimeError, ConnectionError) the system went away during a call
+    |-- NotBuiltError               (RuntimeError)                  a feature of a later release
+    |-- InvalidArgumentError        (ValueError)                    an argument cannot be right
+    |   |-- FieldTypeError          (ValueError)                    a field's dtype or kind differs from its live values
+    |   |-- DuplicateError          (ValueError)                    keys, fields or positions that must be distinct are not
+    |   |-- OutOfRangeError         (ValueError, IndexError)        a position outside the batch
+    |   `-- BalanceInputError       (ValueError, AssertionError)    a list that cannot be partitioned as asked
+    |-- UncarriableValueError       (TypeError)                     a value that cannot be stored
+    |-- UnknownKeyError             (RuntimeError)                  a key that is not in this batch
+    |-- UnknownPartitionError       (RuntimeError)                  a partition that does not exist
+    |-- StorageKeyNotFoundError     (KeyError)                      a row or value that was cleared or never produced
+    |-- CapacityError               (RuntimeError)                  no room for more rows or bytes
+    |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended before what it waited for
+    |-- SealedError                 (RuntimeError)                  a sealed partition takes no new rows
+    |-- BatchGoneError              (RuntimeError)                  a dealt batch whose rows are cleared
+    `-- SamplerError                (RuntimeError)                  a user's sampler raised or returned nonsense
+
+Messages say what was wanted, what was there and what to do. Over the wire an error travels as its
+class name and message (`messages.Failure`), never as a pickled object.
+"""
+
+from __future__ import annotations
+
+
+class TransferQueueError(Exception):
+    """Base of every error raised by this package."""
+
+
+class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):
+    """No system is running or attached in this process."""
+
+
+class StartError(TransferQueueError, RuntimeError):
+    """A system could not be started; the message carries the server's traceback."""
+
+
+class AttachError(TransferQueueError, RuntimeError):
+    """A system is named but cannot be reached."""
+
+
+class AuthenticationError(TransferQueueError, RuntimeError):
+    """The peer does not hold the system's key."""
+
+
+class ProtocolError(TransferQueueError, RuntimeError):
+    """The peer speaks another protocol version, or sent something that is no message."""
+
+
+class ConnectionLostError(TransferQueueError, RuntimeError, ConnectionError):
+    """The system went away during a call."""
+
+
+class NotBuiltError(TransferQueueError, RuntimeError):
+    """A feature that belongs to a later release."""
+
+
+class InvalidArgumentError(TransferQueueError, ValueError):
+    """An argument cannot be right; nothing was changed."""
+
+
+class FieldTypeError(InvalidArgumentError):
+    """A put whose dtype or kind differs from the field's live values; nothing was changed."""
+
+
+class DuplicateError(InvalidArgumentError):
+    """Keys, fields or positions that must be distinct are not."""
+
+
+class OutOfRangeError(InvalidArgumentError, IndexError):
+    """A position outside the batch."""
+
+
+class BalanceInputError(InvalidArgumentError, AssertionError):
+    """A list of lengths that cannot be partitioned as asked."""
+
+
+class UncarriableValueError(TransferQueueError, TypeError):
+    """A value that cannot be stored; the message names field, row and type."""
+
+
+class UnknownKeyError(TransferQueueError, RuntimeError):
+    """A key that is not in this batch."""
+
+
+class UnknownPartitionError(TransferQueueError, RuntimeError):
+    """A partition that does not exist."""
+
+
+class StorageKeyNotFoundError(TransferQueueError, KeyError):
+    """A row was cleared, or lacks a wanted field."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument; a sentence reads better without quotes
+        return str(self.args[0]) if self.args else ""
+
+
+class CapacityError(TransferQueueError, RuntimeError):
+    """No room for more rows or bytes; the put left nothing."""
+
+
+class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):
+    """A wait ended before what it waited for."""
+
+
+class SealedError(TransferQueueError, RuntimeError):
+    """A sealed partition takes no new rows."""
+
+
+class BatchGoneError(TransferQueueError, RuntimeError):
+    """A dealt batch that is asked for again after its rows were cleared."""
+
+
+class SamplerError(TransferQueueError, RuntimeError):
+    """A user's sampler raised, or returned rows that it was not offered."""
+
+
+def by_name(name: str) -> type[TransferQueueError]:
+    """The class of the tree with this name; the base for a name that is not in it."""
+    found = globals().get(name)
+    if isinstance(found, type) and issubclass(found, TransferQueueError):
+        return found
+    return TransferQueueError

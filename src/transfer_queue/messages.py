@@ -1,0 +1,521 @@
+"""What travels between clients, controller and storage units: requests, replies, descriptors.
+
+Every message is a `msgspec.Struct` encoded as a msgpack array; a request type is told by its tag.
+Columns of numbers travel as the bytes of little-endian numpy arrays (`i8`, `i4`, `u8`), so that a
+batch costs a few buffers and no object per row. Records, which only the core writes and replays,
+are in `core/records.py`.
+
+This module knows nothing of sockets, files, torch or clocks. Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+DELETE_CODE = 64  # msgpack Ext: a tag entry to remove (see `Delete`)
+
+RowKey = Union[str, None]
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of all messages."""
+
+
+# ---------------------------------------------------------------- descriptors
+
+
+class FieldSpec(Message):
+    """How one field lies in a block.
+
+    kind: "tensor" or "object". dtype: torch's name without the prefix ("float32"), "object" for objects.
+    ndim: dimensions of one row (an object counts as one row dimension: its encoded bytes).
+    ragged: the block's dims hold one shape a row; otherwise one shape for all its rows.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    ndim: int
+    ragged: bool
+
+
+class NewBlock(Message):
+    """A block just written, as its writer publishes it.
+
+    unit, extent, offset, generation: where it lies (`storage.arena`); nbytes: how long it is.
+    rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
+    shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
+    layout follows from these alone (`wire.layout`).
+    """
+
+    unit: int
+    extent: int
+    offset: int
+    generation: int
+    nbytes: int
+    rows: int
+    schema: list[FieldSpec]
+    dims: bytes
+
+
+class FieldType(Message):
+    """What is known of a field over all its live rows.
+
+    shape: the row shape while all rows agree, else None. differs: bit d set once two live rows
+    differed in row dimension d. mixed_rank: rows of different rank have been seen.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    ndim: int
+    shape: list[int] | None
+    differs: int
+    mixed_rank: bool
+
+
+class Blocks(Message):
+    """Blocks that a reply refers to, as columns of equal length.
+
+    unit i4, offset i8, generation i8, nbytes i8, rows i4; schema i4 and dims i4 index into the lists.
+    """
+
+    unit: bytes
+    offset: bytes
+    generation: bytes
+    nbytes: bytes
+    rows: bytes
+    schema: bytes
+    dims: bytes
+    schemas: list[list[FieldSpec]]
+    dims_values: list[bytes]
+
+
+class Placement(Message):
+    """Where the rows of some fields lie: for each row a block of the reply (i4) and the row in it (i4)."""
+
+    fields: list[str]
+    block: bytes
+    slot: bytes
+
+
+# ---------------------------------------------------------------- requests to the controller
+
+
+class Request(Message, tag=True):
+    """Base of what a client may ask."""
+
+
+class Topology(Request):
+    """Asks for the units and the configuration of the system."""
+
+
+class CreatePartition(Request):
+    """Makes a partition; False if it exists. pre_allocate: rows reserved at once."""
+
+    partition: str
+    pre_allocate: int = 1
+    group_size: int | None = None
+    producers: int = 1
+
+
+class Reserve(Request):
+    """Reserves rows: `count` new ones, or one for each key that is not known (all keys are answered)."""
+
+    partition: str
+    count: int
+    keys: list[str] | None
+    pre_allocate: int = 1
+    groups: list[str] | None = None
+    wait: float | None = None
+
+
+class Publish(Request):
+    """Makes written values visible, together with tags, keys and groups.
+
+    Target rows: `rows` (i8 global indexes), or `keys` (unknown ones are created), or neither: `count`
+    new rows. block: what was written, its rows in the order of the targets; None for tags alone.
+    tags: one dict a row to merge, None entries for rows without; replace_tags: they replace instead.
+    closes: extents of this writer that will take no more blocks, as (unit, extent).
+    wait: seconds to wait for capacity; None fails at once.
+    """
+
+    partition: str
+    count: int
+    rows: bytes | None = None
+    keys: list[str] | None = None
+    block: NewBlock | None = None
+    tags: list[dict[str, Any] | None] | None = None
+    replace_tags: bool = False
+    groups: list[str] | None = None
+    closes: list[tuple[int, int]] = []
+    pre_allocate: int = 1
+    wait: float | None = None
+
+
+class Claim(Request):
+    """Wants `count` rows for a task, with all these fields, through the sampler.
+
+    wait: seconds to stay parked; None answers at once. probe: deal nothing; answer when a claim like
+    this could be met or never can (`ClaimReply.ended`). finite: a wholly consumed partition is an end.
+    """
+
+    partition: str
+    task: str
+    fields: list[str]
+    count: int
+    sampling: dict[str, Any] = {}
+    wait: float | None = None
+    probe: bool = False
+    finite: bool = False
+
+
+class Show(Request):
+    """All live rows of a partition with the state of these fields; deals and consumes nothing."""
+
+    partition: str
+    fields: list[str]
+
+
+class RetrieveMeta(Request):
+    """The rows of these keys, in key order, unknown keys left out."""
+
+    partition: str
+    keys: list[str]
+
+
+class RetrieveKeys(Request):
+    """The keys of these rows (i8 global indexes)."""
+
+    partition: str
+    rows: bytes
+
+
+class Lookup(Request):
+    """Where values lie. By rows (i8) every row must have every field; by keys unknown ones are left out
+    and the fields every found key has are cut to `fields` (None: all)."""
+
+    partition: str
+    rows: bytes | None = None
+    keys: list[str] | None = None
+    fields: list[str] | None = None
+
+
+class ListKeys(Request):
+    """Partition -> key -> tag, of one partition or of all."""
+
+    partition: str | None = None
+
+
+class ListPartitions(Request):
+    """The names of the partitions, in order of creation."""
+
+
+class ClearRows(Request):
+    """Clears rows (i8 global indexes); unknown ones are fine."""
+
+    partition: str
+    rows: bytes
+
+
+class ClearKeys(Request):
+    """Clears the rows of these keys; unknown ones are fine."""
+
+    partition: str
+    keys: list[str]
+
+
+class ClearPartition(Request):
+    """Drops a partition and its data; an unknown one is fine."""
+
+    partition: str
+
+
+class ProductionStatus(Request):
+    """Which rows have which of these fields."""
+
+    partition: str
+    fields: list[str]
+
+
+class ConsumptionStatus(Request):
+    """Which rows the task has consumed."""
+
+    partition: str
+    task: str
+
+
+class CheckProduction(Request):
+    """Whether every row has every one of these fields."""
+
+    partition: str
+    fields: list[str]
+
+
+class CheckConsumption(Request):
+    """Whether the task has consumed every row."""
+
+    partition: str
+    task: str
+
+
+class ResetConsumption(Request):
+    """Forgets what a task (None: every task) has consumed, and its dealt batches."""
+
+    partition: str
+    task: str | None = None
+
+
+class Seal(Request):
+    """No new rows will come (from this producer)."""
+
+    partition: str
+
+
+class Explain(Request):
+    """Why a sample is not handed out, in words."""
+
+    partition: str
+    row: int | None = None
+    key: str | None = None
+    task: str | None = None
+    fields: list[str] | None = None
+
+
+class Status(Request):
+    """Progress of every partition by field and task."""
+
+
+class CloseExtents(Request):
+    """These extents of the asking writer will take no more blocks."""
+
+    extents: list[tuple[int, int]]
+
+
+class RegisterUnit(Request):
+    """A storage unit comes up. address: where it listens; arena: the folder of its arena."""
+
+    address: str
+    arena: str
+
+
+class WriterGone(Request):
+    """A unit proved a writer dead; extents: what it had leased."""
+
+    writer: str
+    unit: int
+    extents: list[int]
+
+
+class Cancel(Request):
+    """The asking client no longer waits for its request `sequence`."""
+
+    sequence: int
+
+
+# ---------------------------------------------------------------- requests to a storage unit
+
+
+class Lease(Request):
+    """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
+
+    want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
+    """
+
+    slot: int
+    nbytes: int
+    want: int
+    wait: float | None = None
+
+
+class OpenSlot(Request):
+    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`)."""
+
+    writer: str
+
+
+class Return(Request):
+    """Gives back extents in which nothing was published."""
+
+    slot: int
+    extents: list[int]
+
+
+class UnitStatus(Request):
+    """Bytes held, leased and free in the arena."""
+
+
+class Free(Request):
+    """Controller to unit: nothing lives in these extents any more."""
+
+    extents: list[int]
+
+
+# ---------------------------------------------------------------- replies
+
+
+class Reply(Message, tag=True):
+    """Base of what is answered."""
+
+
+class Failure(Reply):
+    """An error of the tree by class name, and its message."""
+
+    kind: str
+    message: str
+
+
+class Done(Reply):
+    """Nothing more to say; value for yes/no and short answers."""
+
+    value: Any = None
+
+
+class UnitInfo(Message):
+    """One storage unit: its number, where it listens, the folder of its arena."""
+
+    unit: int
+    address: str
+    arena: str
+
+
+class TopologyReply(Reply):
+    """The units, and the configuration as JSON text."""
+
+    units: list[UnitInfo]
+    config: str
+
+
+class PublishReply(Reply):
+    """rows: i8 global indexes of the targets. tags: merged ones (None: all empty), fields: common and
+    sorted; both only for a put by keys."""
+
+    rows: bytes
+    tags: list[dict[str, Any]] | None = None
+    fields: list[str] | None = None
+
+
+class ClaimReply(Reply):
+    """Rows with what a BatchMeta says of them.
+
+    rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
+    rows x ndim) for fields whose rows have differed. ended: nothing will ever come for this claim.
+    """
+
+    rows: bytes
+    fields: list[FieldType] = []
+    produced: bytes | None = None
+    tags: list[dict[str, Any]] | None = None
+    shapes: dict[str, bytes] = {}
+    ended: bool = False
+
+
+class LookupReply(Reply):
+    """Where the rows lie. count: rows found; types and placements cover the same fields."""
+
+    count: int
+    types: list[FieldType]
+    blocks: Blocks
+    placements: list[Placement]
+
+
+class StatusReply(Reply):
+    """rows i8; matrix i1, rows x columns in the order asked. known: False for an unknown partition or field."""
+
+    known: bool
+    rows: bytes = b""
+    matrix: bytes = b""
+
+
+class FieldProgress(Message):
+    """A field of a partition: how many live rows have it, and its type in words."""
+
+    name: str
+    produced: int
+    type: str
+
+
+class TaskProgress(Message):
+    """A task of a partition: rows consumed, claims waiting and for how long the longest has."""
+
+    name: str
+    consumed: int
+    waiting: int
+    longest_wait: float
+
+
+class PartitionProgress(Message):
+    """One partition as `tq status` shows it."""
+
+    name: str
+    rows: int
+    reserved: int
+    sealed: bool
+    group_size: int | None
+    nbytes: int
+    fields: list[FieldProgress]
+    tasks: list[TaskProgress]
+    orphaned_groups: int = 0
+
+
+class SystemStatus(Reply):
+    """All partitions, and counters of the controller."""
+
+    partitions: list[PartitionProgress]
+    counters: dict[str, float]
+
+
+class LeaseReply(Reply):
+    """extent: its number, never used again; where it lies; its generation."""
+
+    extent: int
+    offset: int
+    length: int
+    generation: int
+
+
+class SlotReply(Reply):
+    """slot: the writer's number; lock_path: the file to lock."""
+
+    slot: int
+    lock_path: str
+
+
+class UnitStatusReply(Reply):
+    """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased)."""
+
+    capacity: int
+    held: int
+    leased: int
+    free: int
+
+
+class Envelope(msgspec.Struct, array_like=True, frozen=True):
+    """A request on its way. acknowledged: replies up to this sequence of the client are not needed again."""
+
+    sequence: int
+    acknowledged: int
+    body: AnyRequest
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """A reply on its way."""
+
+    sequence: int
+    body: AnyReply
+
+
+AnyRequest = Union[
+    Topology, CreatePartition, Reserve, Publish, Claim, Show, RetrieveMeta, RetrieveKeys, Lookup, ListKeys,
+    ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
+    CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
+    Lease, OpenSlot, Return, UnitStatus, Free,
+]  # fmt: skip
+AnyReply = Union[
+    Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
+    SlotReply, UnitStatusReply,
+]  # fmt: skip
