@@ -1,0 +1,175 @@
+"""TransferQueue: a streaming data system between the tasks of LLM post-training.
+
+    import transfer_queue as tq
+
+    tq.init()
+    tq.kv_put(key="a", partition_id="train_0", fields={"prompt": torch.tensor([1, 2])})
+    tq.close()
+
+Names are imported at their first use (PEP 562) and are plain module attributes from then on: a process that
+only serves metadata imports this package without torch. `_WHERE` says where each name lives.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+    from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+    from transfer_queue.errors import (
+        AttachError,
+        AuthenticationError,
+        BalanceInputError,
+        BatchGoneError,
+        CapacityError,
+        ConnectionLostError,
+        DuplicateError,
+        FieldTypeError,
+        InvalidArgumentError,
+        NotBuiltError,
+        NotInitializedError,
+        OutOfRangeError,
+        ProtocolError,
+        SamplerError,
+        SealedError,
+        StartError,
+        StorageKeyNotFoundError,
+        TransferQueueError,
+        UncarriableValueError,
+        UnknownKeyError,
+        UnknownPartitionError,
+        WaitTimeoutError,
+    )
+    from transfer_queue.interface import (
+        async_kv_batch_get,
+        async_kv_batch_get_by_meta,
+        async_kv_batch_put,
+        async_kv_clear,
+        async_kv_list,
+        async_kv_put,
+        close,
+        get_client,
+        get_metrics_endpoint,
+        init,
+        kv_batch_get,
+        kv_batch_get_by_meta,
+        kv_batch_put,
+        kv_clear,
+        kv_list,
+        kv_put,
+        load_checkpoint,
+        save_checkpoint,
+    )
+    from transfer_queue.metadata import BatchMeta, KVBatchMeta
+    from transfer_queue.sampler import (
+        BaseSampler,
+        GRPOGroupNSampler,
+        RankAwareSampler,
+        SeqlenBalancedSampler,
+        SequentialSampler,
+    )
+    from transfer_queue.wire.objects import DELETE
+
+    __version__: str
+
+__all__ = [
+    "DELETE",
+    "AttachError",
+    "AuthenticationError",
+    "BalanceInputError",
+    "BaseSampler",
+    "BatchGoneError",
+    "BatchMeta",
+    "CapacityError",
+    "ConnectionLostError",
+    "DuplicateError",
+    "FieldTypeError",
+    "GRPOGroupNSampler",
+    "InvalidArgumentError",
+    "KVBatchMeta",
+    "NotBuiltError",
+    "NotInitializedError",
+    "OutOfRangeError",
+    "ProtocolError",
+    "RankAwareSampler",
+    "SamplerError",
+    "SealedError",
+    "SeqlenBalancedSampler",
+    "SequentialSampler",
+    "StartError",
+    "StorageKeyNotFoundError",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "TransferQueueClient",
+    "TransferQueueError",
+    "UncarriableValueError",
+    "UnknownKeyError",
+    "UnknownPartitionError",
+    "WaitTimeoutError",
+    "__version__",
+    "async_kv_batch_get",
+    "async_kv_batch_get_by_meta",
+    "async_kv_batch_put",
+    "async_kv_clear",
+    "async_kv_list",
+    "async_kv_put",
+    "close",
+    "get_client",
+    "get_metrics_endpoint",
+    "init",
+    "kv_batch_get",
+    "kv_batch_get_by_meta",
+    "kv_batch_put",
+    "kv_clear",
+    "kv_list",
+    "kv_put",
+    "load_checkpoint",
+    "save_checkpoint",
+]
+
+# Where names live that are neither functions of `interface` nor exceptions.
+_WHERE = {
+    "BaseSampler": "sampler",
+    "BatchMeta": "metadata",
+    "DELETE": "wire.objects",
+    "GRPOGroupNSampler": "sampler",
+    "KVBatchMeta": "metadata",
+    "RankAwareSampler": "sampler",
+    "SeqlenBalancedSampler": "sampler",
+    "SequentialSampler": "sampler",
+    "StreamingDataLoader": "dataloader.streaming_dataloader",
+    "StreamingDataset": "dataloader.streaming_dataset",
+    "TransferQueueClient": "client",
+}
+
+# Modules that users reach as attributes of the package, without importing them.
+_MODULES = frozenset({"client", "dataloader", "errors", "interface", "metadata", "sampler", "utils"})
+
+
+def _find(name: str) -> Any:
+    """What the public name stands for; imports the module that holds it."""
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        # pyproject.toml is the one place that states the version
+        from importlib.metadata import version
+
+        return version(__name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _WHERE.get(name) or ("errors" if name.endswith("Error") else "interface")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def __getattr__(name: str) -> Any:
+    value = _find(name)
+    # From now on a plain attribute, which code may replace and put back.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

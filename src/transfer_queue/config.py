@@ -1,0 +1,356 @@
+"""Configuration: the documented defaults, the caller's conf over them, and the environment.
+
+`config.yaml` states every default. `merge` lays the caller's conf over it, `Settings` is what the servers get of
+it: checked, typed, JSON. The environment variables are read here and nowhere else, each at the moment of the call.
+
+Importable by processes without omegaconf and torch; only `merge` imports omegaconf.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+RUNTIMES = ("auto", "local", "ray")
+BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
+SAMPLERS = ("SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler")
+
+
+def _refuse(key: str, value: object, wanted: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{key} is {value!r}; allowed: {wanted}")
+
+
+# ---------------------------------------------------------------- the environment
+
+
+def _environment(name: str) -> str | None:
+    """The variable, None where it is unset or empty."""
+    return os.environ.get(name, "").strip() or None
+
+
+def _environment_number(name: str, default: float, least: float, wanted: str) -> float:
+    text = _environment(name)
+    if text is None:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        raise _refuse(name, text, wanted) from None
+    if not math.isfinite(number) or number < least:
+        raise _refuse(name, text, wanted)
+    return number
+
+
+def pre_alloc_sample_num() -> int:
+    """TQ_PRE_ALLOC_SAMPLE_NUM: indexes reserved in a new partition; 1 where unset."""
+    wanted = "a whole number >= 0"
+    number = _environment_number("TQ_PRE_ALLOC_SAMPLE_NUM", 1, 0, wanted)
+    if number != int(number):
+        raise _refuse("TQ_PRE_ALLOC_SAMPLE_NUM", number, wanted)
+    return int(number)
+
+
+def empty_batch_sleep_interval() -> float:
+    """TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL: the longest a loader waits before it asks again, seconds."""
+    return _environment_number("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", 1.0, 0.0, "seconds >= 0")
+
+
+def get_metadata_timeout() -> float:
+    """TQ_CONTROLLER_GET_METADATA_TIMEOUT: how long a fetch that does not poll waits, seconds."""
+    return _environment_number("TQ_CONTROLLER_GET_METADATA_TIMEOUT", 60.0, 0.0, "seconds >= 0")
+
+
+def level_number(key: str, value: str | int) -> int:
+    """The number of a logging level given by name (in any case) or number; `key` names it in the error."""
+    text = str(value).strip().upper()
+    number = int(text) if text.isdecimal() else logging.getLevelName(text)
+    if not isinstance(number, int) or number <= logging.NOTSET:
+        raise _refuse(key, value, "DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number > 0")
+    return number
+
+
+def logging_level() -> int | None:
+    """TQ_LOGGING_LEVEL as a number of `logging`; None where unset."""
+    text = _environment("TQ_LOGGING_LEVEL")
+    return None if text is None else level_number("TQ_LOGGING_LEVEL", text)
+
+
+def _environment_folder(name: str) -> str | None:
+    folder = _environment(name)
+    if folder is not None and not os.path.isabs(folder):
+        # Every process of a system must find the same folder, wherever it was started.
+        raise _refuse(name, folder, "an absolute path")
+    return folder
+
+
+def runtime_dir() -> str | None:
+    """TQ_RUNTIME_DIR: the folder in which systems live; None where unset."""
+    return _environment_folder("TQ_RUNTIME_DIR")
+
+
+def address() -> str | None:
+    """TQ_ADDRESS: the folder of a running system to attach to; None where unset."""
+    return _environment_folder("TQ_ADDRESS")
+
+
+def system_name() -> str | None:
+    """TQ_SYSTEM: the name of the system to start or attach to; None where unset."""
+    name = _environment("TQ_SYSTEM")
+    return None if name is None else _checked_name("TQ_SYSTEM", name)
+
+
+# ---------------------------------------------------------------- the merged conf
+
+
+def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
+    """The caller's conf over the defaults, as a new DictConfig without struct or read-only flags.
+
+    Unknown keys and objects are kept; interpolations that point outside of `conf` are resolved; `conf` itself is
+    left as it is. Errors: InvalidArgumentError where conf is no mapping.
+    """
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import InterpolationResolutionError
+
+    text = (importlib.resources.files(__package__) / "config.yaml").read_text("utf-8")
+    defaults = OmegaConf.create(text)
+    assert isinstance(defaults, DictConfig)
+    if conf is None:
+        return defaults
+    if not isinstance(conf, (DictConfig, Mapping)):
+        raise _refuse("conf", conf, "a DictConfig, a dict or None")
+    flags = {"allow_objects": True}
+    given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
+    try:
+        plain = OmegaConf.to_container(given, resolve=True)
+    except InterpolationResolutionError:
+        # It may point at a default: then it resolves in the merged conf.
+        plain = OmegaConf.to_container(given, resolve=False)
+    merged = OmegaConf.merge(defaults, OmegaConf.create(plain, flags=flags))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+# ---------------------------------------------------------------- what the servers get
+
+
+def _checked_name(key: str, name: object) -> str:
+    wanted = "a name of letters, digits, '-', '_' and '.', not starting with '.', at most 64 long"
+    if not isinstance(name, str) or not 0 < len(name) <= 64 or name.startswith("."):
+        raise _refuse(key, name, wanted)
+    if not all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in name):
+        raise _refuse(key, name, wanted)
+    return name
+
+
+def _checked_bool(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(key, value, "true or false")
+    return value
+
+
+def _checked_int(key: str, value: object, least: int, most: int | None = None) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # YAML reads 1e6 as a float
+    # bool is an int to Python, never to a reader of the conf
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        raise _refuse(key, value, f"a whole number >= {least}" + ("" if most is None else f" and <= {most}"))
+    return value
+
+
+def _checked_seconds(key: str, value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise _refuse(key, value, "seconds > 0")
+    return float(value)
+
+
+def _checked_choice(key: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise _refuse(key, value, ", ".join(choices))
+    return str(value)
+
+
+def _checked_folder(key: str, value: object) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not os.path.isabs(value):
+        raise _refuse(key, value, "an absolute path, or null")
+    return os.fspath(value)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The conf as the servers and their launcher read it: checked and flat.
+
+    name: of the system, None for the user's default. sampler: a built-in name or an import path; None where the
+    conf holds an instance or a class that cannot be imported (`sampler_object`). total_storage_size: rows over all
+    units, None unlimited. arena_bytes: of one unit. Timeouts are seconds. Each field's key in the conf is in `KEYS`.
+    """
+
+    name: str | None
+    runtime: str
+    sampler: str | None
+    polling_mode: bool
+    storage_backend: str
+    total_storage_size: int | None
+    num_data_storage_units: int
+    arena_bytes: int | None
+    arena_folder: str | None
+    metrics_enabled: bool
+    metrics_port: int
+    allow_pickle: bool
+    start_timeout: float
+    call_timeout: float
+
+    @classmethod
+    def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
+        """The settings that this conf, laid over the defaults, asks for.
+
+        Errors: InvalidArgumentError naming key, value and what is allowed; an unknown sampler likewise.
+        """
+        merged = merge(conf)
+        given = {name: _select(merged, key) for name, key in KEYS.items()}
+        name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
+        return cls(
+            name=None if name is None else _checked_name(KEYS["name"], name),
+            runtime=_checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
+            sampler=_sampler_path(given["sampler"]),
+            polling_mode=_checked_bool(KEYS["polling_mode"], given["polling_mode"]),
+            storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
+            total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
+            num_data_storage_units=_checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1),
+            arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, 1),
+            arena_folder=None if folder is None else _checked_folder(KEYS["arena_folder"], folder),
+            metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
+            metrics_port=_checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
+            allow_pickle=_checked_bool(KEYS["allow_pickle"], given["allow_pickle"]),
+            start_timeout=_checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
+            call_timeout=_checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as a dict of JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Settings:
+        """The settings that `to_json` wrote; entries of a newer release are left out."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+
+KEYS = {
+    "name": "system.name",
+    "runtime": "runtime",
+    "sampler": "controller.sampler",
+    "polling_mode": "controller.polling_mode",
+    "storage_backend": "backend.storage_backend",
+    "total_storage_size": "backend.SimpleStorage.total_storage_size",
+    "num_data_storage_units": "backend.SimpleStorage.num_data_storage_units",
+    "arena_bytes": "backend.SimpleStorage.arena_bytes",
+    "arena_folder": "backend.SimpleStorage.arena_folder",
+    "metrics_enabled": "metrics.enabled",
+    "metrics_port": "metrics.port",
+    "allow_pickle": "security.allow_pickle",
+    "start_timeout": "timeouts.start",
+    "call_timeout": "timeouts.call",
+}
+
+
+def _select(conf: Any, key: str) -> Any:
+    """The value at a dotted key of a merged conf."""
+    section = conf
+    path, _, leaf = key.rpartition(".")
+    for part in path.split(".") if path else []:
+        section = section[part]
+        if not isinstance(section, Mapping):
+            raise _refuse(path, section, "a mapping")
+    return section[leaf]
+
+
+# ---------------------------------------------------------------- samplers
+
+
+def _import_path(value: type) -> str | None:
+    """ "package.module:Class" where another process can import the class by it, else None."""
+    path = f"{value.__module__}:{value.__qualname__}"
+    if value.__module__ == "__main__" or "<" in value.__qualname__:
+        return None
+    return path
+
+
+def _sampler_path(value: object) -> str | None:
+    """A sampler of the conf as a name or import path; None for an object that must travel itself."""
+    if isinstance(value, str):
+        if value not in SAMPLERS:
+            sampler_class(value)
+        return value
+    _check_sampler(value)
+    return _import_path(value) if isinstance(value, type) else None
+
+
+def sampler_object(conf: DictConfig | Mapping[str, Any] | None) -> object | None:
+    """The sampler that the conf holds as an object, where `Settings.sampler` is None; else None."""
+    value: object = _select(merge(conf), KEYS["sampler"])
+    return None if _sampler_path(value) is not None else value
+
+
+def _check_sampler(value: object) -> None:
+    if not callable(getattr(value, "sample", None)):
+        raise _refuse(KEYS["sampler"], value, f"{', '.join(SAMPLERS)}, 'package.module:Class', a sampler or its class")
+
+
+def sampler_class(name: str) -> type:
+    """The class of a built-in name, or of an import path "package.module:Class" or "package.module.Class".
+
+    Errors: InvalidArgumentError (a ValueError) naming it where there is no such sampler.
+    """
+    if name in SAMPLERS:
+        found = getattr(importlib.import_module("transfer_queue.sampler"), name)
+    else:
+        module, colon, attribute = name.partition(":")
+        if not colon:
+            module, _, attribute = name.rpartition(".")
+        found = _imported(name, module, attribute)
+    if not isinstance(found, type):
+        raise _refuse(KEYS["sampler"], name, "the path of a class")
+    _check_sampler(found)
+    return found
+
+
+def _imported(name: str, module: str, attribute: str) -> Any:
+    wanted = f"{', '.join(SAMPLERS)}, or 'package.module:Class' of a class that can be imported"
+    if not module or not attribute:
+        raise _refuse(KEYS["sampler"], name, wanted)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(f"{_refuse(KEYS['sampler'], name, wanted)}; {error}") from error
+    return found
+
+
+def sampler_from(value: object) -> object:
+    """A sampler from a built-in name, an import path, a class (made without arguments) or an instance.
+
+    Errors: InvalidArgumentError (a ValueError) naming an unknown one, or a class that needs arguments.
+    """
+    if isinstance(value, str):
+        value = sampler_class(value)
+    _check_sampler(value)
+    if not isinstance(value, type):
+        return value
+    try:
+        made: object = value()
+    except TypeError as error:
+        wanted = f"a class that is made without arguments, or an instance ({error})"
+        raise _refuse(KEYS["sampler"], value, wanted) from error
+    return made

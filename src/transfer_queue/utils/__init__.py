@@ -1,0 +1,1 @@
+"""Import paths that callers of this package rely on; nothing else lives here."""
