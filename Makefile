@@ -1,0 +1,51 @@
+# Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
+# ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
+
+.PHONY: help venv demo test docs contract lint types bench ci clean
+.DEFAULT_GOAL := help
+
+CONTRACT ?= ../shared/contract
+
+help:
+	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
+	@echo "make test      the tests"
+	@echo "make docs      runs the code blocks of README.md and docs/"
+	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
+	@echo "make lint      ruff"
+	@echo "make types     mypy on the package, pyright on user code"
+	@echo "make bench     the benchmarks"
+	@echo "make ci        all of it, as CI does"
+
+venv:
+	@tools/bootstrap
+
+demo: venv
+	.venv/bin/tq demo $(ARGS)
+
+test: venv
+	.venv/bin/python -m pytest --ignore=tests/test_docs.py $(ARGS)
+
+docs: venv
+	.venv/bin/python -m pytest tests/test_docs.py $(ARGS)
+
+contract: venv
+	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }
+	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=tools .venv/bin/python -m pytest -p contract_later -p no:cacheprovider \
+		-q -o faulthandler_timeout=120 $(CONTRACT) $(ARGS)
+
+lint: venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: venv
+	.venv/bin/mypy
+	.venv/bin/pyright
+
+bench: venv
+	set -e; for file in benchmarks/bench_*.py; do .venv/bin/python $$file $(ARGS); done
+
+ci:
+	bash .ci/run
+
+clean:
+	rm -rf .venv build dist runs .mypy_cache .ruff_cache .hypothesis
