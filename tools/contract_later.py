@@ -32,6 +32,7 @@ def covers(entry: str, name: str) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes the listed tests out of a run; refuses a list with a name that matches none."""
     entries = listed()
     # Only of a whole run can it be said that a name matches nothing.
     whole = not config.getoption("keyword") and all(Path(argument).is_dir() for argument in config.args)
