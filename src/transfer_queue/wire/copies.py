@@ -1,0 +1,177 @@
+"""Moving bytes: destinations that are quick to touch, large copies in two threads, gathers of scattered pieces.
+
+numpy copies and takes release the GIL, so two plain threads double the rate of a large copy. OpenMP (torch's own
+threads) is left alone on purpose: after a fork, a parallel torch operation in the child waits for ever for
+threads that the parent had. Knows nothing of blocks, fields or torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint8]
+I8 = NDArray[np.int64]
+
+HUGE = 4 << 20  # destinations from here on come from huge pages
+PARALLEL = 8 << 20  # copies from here on are split between two threads
+HUGE_PAGE = 2 << 20
+LARGEST_CELL = 4096
+RUN = 32 << 10  # runs of at least this length on average are copied one by one
+CELLS_PER_ROW = 24  # above, copying row by row is quicker than by cells
+
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def allocate(nbytes: int) -> U8:
+    """Writable memory of this length, its content undefined; freed with the last view of it."""
+    if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.empty(nbytes, np.uint8)
+    # fresh small pages cost four times as much as the copy into them; only whole aligned 2 MiB pages are huge
+    length = (nbytes + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
+    try:
+        pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {nbytes} bytes: {error}") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages: slower, and as right
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole: U8 = np.frombuffer(pages, np.uint8)
+    skip = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
+    return whole[skip : skip + nbytes] if skip + nbytes <= length else whole[:nbytes]
+
+
+def in_halves(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
+    """work(0, count), or, where nbytes are many, its two halves in two threads."""
+    if nbytes < PARALLEL or _CORES < 2 or count < 2:
+        work(0, count)
+        return
+    half = count // 2
+    failures: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            work(half, count)
+        except BaseException as error:  # raised again below, in the caller's thread
+            failures.append(error)
+
+    thread = threading.Thread(target=other, name="tq-copy")
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is shutting down
+        work(0, count)
+        return
+    try:
+        work(0, half)
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def copy_bytes(destination: U8, source: U8) -> None:
+    """destination[:] = source, both contiguous and of equal length."""
+
+    def work(start: int, stop: int) -> None:
+        destination[start:stop] = source[start:stop]
+
+    in_halves(len(source), len(source), work)
+
+
+def gather_pieces(memory: U8, starts: I8, lengths: I8) -> U8:
+    """The pieces memory[starts[i] : starts[i] + lengths[i]] one after the other, in fresh memory.
+
+    The caller has checked that the pieces lie within the memory.
+    """
+    total = int(lengths.sum())
+    if total == 0:
+        return np.empty(0, np.uint8)
+    runs, run_lengths = _runs(starts, lengths)
+    if len(runs) == 1:
+        destination = allocate(total)
+        copy_bytes(destination, memory[runs[0] : runs[0] + total])
+        return destination
+    if len(runs) * RUN <= total or len(runs) <= 8:
+        return _gather_runs(memory, runs, run_lengths, total)
+    base, cell = _cells(starts, lengths)
+    if total // cell <= CELLS_PER_ROW * len(runs):
+        return _gather_cells(memory[base:], starts - base, lengths, total, cell)
+    if total < HUGE:
+        view = memory.data
+        ends = (runs + run_lengths).tolist()
+        joined = bytearray().join([view[start:end] for start, end in zip(runs.tolist(), ends, strict=True)])
+        return np.frombuffer(joined, np.uint8)
+    return _gather_runs(memory, runs, run_lengths, total)
+
+
+def _runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
+    """Pieces with neighbours in memory that follow each other are one run."""
+    first = np.empty(len(starts), np.bool_)
+    first[0] = True
+    np.not_equal(starts[1:], starts[:-1] + lengths[:-1], out=first[1:])
+    positions = np.flatnonzero(first)
+    if len(positions) == len(starts):
+        return starts, lengths
+    return starts[positions], np.add.reduceat(lengths, positions)
+
+
+def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
+    destination = allocate(total)
+    places = (np.cumsum(lengths) - lengths).tolist()
+    runs = list(zip(places, starts.tolist(), lengths.tolist(), strict=True))
+    if total >= PARALLEL:
+        # numpy's assignment releases the GIL; that of a memoryview below is quicker for short runs, but holds it
+        def work(start: int, stop: int) -> None:
+            for place, origin, length in runs[start:stop]:
+                destination[place : place + length] = memory[origin : origin + length]
+
+        if len(runs) >= 16:
+            in_halves(len(runs), total, work)
+        else:
+            for place, origin, length in runs:
+                copy_bytes(destination[place : place + length], memory[origin : origin + length])
+        return destination
+    into, out_of = destination.data, memory.data
+    for place, origin, length in runs:
+        into[place : place + length] = out_of[origin : origin + length]
+    return destination
+
+
+def _cells(starts: I8, lengths: I8) -> tuple[int, int]:
+    """A base and the largest cell size such that all pieces are whole cells counted from the base."""
+    base = int(starts.min())
+    relative = starts - base
+    length = int(lengths[0])
+    if (lengths == length).all():
+        if not (relative % length).any():
+            return base, length
+        bits = int(np.bitwise_or.reduce(relative)) | length
+    else:
+        bits = int(np.bitwise_or.reduce(relative)) | int(np.bitwise_or.reduce(lengths))
+    return base, min(bits & -bits, LARGEST_CELL)
+
+
+def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) -> U8:
+    if cell == int(lengths[0]) and total == cell * len(lengths):
+        index = starts // cell
+    else:
+        counts = lengths // cell
+        ends = np.cumsum(counts)
+        index = np.repeat(starts // cell - (ends - counts), counts)
+        index += np.arange(total // cell)
+    kind = np.dtype((np.void, cell))
+    cells = memory[: len(memory) // cell * cell].view(kind)
+    destination = allocate(total)
+    into = destination.view(kind)
+
+    def work(start: int, stop: int) -> None:
+        # mode "clip" writes straight into `out`; "raise" would go through a buffer
+        np.take(cells, index[start:stop], out=into[start:stop], mode="clip")
+
+    in_halves(len(index), total, work)
+    return destination
