@@ -1,0 +1,336 @@
+"""The columns of a BatchMeta apart from its fields: positions, partitions, tags.
+
+A column can be cut at a cost of the rows kept. This module knows nothing of fields or of BatchMeta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar, Union
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transfer_queue.errors import DuplicateError, InvalidArgumentError, OutOfRangeError
+from transfer_queue.tag_values import changed_entries, copied, copied_tag
+
+IntArray = npt.NDArray[np.int64]
+Positions = Union[Sequence[int], npt.NDArray[Any], torch.Tensor]
+Selection = Union[IntArray, slice]
+Item = TypeVar("Item")
+
+
+def whole_numbers(values: Iterable[int] | Positions, what: str) -> IntArray:
+    """The values as a one-dimensional int64 array of their own.
+
+    Raises:
+        InvalidArgumentError: they are not whole numbers, or not in one dimension; `what` names the argument.
+    """
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    array = values if isinstance(values, np.ndarray) else np.asarray(list(values))
+    if array.ndim == 1 and array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"{what} must be a flat list of whole numbers, but has {array.ndim} dimensions of {array.dtype}"
+        )
+    return array.astype(np.int64)
+
+
+def checked_positions(positions: Iterable[int] | Positions, size: int) -> IntArray:
+    """Positions in a batch of `size` rows, each in 0 .. size - 1, repeats allowed.
+
+    Raises:
+        OutOfRangeError: one lies outside, or is negative.
+    """
+    array = whole_numbers(positions, "positions")
+    outside = array[(array < 0) | (array >= size)]
+    if outside.size:
+        raise OutOfRangeError(f"position {outside[0]} is out of range: the batch has {size} rows, counted from 0")
+    return array
+
+
+def checked_order(indexes: Iterable[int] | Positions, size: int) -> IntArray:
+    """A permutation of the positions 0 .. size - 1.
+
+    Raises:
+        InvalidArgumentError: it has another length.
+        DuplicateError: a position is there twice.
+        OutOfRangeError: one lies outside, or is negative.
+    """
+    array = whole_numbers(indexes, "indexes")
+    if array.size != size:
+        raise InvalidArgumentError(
+            f"the number of indexes ({array.size}) does not match the size of the batch ({size})"
+        )
+    if np.unique(array).size != size:
+        raise DuplicateError(f"Contain duplicate indexes: {array.tolist()}; a new order names each position once")
+    return checked_positions(array, size)
+
+
+def chunk_bounds(size: int, chunks: int) -> list[slice]:
+    """`chunks` runs that cover `size` rows; sizes differ by at most one, the longer first.
+
+    Raises:
+        InvalidArgumentError: fewer than one chunk.
+    """
+    if isinstance(chunks, bool) or not isinstance(chunks, (int, np.integer)) or chunks < 1:
+        raise InvalidArgumentError(f"chunks must be a whole number of at least 1, but is {chunks!r}")
+    short, longer = divmod(size, int(chunks))
+    ends = [short * i + min(i, longer) for i in range(int(chunks) + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def packed(numbers: IntArray) -> tuple[int, npt.NDArray[Any]]:
+    """Whole numbers as they travel: the least of them, and the distances to it in as few bytes as hold them."""
+    if not numbers.size:
+        return 0, numbers
+    least = int(numbers.min())
+    return least, (numbers - least).astype(np.min_scalar_type(int(numbers.max()) - least))
+
+
+def unpacked(least: int, distances: npt.NDArray[Any]) -> IntArray:
+    """The inverse of `packed`."""
+    return distances.astype(np.int64) + least
+
+
+def taken(items: list[Item], selection: Selection) -> list[Item]:
+    """The selected items of a list."""
+    if isinstance(selection, slice):
+        return items[selection]
+    return [items[position] for position in selection.tolist()]
+
+
+class PartitionColumn:
+    """The partition of each row: one name where all rows agree, else a list of names and a code a row.
+
+    names: the names in use, none twice. codes: int32 [rows], index into names; None while there is one name.
+    """
+
+    __slots__ = ("codes", "names")
+
+    def __init__(self, names: list[str], codes: npt.NDArray[np.int32] | None = None) -> None:
+        self.names = names
+        self.codes = codes
+
+    @classmethod
+    def of(cls, partition_ids: Sequence[str]) -> PartitionColumn:
+        """The column of one name a row."""
+        names = list(dict.fromkeys(partition_ids))
+        if len(names) < 2:
+            return cls(names)
+        code_of = {name: code for code, name in enumerate(names)}
+        return cls(names, np.fromiter((code_of[name] for name in partition_ids), np.int32, len(partition_ids)))
+
+    @classmethod
+    def joined(cls, columns: Sequence[PartitionColumn], sizes: Sequence[int]) -> PartitionColumn:
+        """The columns one after the other."""
+        names = list(dict.fromkeys(name for column in columns for name in column.names))
+        if len(names) < 2:
+            return cls(names)
+        code_of = {name: code for code, name in enumerate(names)}
+        parts = []
+        for column, size in zip(columns, sizes, strict=True):
+            translated = np.array([code_of[name] for name in column.names], dtype=np.int32)
+            parts.append(np.repeat(translated, size) if column.codes is None else translated[column.codes])
+        return cls(names, np.concatenate(parts))
+
+    def take(self, selection: Selection) -> PartitionColumn:
+        """The column of the selected rows."""
+        if self.codes is None:
+            return self
+        kept, codes = np.unique(self.codes[selection], return_inverse=True)
+        names = [self.names[code] for code in kept.tolist()]
+        return PartitionColumn(names, codes.astype(np.int32) if len(names) > 1 else None)
+
+    def name_of(self, position: int) -> str:
+        """The partition of one row."""
+        return self.names[0] if self.codes is None else self.names[self.codes[position]]
+
+    def to_list(self, rows: int) -> list[str]:
+        """One name a row."""
+        if self.codes is None:
+            return self.names * rows
+        return [self.names[code] for code in self.codes.tolist()]
+
+    def split(self, rows: int) -> list[tuple[str, IntArray]]:
+        """Each partition with the positions of its rows, in the order in which the partitions first appear."""
+        if self.codes is None:
+            return [(self.names[0], np.arange(rows, dtype=np.int64))] if rows else []
+        order = np.argsort(self.codes, kind="stable").astype(np.int64)
+        counts = np.bincount(self.codes, minlength=len(self.names))
+        runs = np.split(order, np.cumsum(counts)[:-1])
+        parts = [(name, run) for name, run in zip(self.names, runs, strict=True) if run.size]
+        return sorted(parts, key=lambda part: int(part[1][0]))
+
+
+class TagColumn:
+    """The tag of each row, and what it was when the rows were fetched.
+
+    Invariants: `_saved` is the baseline that changes are told against, None where every tag was empty;
+    its list and dicts are never changed, so that cuts share them. `_current` is None until tags are handed
+    out or changed for the first time, and means `_saved` so long; after that it is a list of dicts that
+    users hold and edit, and shares nothing that can change with `_saved`.
+    """
+
+    __slots__ = ("_current", "_rows", "_saved")
+
+    def __init__(
+        self, rows: int, saved: list[dict[str, Any]] | None = None, current: list[dict[str, Any]] | None = None
+    ) -> None:
+        self._rows = rows
+        self._saved = saved
+        self._current = current
+
+    @classmethod
+    def of(cls, tags: Iterable[Mapping[str, Any]], rows: int) -> TagColumn:
+        """The column of a user's tags, copied in; they are the baseline.
+
+        Raises:
+            InvalidArgumentError: not one dict a row.
+        """
+        saved = _copied_tags(tags, rows)
+        return cls(rows, saved if any(saved) else None)
+
+    @classmethod
+    def joined(cls, columns: Sequence[TagColumn]) -> TagColumn:
+        """The columns one after the other; nothing is shared that can change."""
+        saved = current = None
+        if any(column._saved is not None for column in columns):
+            saved = [tag for column in columns for tag in column._saved_list()]
+        if any(column._current is not None for column in columns):
+            current = [copied(tag) for column in columns for tag in column._checked()]
+        return cls(sum(column._rows for column in columns), saved, current)
+
+    def live(self) -> list[dict[str, Any]]:
+        """The tags themselves, for the user to read and edit."""
+        if self._current is None:
+            self._current = copied(self._saved_list())
+        return self._current
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """A copy of the tags."""
+        tags: list[dict[str, Any]] = copied(self._checked())
+        return tags
+
+    def take(self, selection: Selection) -> TagColumn:
+        """The column of the selected rows, changed apart from this one."""
+        saved = None if self._saved is None else taken(self._saved, selection)
+        if saved is not None and not any(saved):
+            saved = None
+        current = None if self._current is None else [copied(tag) for tag in taken(self._checked(), selection)]
+        if isinstance(selection, slice):
+            rows = len(range(*selection.indices(self._rows)))
+        else:
+            rows = int(selection.size)
+        return TagColumn(rows, saved, current)
+
+    def reorder(self, order: IntArray) -> None:
+        """Moves the tags in place; dicts that a user holds stay those of their rows."""
+        if self._saved is not None:
+            self._saved = taken(self._saved, order)
+        if self._current is not None:
+            self._current[:] = taken(self._checked(), order)
+
+    def replace(self, tags: Iterable[Mapping[str, Any]]) -> None:
+        """Other tags, copied in; the baseline stays.
+
+        Raises:
+            InvalidArgumentError: not one dict a row.
+        """
+        self._put(_copied_tags(tags, self._rows))
+
+    def update(self, tags: Iterable[Mapping[str, Any]]) -> None:
+        """Merges tags row by row.
+
+        Raises:
+            InvalidArgumentError: not one dict a row; nothing has changed.
+        """
+        new = _copied_tags(tags, self._rows)
+        self.live()
+        for tag, entries in zip(self._checked(), new, strict=True):
+            tag.update(entries)
+
+    def clear(self) -> None:
+        """Empties all tags; the baseline stays."""
+        self._put([{} for _ in range(self._rows)])
+
+    def merged(self, other: TagColumn) -> TagColumn:
+        """The tags of both columns row by row; the other's entries win."""
+        saved = current = None
+        if self._saved is not None or other._saved is not None:
+            pairs = zip(self._saved_list(), other._saved_list(), strict=True)
+            saved = [{**mine, **theirs} for mine, theirs in pairs]
+        if self._current is not None or other._current is not None:
+            pairs = zip(self._checked(), other._checked(), strict=True)
+            current = [copied({**mine, **theirs}) for mine, theirs in pairs]
+        return TagColumn(self._rows, saved, current)
+
+    def changed(self) -> list[dict[str, Any] | None] | None:
+        """For each row its entries that are new or differ from the baseline, None for a row without; None if none has.
+
+        Raises:
+            InvalidArgumentError: the list handed out no longer holds one dict a row.
+        """
+        if self._current is None:
+            return None
+        pairs = zip(self._checked(), self._saved_list(), strict=True)
+        changes = [changed_entries(tag, saved) or None for tag, saved in pairs]
+        return changes if any(changes) else None
+
+    def mark_saved(self) -> None:
+        """Makes the tags as they are the baseline."""
+        if self._current is not None:
+            saved = copied(self._checked())
+            self._saved = saved if any(saved) else None
+
+    def _put(self, tags: list[dict[str, Any]]) -> None:
+        # a list that was handed out stays the one that counts
+        if self._current is None:
+            self._current = tags
+        else:
+            self._current[:] = tags
+
+    def _read(self) -> list[dict[str, Any]]:
+        return self._saved_list() if self._current is None else self._current
+
+    def _saved_list(self) -> list[dict[str, Any]]:
+        return [{}] * self._rows if self._saved is None else self._saved
+
+    def _checked(self) -> list[dict[str, Any]]:
+        tags = self._read()
+        if len(tags) != self._rows or not all(isinstance(tag, dict) for tag in tags):
+            kinds = sorted({type(tag).__name__ for tag in tags})
+            raise InvalidArgumentError(
+                f"custom_meta must keep one dict a row: wanted {self._rows}, found {len(tags)} entries of {kinds}"
+            )
+        return tags
+
+    def __getstate__(self) -> tuple[int, list[dict[str, Any]] | None, dict[int, dict[str, Any]]]:
+        if self._current is None:
+            return self._rows, self._saved, {}
+        # tags that were only read travel once: as the baseline
+        edits = {
+            row: tag
+            for row, (tag, saved) in enumerate(zip(self._checked(), self._saved_list(), strict=True))
+            if tag.keys() != saved.keys() or changed_entries(tag, saved)
+        }
+        return self._rows, self._saved, edits
+
+    def __setstate__(self, state: tuple[int, list[dict[str, Any]] | None, dict[int, dict[str, Any]]]) -> None:
+        self._rows, self._saved, edits = state
+        self._current = None
+        if edits:
+            current = self.live()
+            for row, tag in edits.items():
+                current[row] = tag
+
+
+def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:
+    new = [copied_tag(tag, "custom_meta") for tag in tags]
+    if len(new) != rows:
+        raise InvalidArgumentError(f"custom_meta must hold one dict a row: wanted {rows}, got {len(new)}")
+    return new

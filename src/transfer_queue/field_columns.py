@@ -1,0 +1,334 @@
+"""What a BatchMeta says of one field: dtype and row shapes, as columns, and how to tell them from values.
+
+Reading the shapes of a batch costs no call a row for dense and nested tensors. Values themselves are
+never kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+
+from transfer_queue.batch_columns import Selection, packed, taken, unpacked
+from transfer_queue.errors import InvalidArgumentError
+
+# one shape a row: int64 [rows, ndim], or a list of tuples where rows differ in rank
+RowShapes = Union[npt.NDArray[np.int64], list[tuple[int, ...]]]
+
+_DESCRIBED = ("dtype", "shape", "is_nested", "is_non_tensor", "per_sample_shapes")
+
+
+class FieldColumn:
+    """One field of a batch. Never changed once made, so that batches share it.
+
+    name: the field. dtype: torch dtype, None for objects (or not known). ndim: dimensions of one row,
+    None where not known or not the same in all rows. shape: the row shape while all rows agree, else
+    None. shapes: int64 [rows, ndim], or a list of one tuple a row where ranks differ; None while all rows
+    agree, or where not known. is_non_tensor: the values are objects. is_nested: rows have differed;
+    by default so where shapes are given, or where a tensor field has no one shape. extra: further
+    entries of the field's schema, carried along.
+    """
+
+    __slots__ = ("dtype", "extra", "is_nested", "is_non_tensor", "name", "ndim", "shape", "shapes")
+
+    def __init__(
+        self,
+        name: str,
+        dtype: torch.dtype | None,
+        ndim: int | None = None,
+        shape: tuple[int, ...] | None = None,
+        shapes: RowShapes | None = None,
+        is_non_tensor: bool = False,
+        is_nested: bool | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        if is_nested is None:
+            is_nested = shapes is not None or (shape is None and dtype is not None and not is_non_tensor)
+        self.name = name
+        self.dtype = dtype
+        self.ndim = ndim
+        self.shape = shape if shapes is None else None
+        self.shapes = shapes
+        self.is_non_tensor = is_non_tensor
+        self.is_nested = is_nested
+        self.extra = extra
+
+    @classmethod
+    def from_schema(cls, name: str, entry: Mapping[str, Any], rows: int) -> FieldColumn:
+        """The field that one entry of a user's `field_schema` describes; absent keys mean "not known" or False.
+
+        Raises:
+            InvalidArgumentError: it is no mapping, its shapes are none, or per_sample_shapes has not one entry a row.
+        """
+        if not isinstance(entry, Mapping):
+            raise InvalidArgumentError(f"field_schema[{name!r}] must be a dict, but is a {type(entry).__name__}")
+        dtype, shape, listed = entry.get("dtype"), entry.get("shape"), entry.get("per_sample_shapes")
+        is_nested, is_non_tensor = bool(entry.get("is_nested")), bool(entry.get("is_non_tensor"))
+        extra = {key: value for key, value in entry.items() if key not in _DESCRIBED} or None
+        if listed is not None and len(listed) != rows:
+            raise InvalidArgumentError(
+                f"field_schema[{name!r}]: per_sample_shapes must have one entry a row: wanted {rows}, got {len(listed)}"
+            )
+        try:
+            row_shape = None if shape is None else tuple(int(length) for length in shape)
+            shapes = None if listed is None or None in listed else row_shapes(listed)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"field_schema[{name!r}] holds a shape that is none: {error}") from None
+        if shapes is not None and not is_nested:
+            return cls.of_shapes(name, dtype, shapes, is_non_tensor=is_non_tensor, extra=extra)
+        if shapes is not None:
+            ndim = shapes.shape[1] if isinstance(shapes, np.ndarray) else None
+        else:
+            ndim = None if row_shape is None else len(row_shape)
+        return cls(name, dtype, ndim, row_shape, shapes, is_non_tensor, is_nested, extra)
+
+    @classmethod
+    def of_shapes(
+        cls,
+        name: str,
+        dtype: torch.dtype | None,
+        shapes: RowShapes,
+        is_non_tensor: bool = False,
+        extra: dict[str, Any] | None = None,
+    ) -> FieldColumn:
+        """The field with these row shapes: one shape where all agree, all of them else."""
+        if isinstance(shapes, list):
+            return cls(name, dtype, None, None, shapes, is_non_tensor, True, extra)
+        rows, ndim = shapes.shape
+        if rows == 0:
+            return cls(name, dtype, ndim, None, None, is_non_tensor, False, extra)
+        if not (shapes == shapes[0]).all():
+            return cls(name, dtype, ndim, None, shapes, is_non_tensor, True, extra)
+        return cls(name, dtype, ndim, tuple(shapes[0].tolist()), None, is_non_tensor, False, extra)
+
+    @classmethod
+    def joined(cls, columns: Sequence[FieldColumn], sizes: Sequence[int], validate: bool = True) -> FieldColumn:
+        """The columns of one field one after the other. Where the shapes of some rows are not known, none are.
+
+        Raises:
+            InvalidArgumentError: dtype or kind differ (unless not `validate`: the first one's count).
+        """
+        first = columns[0]
+        if validate:
+            for column in columns[1:]:
+                _check_same_type(first, column)
+        nested = any(column.is_nested for column in columns)
+        ndim = first.ndim if len({column.ndim for column in columns}) == 1 else None
+        shape = first.shape
+        alike = all(column.shapes is None and column.shape == shape for column in columns)
+        if alike or any(column.shapes is None and column.shape is None for column in columns):
+            if not alike:
+                shape = None
+            return cls(first.name, first.dtype, ndim, shape, None, first.is_non_tensor, nested, first.extra)
+        parts = [column._spread(size) for column, size in zip(columns, sizes, strict=True)]
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        if len(arrays) == len(parts) and len({part.shape[1] for part in arrays}) == 1:
+            shapes: RowShapes = np.concatenate(arrays)
+            ndim = arrays[0].shape[1]
+        else:
+            shapes = [tuple(shape) for part in parts for shape in _as_lists(part)]
+            ndim = None
+        return cls(first.name, first.dtype, ndim, None, shapes, first.is_non_tensor, True, first.extra)
+
+    def take(self, selection: Selection) -> FieldColumn:
+        """The field of the selected rows. One that was nested in the whole stays so."""
+        if self.shapes is None:
+            return self
+        if isinstance(self.shapes, list):
+            shapes: RowShapes = taken(self.shapes, selection)
+        else:
+            # a copy, for a view of a slice would keep the whole array alive
+            shapes = self.shapes[selection].copy() if isinstance(selection, slice) else self.shapes[selection]
+        return FieldColumn(
+            self.name, self.dtype, self.ndim, None, shapes, self.is_non_tensor, self.is_nested, self.extra
+        )
+
+    def to_sizes(self, rows: int) -> list[torch.Size | None]:
+        """The shape of each row; None where not known."""
+        if self.shapes is not None:
+            return [torch.Size(shape) for shape in _as_lists(self.shapes)]
+        return [None if self.shape is None else torch.Size(self.shape)] * rows
+
+    def size_of(self, position: int) -> torch.Size | None:
+        """The shape of one row; None where not known."""
+        if isinstance(self.shapes, list):
+            return torch.Size(self.shapes[position])
+        if self.shapes is not None:
+            return torch.Size(self.shapes[position].tolist())
+        return None if self.shape is None else torch.Size(self.shape)
+
+    def row_schema(self, shape: torch.Size | None) -> dict[str, Any]:
+        """The entry of `field_schema` without per_sample_shapes, for rows of this shape."""
+        return {
+            "dtype": self.dtype,
+            "shape": shape,
+            "is_nested": self.is_nested,
+            "is_non_tensor": self.is_non_tensor,
+            **(self.extra or {}),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # numbers of rows and dimensions travel in few bytes
+        shapes = packed(self.shapes) if isinstance(self.shapes, np.ndarray) else self.shapes
+        kind = (self.is_non_tensor, self.is_nested, self.extra)
+        return _unpickled, (self.name, self.dtype, self.ndim, self.shape, shapes, *kind)
+
+    def _spread(self, rows: int) -> RowShapes:
+        if self.shapes is not None:
+            return self.shapes
+        shape = self.shape or ()
+        return np.broadcast_to(np.array(shape, dtype=np.int64), (rows, len(shape)))
+
+
+def _unpickled(
+    name: str, dtype: torch.dtype | None, ndim: int | None, shape: Any, shapes: Any, *kind: Any
+) -> FieldColumn:
+    return FieldColumn(name, dtype, ndim, shape, unpacked(*shapes) if isinstance(shapes, tuple) else shapes, *kind)
+
+
+def _check_same_type(one: FieldColumn, other: FieldColumn) -> None:
+    if one.dtype != other.dtype or one.is_non_tensor != other.is_non_tensor:
+        types = ["objects" if column.is_non_tensor else str(column.dtype) for column in (one, other)]
+        raise InvalidArgumentError(
+            f"the dtype of field {one.name!r} does not match: {types[0]} in one batch, {types[1]} in another"
+        )
+
+
+def _as_lists(shapes: RowShapes) -> Sequence[Sequence[int]]:
+    return shapes if isinstance(shapes, list) else shapes.tolist()
+
+
+def row_shapes(shapes: Iterable[Sequence[int]]) -> RowShapes:
+    """One shape a row as a column."""
+    tuples = [tuple(int(length) for length in shape) for shape in shapes]
+    ranks = {len(shape) for shape in tuples}
+    if len(ranks) > 1:
+        return tuples
+    return np.array(tuples, dtype=np.int64).reshape(len(tuples), ranks.pop() if ranks else 0)
+
+
+# ---------------------------------------------------------------- columns of values
+
+
+def columns_of(values: TensorDictBase | Mapping[str, Any], rows: int) -> list[FieldColumn]:
+    """Describes the columns of a TensorDict, or of a dict of columns.
+
+    A column may be a dense or nested tensor, a NonTensorStack, a NonTensorData (holding one value a row, or
+    one for all), a list, a tuple or an array, with `rows` rows.
+
+    Raises:
+        InvalidArgumentError: it is neither, or a column has another number of rows.
+    """
+    if isinstance(values, TensorDictBase):
+        if tuple(values.batch_size[:1]) != (rows,):
+            raise InvalidArgumentError(
+                f"the batch size {list(values.batch_size)} of the TensorDict does not match the batch: wanted [{rows}]"
+            )
+        return [_column_of(name, _entry(values, name), rows) for name in values.keys()]  # noqa: SIM118
+    if isinstance(values, Mapping):
+        return [_column_of(name, column, rows) for name, column in values.items()]
+    raise InvalidArgumentError(
+        f"fields must come as a TensorDict or a dict of columns, not as a {type(values).__name__}"
+    )
+
+
+def _entry(values: TensorDictBase, name: str) -> Any:
+    try:
+        return values.get(name)
+    except RuntimeError:
+        if isinstance(values, LazyStackedTensorDict) and values.stack_dim == 0:
+            return [row.get(name) for row in values.tensordicts]  # rows that do not stack
+        raise
+
+
+def _column_of(name: str, values: Any, rows: int) -> FieldColumn:
+    if isinstance(values, NonTensorData):
+        values = _unwrapped(values.data, rows)
+    elif isinstance(values, NonTensorStack) and values.stack_dim == 0:
+        values = values.tensordicts
+    if isinstance(values, np.ndarray):
+        values = _tensor_like(values)
+    _check_rows(name, values, rows)
+    if isinstance(values, torch.Tensor):
+        if values.is_nested:
+            return FieldColumn.of_shapes(name, values.dtype, _nested_shapes(values))
+        return FieldColumn(name, values.dtype, values.ndim - 1, tuple(values.shape[1:]))
+    if isinstance(values, TensorDictBase):
+        return FieldColumn(name, None, is_non_tensor=True)
+    return _column_of_rows(name, values)
+
+
+def _unwrapped(value: Any, rows: int) -> Any:
+    """What a NonTensorData holds, as a column: one value a row where its length is that of the batch."""
+    if isinstance(value, (list, tuple)):
+        return value if len(value) == rows else [value] * rows
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return value if _length(value) == rows else [value] * rows
+    return [value] * rows
+
+
+def _tensor_like(values: npt.NDArray[Any]) -> Any:
+    """An array without copying its values: numbers as an empty-handed tensor of its shape, others as a list."""
+    if values.ndim and values.dtype.kind in "biufc":
+        try:
+            dtype = torch.from_numpy(np.empty(0, values.dtype.newbyteorder("="))).dtype
+        except TypeError:  # numbers that torch does not have, such as long doubles
+            return list(values)
+        return torch.empty(values.shape, dtype=dtype, device="meta")
+    return list(values) if values.ndim else values
+
+
+def _length(values: Any) -> int | None:
+    """Rows of a column, None of what is no column."""
+    if isinstance(values, torch.Tensor):
+        if values.is_nested:
+            return int(values.size(0))
+        return values.shape[0] if values.ndim else None
+    if isinstance(values, TensorDictBase):
+        return values.batch_size[0] if values.batch_size else None
+    if isinstance(values, np.ndarray):
+        return values.shape[0] if values.ndim else None
+    return len(values) if isinstance(values, (list, tuple)) else None
+
+
+def _check_rows(name: str, values: Any, rows: int) -> None:
+    length = _length(values)
+    if length != rows:
+        found = f"a {type(values).__name__} that has no rows" if length is None else f"{length} rows"
+        raise InvalidArgumentError(f"field {name!r} does not match the batch: wanted {rows} rows, got {found}")
+
+
+def _nested_shapes(values: torch.Tensor) -> npt.NDArray[np.int64]:
+    """The row shapes of a nested tensor, int64 [rows, ndim], read off its offsets and sizes."""
+    nested: Any = values
+    if values.layout is not torch.jagged:
+        sizes: npt.NDArray[np.int64] = nested._nested_tensor_size().cpu().numpy()
+        return sizes if sizes.ndim == 2 else np.empty((0, 0), dtype=np.int64)  # no rows, no dimensions
+    lengths = nested.lengths()
+    if lengths is None:
+        lengths = nested.offsets().diff()
+    inner = nested.values().shape  # the rows one after the other along the ragged dimension
+    shapes = np.empty((len(lengths), len(inner)), dtype=np.int64)
+    shapes[:] = tuple(inner)
+    shapes[:, nested._ragged_idx - 1] = lengths.cpu().numpy()
+    return shapes
+
+
+def _column_of_rows(name: str, values: Iterable[Any]) -> FieldColumn:
+    """A column given row by row: a tensor field if each row is a tensor of one dtype, else objects."""
+    shapes: list[torch.Size] = []
+    dtype: torch.dtype | None = None
+    for value in values:
+        row = value.data if isinstance(value, NonTensorData) else value
+        if not isinstance(row, torch.Tensor) or row.is_nested or dtype not in (None, row.dtype):
+            return FieldColumn(name, None, is_non_tensor=True)
+        dtype = row.dtype
+        shapes.append(row.shape)
+    if dtype is None:
+        return FieldColumn(name, None, is_non_tensor=True)
+    return FieldColumn.of_shapes(name, dtype, row_shapes(shapes))

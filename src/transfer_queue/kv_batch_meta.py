@@ -1,0 +1,230 @@
+"""KVBatchMeta: which keys a batch holds, with their tags. It knows nothing of clients or storage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transfer_queue.batch_columns import Positions, checked_order, chunk_bounds
+from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownKeyError
+from transfer_queue.tag_values import copied, copied_tag, same_value, united
+
+
+class KVBatchMeta:
+    """The metadata of a batch of keys. Two compare equal when all they hold is equal.
+
+    Args:
+        keys: of the samples, in the order of the batch, none twice.
+        tags: the tag of each key; copied in, deeply.
+        partition_id: the partition of the keys.
+        fields: fields that every key has; None where not known.
+        extra_info: anything about the batch as a whole; copied in, deeply.
+
+    Raises:
+        InvalidArgumentError: keys and tags of different length.
+        DuplicateError: a key or a field is there twice.
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # it compares by value, and can change
+
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        tags: Iterable[Mapping[str, Any]] | None = (),
+        partition_id: str | None = None,
+        fields: Iterable[str] | None = None,
+        extra_info: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.keys: list[str] = _names(keys)
+        if len(set(self.keys)) != len(self.keys):
+            raise DuplicateError(f"Got duplicated keys: {_repeated(self.keys)}; a batch holds each key once")
+        self.partition_id = partition_id
+        self._positions: dict[str, int] | None = None
+        self.tags = () if tags is None else tags
+        self.fields = fields
+        self.extra_info = {} if extra_info is None else extra_info
+
+    @classmethod
+    def _made(
+        cls,
+        keys: list[str],
+        tags: list[dict[str, Any]],
+        partition_id: str | None,
+        fields: list[str] | None,
+        extra_info: dict[str, Any] | None = None,
+    ) -> KVBatchMeta:
+        """A batch that takes these lists and dicts as its own; nothing is checked or copied."""
+        batch = cls.__new__(cls)
+        batch.keys = keys
+        batch.partition_id = partition_id
+        batch._positions = None
+        batch._tags = tags
+        batch._fields = fields
+        batch._extra_info = {} if extra_info is None else extra_info
+        return batch
+
+    @property
+    def tags(self) -> list[dict[str, Any]]:
+        """The tag of each key; edits in place count. What is assigned is copied in."""
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Iterable[Mapping[str, Any]]) -> None:
+        new = [copied_tag(tag, "tags") for tag in tags]
+        if len(new) != len(self.keys):
+            raise InvalidArgumentError(
+                f"keys and tags must have same length, but there are {len(self.keys)} keys and {len(new)} tags"
+            )
+        self._tags = new
+
+    @property
+    def fields(self) -> list[str] | None:
+        """Fields that every key has; None where not known."""
+        return self._fields
+
+    @fields.setter
+    def fields(self, fields: Iterable[str] | None) -> None:
+        new = None if fields is None else _names(fields)
+        if new is not None and len(set(new)) != len(new):
+            raise DuplicateError(f"Got duplicated fields: {_repeated(new)}; name each field once")
+        self._fields = new
+
+    @property
+    def extra_info(self) -> dict[str, Any]:
+        """What the user keeps with the batch as a whole; edits in place count. What is assigned is copied in."""
+        return self._extra_info
+
+    @extra_info.setter
+    def extra_info(self, extra_info: Mapping[str, Any]) -> None:
+        self._extra_info = {key: copied(value) for key, value in extra_info.items()}
+
+    @property
+    def size(self) -> int:
+        """The number of keys."""
+        return len(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KVBatchMeta):
+            return NotImplemented
+        return (
+            self.keys == other.keys
+            and self.partition_id == other.partition_id
+            and self.fields == other.fields
+            and same_value(self._tags, other._tags)
+            and same_value(self._extra_info, other._extra_info)
+        )
+
+    def __repr__(self) -> str:
+        shown = self.keys if len(self.keys) <= 4 else [*self.keys[:4], "..."]
+        return (
+            f"KVBatchMeta(size={self.size}, keys={shown}, partition_id={self.partition_id!r}, fields={self.fields}, "
+            f"extra_info={self.extra_info})"
+        )
+
+    def select_keys(self, keys_to_select: Sequence[str] | str) -> KVBatchMeta:
+        """These keys with their tags, in this order.
+
+        Raises:
+            UnknownKeyError: a key that is not in this batch.
+            DuplicateError: a key is asked for twice.
+        """
+        wanted = _names(keys_to_select)
+        if len(set(wanted)) != len(wanted):
+            raise DuplicateError(f"Contain duplicate keys: {_repeated(wanted)}; select each key once")
+        return self._take(self._find(wanted))
+
+    def _find(self, wanted: list[str]) -> list[int]:
+        positions = self._positions
+        # the list of keys is the user's to edit, so what was noted of it counts only while it holds
+        if positions is None or not self._holds(positions, wanted):
+            positions = self._positions = {key: position for position, key in enumerate(self.keys)}
+        unknown = [key for key in wanted if key not in positions]
+        if unknown:
+            raise UnknownKeyError(f"keys {unknown} not found in current batch of {self.size} keys")
+        return [positions[key] for key in wanted]
+
+    def _holds(self, positions: dict[str, int], wanted: list[str]) -> bool:
+        return len(positions) == len(self.keys) and all(
+            key in positions and self.keys[positions[key]] == key for key in wanted
+        )
+
+    def _take(self, positions: Iterable[int]) -> KVBatchMeta:
+        rows = list(positions)
+        return type(self)._made(
+            [self.keys[row] for row in rows],
+            [copied(self._tags[row]) for row in rows],
+            self.partition_id,
+            None if self._fields is None else self._fields.copy(),
+            copied(self._extra_info),
+        )
+
+    def reorder(self, indexes: Iterable[int] | Positions) -> None:
+        """Reorders the keys in place: position i then holds what position `indexes[i]` held.
+
+        Raises:
+            InvalidArgumentError: the number of indexes does not match the size.
+            DuplicateError: an index is there twice.
+            OutOfRangeError: an index outside the batch, or a negative one (a ValueError and an IndexError).
+                Nothing has moved in any of these.
+        """
+        order = checked_order(indexes, self.size).tolist()
+        self.keys = [self.keys[row] for row in order]
+        self._tags = [self._tags[row] for row in order]
+        self._positions = None
+
+    def chunk(self, chunks: int) -> list[KVBatchMeta]:
+        """`chunks` batches, in order; sizes differ by at most one, the longer first; empty ones where chunks > size.
+
+        Raises:
+            InvalidArgumentError: fewer than one chunk.
+        """
+        return [self._take(range(bounds.start, bounds.stop)) for bounds in chunk_bounds(self.size, chunks)]
+
+    @classmethod
+    def concat(cls, data: Iterable[KVBatchMeta]) -> KVBatchMeta:
+        """The keys of the batches one after the other; batches without keys are skipped.
+
+        Raises:
+            InvalidArgumentError: fields or partitions differ, or extra_info has conflicting values.
+            DuplicateError: a key is in two batches.
+        """
+        batches = list(data)
+        parts = [batch for batch in batches if batch.size] or batches[:1]
+        if not parts:
+            return cls()
+        first = parts[0]
+        for part in parts[1:]:
+            if _field_set(part) != _field_set(first):
+                raise InvalidArgumentError(f"Field names do not match: {first.fields} and {part.fields}")
+            if part.partition_id != first.partition_id:
+                raise InvalidArgumentError(f"Partition do not match: {first.partition_id!r} and {part.partition_id!r}")
+        return cls(
+            [key for part in parts for key in part.keys],
+            [tag for part in parts for tag in part.tags],
+            first.partition_id,
+            first.fields,
+            united(part.extra_info for part in parts),
+        )
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.keys, self._tags, self.partition_id, self._fields, self._extra_info
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.keys, self._tags, self.partition_id, self._fields, self._extra_info = state
+        self._positions = None
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _field_set(batch: KVBatchMeta) -> set[str] | None:
+    return None if batch.fields is None else set(batch.fields)
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
