@@ -1,0 +1,1 @@
+"""Sockets: the servers' loop, the handshake, and the clients' two drivers."""

@@ -1,0 +1,314 @@
+"""Runs operations in asyncio, with one multiplexed connection per event loop and target.
+
+A loop's calls share its connection: replies are matched by sequence. Only `add_reader`, `add_writer`
+and futures of the loop are used, no transports, so that any loop will do (uvloop too) and a loop may be
+closed without a word to us: its connections are found at the next call from another loop, and those on
+which nothing is outstanding go on to serve that one. A task that is cancelled sends `Cancel` for its
+request, so that a parked claim does not wait for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
+
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import AnyReply, Cancel
+from transfer_queue.net.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
+from transfer_queue.net.session import Attempts, Session, Target, outcome
+
+if TYPE_CHECKING:
+    from transfer_queue.client.calls import Call
+
+T = TypeVar("T")
+
+# What a call waits for: its reply, or the error that broke the connection. An error is a result here, not an
+# exception of the future, because a future whose task was cancelled meanwhile would complain about it.
+_Outcome = Union[AnyReply, OSError]
+
+
+async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
+    """What the operation returns. Errors of a call are thrown into it first, at its `yield`."""
+    links = session.transport(_Links).of(asyncio.get_running_loop(), session)
+    try:
+        call = next(op)
+        while True:
+            try:
+                reply = await _exchange(session, links, call)
+            except BaseException as error:
+                call = op.throw(error)
+            else:
+                call = op.send(reply)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+
+
+async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
+    attempts = Attempts(session, call)
+    sequence, frame = session.begin(call.request)
+    try:
+        while True:
+            try:
+                link = links.ready(call.target) or await links.connect(call.target)
+                return outcome(await link.ask(sequence, frame, attempts.deadline))
+            except TransferQueueError:
+                raise
+            except OSError as error:
+                delay = attempts.failed(error)
+            await asyncio.sleep(delay)
+    finally:
+        session.finish(sequence)
+
+
+class _Link:
+    """One connection of one loop; used in the loop's thread alone.
+
+    waiting: the sequences sent and not answered, with the future of whoever waits, or None for a
+    request whose answer interests nobody.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, session: Session, target: Target, connection: Connection
+    ) -> None:
+        self.connection = connection
+        self.target = target
+        self.broken = False
+        self.waiting: dict[int, asyncio.Future[_Outcome] | None] = {}
+        self._loop = loop
+        self._session = session
+        self._unsent = bytearray()  # not empty exactly while a writer is registered
+        self._fd = connection.sock.fileno()
+        loop.add_reader(self._fd, self._readable)
+
+    @property
+    def idle(self) -> bool:
+        """Whether another loop could take the connection over: nothing outstanding in either direction."""
+        return not (self.broken or self.waiting or self._unsent) and self.connection.reader.clean
+
+    async def ask(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
+        """Sends a request and waits for its reply. Raises OSError if the connection breaks."""
+        future: asyncio.Future[_Outcome] = self._loop.create_future()
+        self.waiting[sequence] = future
+        self._send(frame)
+        timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), _expire, future)
+        try:
+            result = await future
+        finally:
+            timer.cancel()
+            if self.waiting.pop(sequence, None) is not None and not self.broken:
+                self._cancel(sequence)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    def _cancel(self, sequence: int) -> None:
+        if not self._session.closed:
+            cancel, frame = self._session.begin(Cancel(sequence))
+            self.waiting[cancel] = None
+            self._send(frame)
+
+    def _send(self, frame: bytes) -> None:
+        if self._unsent:
+            self._unsent += frame
+            return
+        try:
+            sent = self.connection.sock.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.end(error)
+            return
+        if sent < len(frame):
+            self._unsent += memoryview(frame)[sent:]
+            self._loop.add_writer(self._fd, self._writable)
+
+    def _writable(self) -> None:
+        try:
+            sent = self.connection.sock.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.end(error)
+            return
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._fd)
+
+    def _readable(self) -> None:
+        reader = self.connection.reader
+        try:
+            data = self.connection.sock.recv(min(max(READ_SIZE, reader.missing), LARGE_READ))
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            for body, _ in reader.feed(data):
+                self._answered(body)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.end(error)
+        except TransferQueueError as error:  # what came is no frame or no answer
+            self.end(ConnectionAbortedError(str(error)))
+
+    def _answered(self, body: bytes) -> None:
+        answer = self._session.answer(body)
+        if answer.sequence not in self.waiting:
+            return  # to a request that was cancelled
+        future = self.waiting.pop(answer.sequence)
+        if future is None:
+            self._session.finish(answer.sequence)
+        elif not future.done():
+            future.set_result(answer.body)
+
+    def end(self, error: OSError) -> None:
+        """Closes the connection; everyone who waits gets the error. In the loop's thread, or when it runs no more."""
+        if self.broken:
+            return
+        self.broken = True
+        self.detach()
+        pool = self._session.transport(Pool)
+        pool.discard(self.connection)
+        pool.forget(self.target)  # the idle ones led to the same server
+        waiting, self.waiting = self.waiting, {}
+        for sequence, future in waiting.items():
+            if future is None:
+                self._session.finish(sequence)
+            elif not future.done() and not self._loop.is_closed():
+                future.set_result(error)
+
+    def detach(self) -> None:
+        """Takes the connection out of its loop, which forgets descriptors of its own accord only when closed."""
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+            if self._unsent:
+                self._loop.remove_writer(self._fd)
+
+
+def _expire(future: asyncio.Future[_Outcome]) -> None:
+    if not future.done():
+        future.set_result(TimeoutError("no answer before the deadline"))
+
+
+class _LoopLinks:
+    """The links of one loop, by target, and the connects under way; used in the loop's thread alone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
+        self.loop = loop
+        self.links: dict[Target, _Link] = {}
+        self._session = session
+        self._connecting: dict[Target, asyncio.Task[_Link]] = {}
+
+    def ready(self, target: Target) -> _Link | None:
+        """The working link to a target, if there is one."""
+        link = self.links.get(target)
+        return None if link is None or link.broken else link
+
+    async def connect(self, target: Target) -> _Link:
+        """A new link; calls that come meanwhile wait for the same one, and survive the cancellation of the first."""
+        task = self._connecting.get(target)
+        if task is None:
+            task = self.loop.create_task(self._connect(target))
+            self._connecting[target] = task
+            task.add_done_callback(lambda task: self._connected(target, task))
+        return await asyncio.shield(task)
+
+    def _connected(self, target: Target, task: asyncio.Task[_Link]) -> None:
+        self._connecting.pop(target, None)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: everyone who waited may have been cancelled
+
+    async def _connect(self, target: Target) -> _Link:
+        pool = self._session.transport(Pool)
+        connection = pool.take(target)
+        if connection is None:
+            address = self._session.resolve(target)
+            connection = pool.new(address)
+            try:
+                await asyncio.wait_for(self._authenticate(connection, address), HANDSHAKE_SECONDS)
+            except asyncio.TimeoutError as error:
+                pool.discard(connection)
+                raise TimeoutError("no answer to the handshake") from error
+            except BaseException:
+                pool.discard(connection)
+                raise
+        link = _Link(self.loop, self._session, target, connection)
+        self.links[target] = link
+        return link
+
+    async def _authenticate(self, connection: Connection, address: Address) -> None:
+        loop, sock, session = self.loop, connection.sock, self._session
+        if isinstance(address, str):
+            while not connection.try_connect(address):
+                await asyncio.sleep(BUSY_SECONDS)
+        else:
+            await loop.sock_connect(sock, address)
+        handshake = ClientHandshake(session.role, session.client_id, session.key)
+        await loop.sock_sendall(sock, handshake.start())
+        while not handshake.done:
+            data = await loop.sock_recv(sock, READ_SIZE)
+            if not data:
+                raise ConnectionResetError("the server closed the connection during the handshake")
+            proof = handshake.receive(data)
+            if proof:
+                await loop.sock_sendall(sock, proof)
+        connection.reader.feed(handshake.leftover)
+
+    def end(self) -> None:
+        """Closes all links of this loop."""
+        for link in list(self.links.values()):
+            link.end(ConnectionAbortedError("the client was closed"))
+
+
+class _Links:
+    """The links of all loops of a session."""
+
+    def __init__(self) -> None:
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopLinks] = {}
+
+    def of(self, loop: asyncio.AbstractEventLoop, session: Session) -> _LoopLinks:
+        """The links of this loop. A loop that is new here inherits what closed ones have left."""
+        found = self._loops.get(loop)
+        if found is None:
+            self._collect(session)
+            found = self._loops[loop] = _LoopLinks(loop, session)
+        return found
+
+    def _collect(self, session: Session) -> None:
+        pool = session.transport(Pool)
+        for loop in [loop for loop in list(self._loops) if loop.is_closed()]:
+            left = self._loops.pop(loop, None)  # of two threads here, one gets it
+            for link in [] if left is None else left.links.values():
+                if link.idle:
+                    pool.give(link.target, link.connection)
+                else:
+                    link.end(ConnectionAbortedError("the event loop was closed"))
+
+    def close(self) -> None:
+        """Ends the links of every loop, each in its own thread while it runs."""
+        for loop in list(self._loops):
+            links = self._loops.pop(loop, None)
+            if links is None:
+                continue
+            if loop.is_running() and _running_loop() is not loop:
+                try:
+                    loop.call_soon_threadsafe(links.end)
+                    continue
+                except RuntimeError:
+                    pass  # closed this moment: nobody uses its links any more
+            links.end()
+
+    def forked(self) -> None:
+        """In a forked child: forgets all. The pool closes the descriptors.
+
+        The loops are left alone: their epoll descriptors are the parent's as well.
+        """
+        self._loops.clear()
+
+
+def _running_loop() -> Any:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,70 @@
+"""Runs an operation in the calling thread, with blocking sockets.
+
+A call uses a connection of its own: nothing is shared between threads while it is in use, no call
+crosses a thread, and a running event loop is merely blocked. A call that ends by anything but its
+reply closes its connection, since the reply may still come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from transfer_queue.errors import ProtocolError, TransferQueueError
+from transfer_queue.messages import AnyReply
+from transfer_queue.net.connection import Pool
+from transfer_queue.net.session import Attempts, Session, outcome
+
+if TYPE_CHECKING:
+    from transfer_queue.client.calls import Call
+
+T = TypeVar("T")
+
+
+def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
+    """What the operation returns. Errors of a call are thrown into it first, at its `yield`."""
+    pool = session.transport(Pool)
+    try:
+        call = next(op)
+        while True:
+            try:
+                reply = _exchange(session, pool, call)
+            except BaseException as error:
+                call = op.throw(error)
+            else:
+                call = op.send(reply)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+
+
+def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
+    attempts = Attempts(session, call)
+    sequence, frame = session.begin(call.request)
+    try:
+        while True:
+            try:
+                return outcome(_try(session, pool, call, attempts.deadline, sequence, frame))
+            except TransferQueueError:
+                raise
+            except OSError as error:
+                delay = attempts.failed(error)
+            if delay:
+                time.sleep(delay)
+    finally:
+        session.finish(sequence)
+
+
+def _try(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:
+    connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
+    try:
+        answer = session.answer(connection.exchange(frame, deadline))
+        if answer.sequence != sequence:
+            raise ProtocolError(f"a server answered request {answer.sequence} where {sequence} was asked")
+        pool.give(call.target, connection)
+    except BaseException as error:
+        pool.discard(connection)
+        if isinstance(error, ConnectionError):
+            pool.forget(call.target)  # the other idle ones led to the same server
+        raise
+    return answer.body

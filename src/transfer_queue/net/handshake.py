@@ -1,0 +1,194 @@
+"""How two processes convince each other that they hold the system's key, before any message is read.
+
+    client -> server   hello    magic, version, role, length of id, id, 32 random bytes
+    server -> client   welcome  magic, version, verdict 0, 0, 32 random bytes, proof of the server
+                       refusal  magic, version, verdict > 0, length of reason, reason
+    client -> server   proof of the client; messages may follow at once
+
+A proof is HMAC-SHA256 over a label that tells the two sides apart and everything both have said before,
+so it is worth nothing on another connection, in another direction or with another version. The key never
+travels. The server proves first: a client with a wrong key learns so without showing anything, and the
+welcome completes a client's handshake, one round trip.
+
+Magic and version lie at the same place in every version of the protocol, so peers of different versions
+can tell each other so. Nobody is believed a length of more than a byte before the proof.
+
+Sans-IO: `receive` takes bytes and returns bytes to send. `leftover` is what came after the handshake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import NamedTuple
+
+from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError, TransferQueueError
+from transfer_queue.messages import PROTOCOL_VERSION
+
+MAGIC = b"\x93TQ\n"
+HANDSHAKE_SECONDS = 10.0  # a peer that needs longer is dropped
+ROLES = ("client", "unit")
+MAX_ID = 200  # bytes of a client id
+
+_HEAD = struct.Struct("<4sHBB")  # magic, version, role or verdict, length of what follows (id or reason)
+_NONCE = 32
+_PROOF = 32
+_WELCOME, _WRONG_VERSION, _REFUSED = 0, 1, 2
+
+
+class Hello(NamedTuple):
+    """Who is at the other end: its role ("client" or "unit") and the id it goes by."""
+
+    role: str
+    client_id: str
+
+
+def _prove(key: bytes, label: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(key, label + hashlib.sha256(transcript).digest(), "sha256")
+
+
+def _check_magic(received: bytes) -> None:
+    if not MAGIC.startswith(received[: len(MAGIC)]):
+        raise ProtocolError(
+            f"expected a transfer_queue process, got bytes that begin with {received[:16]!r}; the address belongs to "
+            "another program"
+        )
+
+
+def _wrong_version(ours: int, theirs: int) -> ProtocolError:
+    return ProtocolError(
+        f"this process speaks protocol version {ours}, its peer version {theirs}; install the same release of "
+        "transfer_queue in both, or start the system anew from this one"
+    )
+
+
+class ClientHandshake:
+    """The side that connected.
+
+    Send `start()`, then what `receive` returns, until `done`. `receive` raises ProtocolError (no such
+    peer, other version), AuthenticationError (the server holds another key) or AttachError (the server
+    says why it takes no connection).
+    """
+
+    def __init__(self, role: str, client_id: str, key: bytes, version: int = PROTOCOL_VERSION) -> None:
+        encoded = client_id.encode()
+        if role not in ROLES or not 0 < len(encoded) <= MAX_ID:
+            raise ProtocolError(f"role {role!r}, id {client_id!r}: wanted one of {ROLES} and 1 to {MAX_ID} bytes of id")
+        self.done = False
+        self.leftover = b""
+        self._key = key
+        self._version = version
+        head = _HEAD.pack(MAGIC, version, ROLES.index(role), len(encoded))
+        self._hello = head + encoded + secrets.token_bytes(_NONCE)
+        self._received = b""
+
+    def start(self) -> bytes:
+        """The hello, to be sent first."""
+        return self._hello
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes what came; returns what to send, empty while more is needed."""
+        self._received += data
+        _check_magic(self._received)
+        if len(self._received) < _HEAD.size:
+            return b""
+        _, version, verdict, length = _HEAD.unpack_from(self._received)
+        if version != self._version:
+            raise _wrong_version(self._version, version)
+        if verdict != _WELCOME:
+            return self._refused(length)
+        return self._welcomed()
+
+    def _refused(self, length: int) -> bytes:
+        end = _HEAD.size + length
+        if len(self._received) < end:
+            return b""
+        reason = self._received[_HEAD.size : end].decode("utf-8", "replace")
+        raise AttachError(f"the server refuses this connection: {reason}")
+
+    def _welcomed(self) -> bytes:
+        said = _HEAD.size + _NONCE
+        end = said + _PROOF
+        if len(self._received) < end:
+            return b""
+        proof = self._received[said:end]
+        if not hmac.compare_digest(proof, _prove(self._key, b"server", self._hello + self._received[:said])):
+            raise AuthenticationError(
+                "the server does not hold the key that this process has for it; it belongs to another system, or the "
+                "system was started anew: attach again"
+            )
+        self.done = True
+        self.leftover = self._received[end:]
+        return _prove(self._key, b"client", self._hello + self._received[:end])
+
+
+class ServerHandshake:
+    """The side that accepted.
+
+    Send what `receive` returns, also when `failed` is set by it, then close. `hello` is known once `done`.
+    refuse: a reason to take no connection, told to any peer that asks.
+    """
+
+    def __init__(self, key: bytes, refuse: str | None = None, version: int = PROTOCOL_VERSION) -> None:
+        self.done = False
+        self.failed: TransferQueueError | None = None
+        self.leftover = b""
+        self.hello = Hello("", "")
+        self._key = key
+        self._refuse = refuse
+        self._version = version
+        self._received = b""
+        self._transcript = b""  # all that was said once the welcome is out, else empty
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes what came; returns what to send, empty while more is needed. Never raises."""
+        self._received += data
+        try:
+            return self._finish() if self._transcript else self._greet()
+        except TransferQueueError as error:
+            self.failed = error
+            return b""
+
+    def _greet(self) -> bytes:
+        _check_magic(self._received)
+        if len(self._received) < _HEAD.size:
+            return b""
+        _, version, role, length = _HEAD.unpack_from(self._received)
+        if version != self._version:
+            self.failed = _wrong_version(self._version, version)
+            return _HEAD.pack(MAGIC, self._version, _WRONG_VERSION, 0)
+        if role >= len(ROLES) or not 0 < length <= MAX_ID:
+            raise ProtocolError(f"a hello with role number {role} and an id of {length} bytes")
+        end = _HEAD.size + length + _NONCE
+        if len(self._received) < end:
+            return b""
+        if self._refuse is not None:
+            reason = self._refuse.encode()[:255]
+            self.failed = AttachError(self._refuse)
+            return _HEAD.pack(MAGIC, self._version, _REFUSED, len(reason)) + reason
+        return self._welcome(end, role, length)
+
+    def _welcome(self, end: int, role: int, length: int) -> bytes:
+        try:
+            client_id = self._received[_HEAD.size : _HEAD.size + length].decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError("a hello whose id is no UTF-8") from error
+        self.hello = Hello(ROLES[role], client_id)
+        head = _HEAD.pack(MAGIC, self._version, _WELCOME, 0) + secrets.token_bytes(_NONCE)
+        transcript = self._received[:end] + head
+        answer = head + _prove(self._key, b"server", transcript)
+        self._transcript = self._received[:end] + answer
+        self._received = self._received[end:]
+        return answer
+
+    def _finish(self) -> bytes:
+        if len(self._received) < _PROOF:
+            return b""
+        proof = self._received[:_PROOF]
+        if not hmac.compare_digest(proof, _prove(self._key, b"client", self._transcript)):
+            raise AuthenticationError(f"{self.hello.role} {self.hello.client_id!r} does not hold the system's key")
+        self.done = True
+        self.leftover = self._received[_PROOF:]
+        return b""

@@ -1,0 +1,478 @@
+"""The servers' loop: one thread, one selector, many authenticated connections, one service.
+
+    socket -> handshake -> frames -> Service.received -> Outgoing -> socket
+
+The loop knows nothing of what bodies mean, and the service nothing of sockets. What can go wrong on one
+connection ends that connection and counts:
+
+    accepted         connections authenticated           refused       over the cap, told so
+    rejected         failed or slow handshakes            accept_errors failures to accept (descriptors ran out)
+    broken           frames over the limits, resets       slow          readers whose output buffer was full
+    errors           exceptions of the service
+
+Nothing blocks: writes go out as far as the socket takes them, the rest when it is writable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, Union
+
+from transfer_queue.errors import AttachError, ProtocolError
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, Hello, ServerHandshake
+from transfer_queue.wire.framing import MAX_BODY, MAX_PAYLOAD, FrameReader, pack_frame
+
+READ_SIZE = 1 << 16
+LARGE_READ = 1 << 20
+LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
+MAX_PIECES = 64  # of one sendmsg
+BACKLOG = 1024
+ACCEPTS_AT_ONCE = 64
+ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
+FAREWELL_SECONDS = 1.0  # how long `run` waits at its end for output to leave
+
+logger = logging.getLogger(__name__)
+
+Payload = Union[bytes, bytearray, memoryview]
+
+
+class Outgoing(NamedTuple):
+    """A frame for a peer; one that is gone by then gets nothing. A payload must stay unchanged until sent."""
+
+    peer: int
+    body: bytes
+    payload: Payload | None = None
+
+
+class Service(Protocol):
+    """What a server serves. Called by the loop's thread alone; must not block. `now` is the server's clock.
+
+    An exception in `received` ends that connection (`closed` follows). Peers are numbered from 1 and never
+    again.
+    """
+
+    def opened(self, peer: int, hello: Hello) -> None:
+        """A peer has connected and proved that it holds the key."""
+
+    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        """A frame has come; what to send, to this peer and others."""
+
+    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+        """A peer is gone; nothing can be sent to it."""
+
+    def next_deadline(self) -> float | None:
+        """When `ticked` wants to be called; None for never."""
+
+    def ticked(self, now: float) -> Iterable[Outgoing]:
+        """A deadline has passed."""
+
+
+class _Peer:
+    """A connection: first in its handshake, then known to the service."""
+
+    __slots__ = ("ending", "events", "handshake", "number", "out", "out_bytes", "reader", "sock")
+
+    def __init__(
+        self, number: int, sock: socket.socket, reader: FrameReader, handshake: ServerHandshake | None
+    ) -> None:
+        self.number = number
+        self.sock = sock
+        self.reader = reader
+        self.handshake = handshake  # None once it is done
+        self.out: deque[Payload] = deque()
+        self.out_bytes = 0
+        self.events = selectors.EVENT_READ
+        self.ending = False  # close as soon as the output has left
+
+
+class Server:
+    """Serves `service` on any number of listening sockets.
+
+    key: the system's. max_connections: authenticated or not; more are told so and closed.
+    max_output: bytes that wait for a slow reader before it is dropped (one frame may exceed it).
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        key: bytes,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_connections: int = 8192,
+        max_output: int = 256 << 20,
+        max_body: int = MAX_BODY,
+        max_payload: int = MAX_PAYLOAD,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        self.counters = dict.fromkeys(
+            ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "errors"), 0
+        )
+        self._service = service
+        self._key = key
+        self._clock = clock
+        self._max_connections = max_connections
+        self._max_output = max_output
+        self._limits = (max_body, max_payload)
+        self._handshake_seconds = handshake_seconds
+        self._selector = selectors.DefaultSelector()
+        self._listeners: dict[socket.socket, str | None] = {}  # with the path that it made, if any
+        self._peers: dict[int, _Peer] = {}  # all connections, also those in their handshake
+        self._dirty: list[_Peer] = []  # output was queued since the last flush
+        self._shaking: deque[tuple[float, _Peer]] = deque()  # handshakes by deadline; done ones are skipped
+        self._next_peer = 1
+        self._accept_again: float | None = None  # while accepting is paused
+        self._tick_again = 0.0  # after a failed tick: not before
+        self._stopping = False
+        self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
+
+    # ------------------------------------------------------------ set-up, from any thread before run
+
+    def listen(self, address: Union[str, tuple[str, int]]) -> Union[str, tuple[str, int]]:
+        """Listens on a path (mode 0600) or (host, port), port 0 for any; returns the address as bound."""
+        path = address if isinstance(address, str) else None
+        if path is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        else:
+            sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.setblocking(False)
+            sock.bind(address)
+            if path is not None:
+                os.chmod(path, 0o600)
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        self._listeners[sock] = path
+        self._selector.register(sock, selectors.EVENT_READ, self._accept)
+        bound = sock.getsockname()
+        return path if path is not None else (str(bound[0]), int(bound[1]))
+
+    def adopt(self, sock: socket.socket) -> int:
+        """Serves a connection that this process made and authenticated; returns its peer number.
+
+        The service is not told by `opened`. Before `run` or in the loop's thread.
+        """
+        sock.setblocking(False)
+        peer = self._add(sock, None)
+        return peer.number
+
+    # ------------------------------------------------------------ from any thread, and signal handlers
+
+    def call_soon(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
+        """Runs a function in the loop's thread, soon, and sends what it returns."""
+        self._soon.append(function)
+        self._wake()
+
+    def stop(self) -> None:
+        """Makes `run` return, soon. May be called at any time, again too."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: run is over
+            self._wake_out.send(b"\0")
+
+    def _woken(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(self._wake_in.recv(4096)) == 4096:
+                pass
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Serves until `stop`, then sends what is queued (for FAREWELL_SECONDS at most) and closes all."""
+        try:
+            while not self._stopping:
+                self._turn()
+            self._say_farewell()
+        finally:
+            self.close()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._patience()):
+            if isinstance(key.data, _Peer):
+                self._serve(key.data, events)
+            else:
+                key.data(events)
+        while self._soon:
+            self._guarded(self._soon.popleft())
+        self._check_deadlines()
+        self._flush()
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due without any event; None for never."""
+        due = self._service.next_deadline()
+        if due is not None and due < self._tick_again:
+            due = self._tick_again
+        if self._shaking and (due is None or self._shaking[0][0] < due):
+            due = self._shaking[0][0]
+        if self._accept_again is not None and (due is None or self._accept_again < due):
+            due = self._accept_again
+        if due is None:
+            return None
+        return max(0.0, due - self._clock())
+
+    def _check_deadlines(self) -> None:
+        due = self._service.next_deadline()
+        if due is None and not self._shaking and self._accept_again is None:
+            return
+        now = self._clock()
+        if due is not None and due <= now and now >= self._tick_again:
+            errors = self.counters["errors"]
+            self._guarded(lambda: self._service.ticked(now))
+            if self.counters["errors"] > errors:
+                self._tick_again = now + 0.1  # its deadline may still be past: must not spin
+        while self._shaking and (self._shaking[0][0] <= now or self._shaking[0][1].handshake is None):
+            peer = self._shaking.popleft()[1]
+            if peer.handshake is not None and peer.number in self._peers:
+                self.counters["rejected"] += 1
+                self._drop(peer)
+        if self._accept_again is not None and self._accept_again <= now:
+            self._accept_again = None
+            for sock in self._listeners:
+                self._selector.register(sock, selectors.EVENT_READ, self._accept)
+
+    def _guarded(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
+        try:
+            self._queue(function() or ())
+        except Exception:
+            self.counters["errors"] += 1
+            logger.exception("the service failed outside of a message")
+
+    # ------------------------------------------------------------ connections
+
+    def _accept(self, _: int) -> None:
+        for sock in self._listeners:
+            for _ in range(ACCEPTS_AT_ONCE):
+                try:
+                    accepted, _ = sock.accept()
+                except BlockingIOError:
+                    break
+                except ConnectionError:  # gone again before we came
+                    continue
+                except OSError as error:
+                    self._pause_accepting(error)
+                    return
+                self._welcome(accepted)
+
+    def _pause_accepting(self, error: OSError) -> None:
+        # The connection stays in the queue, so the listener stays readable: leave it alone for a while.
+        self.counters["accept_errors"] += 1
+        logger.error("cannot accept connections: %s; %d are open", error, len(self._peers))
+        self._accept_again = self._clock() + ACCEPT_PAUSE
+        for sock in self._listeners:
+            self._selector.unregister(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        refuse = None
+        if len(self._peers) >= self._max_connections:
+            if len(self._peers) >= self._max_connections + BACKLOG:
+                self.counters["refused"] += 1
+                sock.close()  # not even a reason: it would cost a descriptor until it was read
+                return
+            refuse = f"it has {self._max_connections} connections, the most it takes; close some clients"
+        peer = self._add(sock, ServerHandshake(self._key, refuse))
+        self._shaking.append((self._clock() + self._handshake_seconds, peer))
+
+    def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> _Peer:
+        peer = _Peer(self._next_peer, sock, FrameReader(*self._limits), handshake)
+        self._next_peer += 1
+        self._peers[peer.number] = peer
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        return peer
+
+    def _drop(self, peer: _Peer) -> None:
+        """Ends a connection and tells the service, if it knew of it."""
+        if self._peers.pop(peer.number, None) is None:
+            return
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+        peer.out.clear()
+        if peer.handshake is None:
+            self._guarded(lambda: self._service.closed(peer.number, self._clock()))
+
+    # ------------------------------------------------------------ input
+
+    def _serve(self, peer: _Peer, events: int) -> None:
+        if peer.number not in self._peers:
+            return  # dropped by what another event of this turn did
+        if events & selectors.EVENT_WRITE:
+            self._send(peer)
+        if events & selectors.EVENT_READ and not peer.ending and peer.number in self._peers:
+            self._read(peer)
+        self._flush()
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            data = peer.sock.recv(min(max(READ_SIZE, peer.reader.missing), LARGE_READ))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(peer)
+        elif peer.handshake is None:
+            self._take(peer, data)
+        else:
+            self._shake(peer, peer.handshake, data)
+
+    def _shake(self, peer: _Peer, handshake: ServerHandshake, data: bytes) -> None:
+        answer = handshake.receive(data)
+        if answer:
+            self._append(peer, answer)
+        if handshake.failed is not None:
+            self.counters["refused" if isinstance(handshake.failed, AttachError) else "rejected"] += 1
+            logger.warning("a connection was turned away: %s", handshake.failed)
+            peer.ending = True
+            if not peer.out:
+                self._drop(peer)
+        elif handshake.done:
+            peer.handshake = None
+            self.counters["accepted"] += 1
+            errors = self.counters["errors"]
+            self._guarded(lambda: self._service.opened(peer.number, handshake.hello))
+            if self.counters["errors"] > errors:
+                self._drop(peer)
+            elif handshake.leftover:
+                self._take(peer, handshake.leftover)
+
+    def _take(self, peer: _Peer, data: bytes) -> None:
+        try:
+            frames = peer.reader.feed(data)
+        except ProtocolError as error:
+            self.counters["broken"] += 1
+            logger.warning("connection %d: %s", peer.number, error)
+            self._drop(peer)
+            return
+        now = self._clock()
+        try:
+            for body, payload in frames:
+                self._queue(self._service.received(peer.number, body, payload, now))
+        except Exception:
+            self.counters["errors"] += 1
+            logger.exception("the service failed on a message of connection %d, which is dropped", peer.number)
+            self._drop(peer)
+
+    # ------------------------------------------------------------ output
+
+    def _queue(self, outgoing: Iterable[Outgoing]) -> None:
+        for number, body, payload in outgoing:
+            peer = self._peers.get(number)
+            if peer is None or peer.ending:
+                continue
+            if payload is None:
+                self._append(peer, pack_frame(body))
+            elif len(payload) < LARGE_PAYLOAD:
+                self._append(peer, pack_frame(body, len(payload)) + bytes(payload))
+            else:
+                view = memoryview(payload).cast("B")
+                self._append(peer, pack_frame(body, len(view)))
+                self._append(peer, view)
+
+    def _append(self, peer: _Peer, data: Payload) -> None:
+        if peer.out_bytes > self._max_output:
+            self._overflow(peer)
+            return
+        if not peer.out:
+            self._dirty.append(peer)
+        peer.out.append(data)
+        peer.out_bytes += len(data)
+
+    def _overflow(self, peer: _Peer) -> None:
+        """The peer does not read what it asked for: it gets no more, and ends as soon as the loop comes to it."""
+        if not peer.ending:
+            self.counters["slow"] += 1
+            logger.warning("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
+            peer.ending = True
+            peer.out.clear()
+            self._dirty.append(peer)
+
+    def _flush(self) -> None:
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for peer in dirty:
+                if peer.number in self._peers:
+                    self._send(peer)
+
+    def _send(self, peer: _Peer) -> None:
+        out = peer.out
+        try:
+            while out:
+                if len(out) == 1:
+                    self._sent(peer, peer.sock.send(out[0]))
+                else:
+                    self._sent(peer, peer.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._drop(peer)
+            return
+        if peer.ending and not out:
+            self._drop(peer)
+            return
+        # one that is to end is not read from: what it sends would wake the loop for nothing
+        events = (0 if peer.ending else selectors.EVENT_READ) | (selectors.EVENT_WRITE if out else 0)
+        if events != peer.events:
+            peer.events = events
+            self._selector.modify(peer.sock, events, peer)
+
+    def _sent(self, peer: _Peer, count: int) -> None:
+        peer.out_bytes -= count
+        while count:
+            first = peer.out.popleft()
+            if count < len(first):
+                peer.out.appendleft(memoryview(first)[count:])
+                return
+            count -= len(first)
+
+    # ------------------------------------------------------------ the end
+
+    def _say_farewell(self) -> None:
+        limit = time.monotonic() + FAREWELL_SECONDS
+        for sock in self._listeners:
+            if self._accept_again is None:
+                self._selector.unregister(sock)
+        for peer in list(self._peers.values()):
+            if peer.out:
+                self._selector.modify(peer.sock, selectors.EVENT_WRITE, peer)
+            else:
+                self._selector.unregister(peer.sock)
+                peer.sock.close()
+                del self._peers[peer.number]
+        while self._peers and (left := limit - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                if isinstance(key.data, _Peer):
+                    key.data.ending = True
+                    self._send(key.data)
+
+    def close(self) -> None:
+        """Closes every socket and removes the paths that `listen` made. `run` does this at its end."""
+        for sock, path in self._listeners.items():
+            sock.close()
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        self._listeners.clear()
+        for peer in self._peers.values():
+            peer.sock.close()
+        self._peers.clear()
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()

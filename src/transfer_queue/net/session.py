@@ -1,0 +1,205 @@
+"""One client of a system: its sequences, its envelopes, and when to try again. Sans-IO.
+
+Both drivers run operation generators through a session: they get frames to send from it and give it
+the bodies that came back. Calls of all threads and event loops share one counter of sequences.
+
+    sequence      numbers the requests of this client id, over all its targets, from 1
+    acknowledged  the highest s such that nobody waits any more for a reply to any request <= s;
+                  servers drop the replies that they keep for retries up to there
+
+A request that is sent again, because its connection broke, keeps its sequence: the server answers it
+with the reply it gave before. This module knows no sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
+
+import msgspec
+
+from transfer_queue.errors import ConnectionLostError, NotInitializedError, ProtocolError, WaitTimeoutError, by_name
+from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.wire.framing import pack_frame
+
+if TYPE_CHECKING:
+    from transfer_queue.client.calls import Call
+
+Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
+
+GRACE_SECONDS = 30.0  # what a server may need beyond the time for which a request lets itself be parked
+RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # before each new try after a break, in seconds
+CLOCK_SLACK = 0.002  # timers may fire this much before their time
+
+
+class Transport(Protocol):
+    """What a driver keeps of connections, per session."""
+
+    def close(self) -> None:
+        """Closes everything; calls under way fail."""
+
+    def forked(self) -> None:
+        """In a forked child: closes copies of the parent's descriptors and nothing else."""
+
+
+T = TypeVar("T", bound=Transport)
+
+
+class Session:
+    """The state that all calls of one client id share.
+
+    resolve: where a target listens, as a path of a UNIX socket or (host, port); asked at each connect.
+    log_of: where a target writes its log, for error messages. grace: seconds, see GRACE_SECONDS.
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        key: bytes,
+        resolve: Callable[[Target], Union[str, tuple[str, int]]],
+        *,
+        log_of: Callable[[Target], str] | None = None,
+        role: str = "client",
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        self.client_id = client_id
+        self.key = key
+        self.resolve = resolve
+        self.log_of = log_of
+        self.role = role
+        self.grace = grace
+        self.closed = False
+        self._lock = threading.Lock()
+        self._next = 1
+        self._acknowledged = 0  # every sequence up to here is finished
+        self._finished: set[int] = set()  # the finished sequences above _acknowledged
+        self._transports: dict[type[Any], Transport] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Answer).decode
+
+    def begin(self, request: AnyRequest) -> tuple[int, bytes]:
+        """A sequence for the request, and the frame to send; `finish` must follow."""
+        with self._lock:
+            sequence = self._next
+            self._next += 1
+            acknowledged = self._acknowledged
+        if self.closed:
+            self.finish(sequence)
+            raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
+        try:
+            return sequence, pack_frame(self._encode(Envelope(sequence, acknowledged, request)))
+        except BaseException:
+            self.finish(sequence)
+            raise
+
+    def finish(self, sequence: int) -> None:
+        """Nobody waits for this reply any more: it has arrived or was given up."""
+        with self._lock:
+            if sequence <= self._acknowledged:
+                return
+            if sequence != self._acknowledged + 1:
+                self._finished.add(sequence)
+                return
+            while sequence + 1 in self._finished:
+                sequence += 1
+                self._finished.remove(sequence)
+            self._acknowledged = sequence
+
+    def answer(self, body: bytes) -> Answer:
+        """The answer in a body; ProtocolError if it is none."""
+        try:
+            return self._decode(body)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
+
+    def transport(self, kind: type[T]) -> T:
+        """The one transport of this kind, made at its first use."""
+        found = self._transports.get(kind)
+        if found is None:
+            with self._lock:
+                found = self._transports.setdefault(kind, kind())
+        return cast(T, found)
+
+    def close(self) -> None:
+        """Closes all connections. Calls under way, and later ones, raise NotInitializedError. Idempotent."""
+        self.closed = True
+        for transport in list(self._transports.values()):
+            transport.close()
+
+    def forked(self) -> None:
+        """To be called in a forked child, once: closes the inherited descriptors and forgets everything.
+
+        The parent's connections stay as they are. The child needs a new session with a new client id.
+        """
+        self.closed = True
+        for transport in list(self._transports.values()):
+            transport.forked()
+        self._transports.clear()
+
+    def __del__(self) -> None:
+        # a session that nobody holds any more has no call under way; its sockets must not outlive it
+        if not getattr(self, "closed", True):
+            self.close()
+
+
+def outcome(reply: AnyReply) -> AnyReply:
+    """The reply itself, or the exception that a Failure stands for."""
+    if type(reply) is Failure:
+        raise by_name(reply.kind)(reply.message)
+    return reply
+
+
+class Attempts:
+    """When one call may be tried again, and how it ends when it may not.
+
+    deadline: a reading of `time.monotonic` after which no reply is waited for: the time that the request may
+    stay parked, plus the session's grace.
+    """
+
+    __slots__ = ("_call", "_delays", "_lost_at", "_session", "deadline")
+
+    def __init__(self, session: Session, call: Call) -> None:
+        self.deadline = time.monotonic() + (call.timeout or 0.0) + session.grace
+        self._session = session
+        self._call = call
+        self._delays = iter(RETRY_DELAYS)
+        self._lost_at: float | None = None  # wall clock of the first break
+
+    def failed(self, error: OSError) -> float:
+        """Seconds to wait before the next try after this error; raises when there is to be none."""
+        if self._session.closed:
+            raise NotInitializedError("this client was closed during the call") from error
+        if time.monotonic() >= self.deadline - CLOCK_SLACK:
+            raise self._timed_out() from error
+        if self._lost_at is None:
+            self._lost_at = time.time()
+        delay = next(self._delays, None)
+        if delay is None:
+            raise self._lost(error) from error
+        return delay
+
+    def _server(self) -> str:
+        kind, number = self._call.target
+        name = kind if kind == "controller" else f"storage {kind} {number}"
+        address = self._session.resolve(self._call.target)
+        return f"the {name} at {address if isinstance(address, str) else ':'.join(map(str, address))}"
+
+    def _log(self) -> str:
+        return "" if self._session.log_of is None else f"; its log: {self._session.log_of(self._call.target)}"
+
+    def _timed_out(self) -> WaitTimeoutError:
+        waited = (self._call.timeout or 0.0) + self._session.grace
+        return WaitTimeoutError(
+            f"Timeout: {self._server()} gave no reply to {type(self._call.request).__name__} within {waited:g} s; it "
+            f"is overloaded or stopped{self._log()}"
+        )
+
+    def _lost(self, error: OSError) -> ConnectionLostError:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._lost_at))
+        return ConnectionLostError(
+            f"{self._server()} has not been reachable since {since} ({error}), tried {len(RETRY_DELAYS) + 1} times for "
+            f"{type(self._call.request).__name__}; its system was closed or has crashed{self._log()}"
+        )

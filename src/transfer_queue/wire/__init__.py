@@ -1,0 +1,1 @@
+"""Bytes: frames, the layout of blocks, objects and tensors. Pure: no sockets, clocks or files."""

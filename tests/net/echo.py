@@ -1,0 +1,171 @@
+"""A service for tests of the net layer, and a server that runs it in a thread."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transfer_queue.client.calls import Call
+from transfer_queue.messages import (
+    Answer,
+    AnyReply,
+    AnyRequest,
+    Cancel,
+    CheckProduction,
+    Claim,
+    ClaimReply,
+    CreatePartition,
+    Done,
+    Envelope,
+    Failure,
+    ListPartitions,
+    Publish,
+    PublishReply,
+    Seal,
+)
+from transfer_queue.net.handshake import Hello
+from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.net.session import Session
+
+KEY = bytes(range(32))
+CONTROLLER = ("controller", 0)
+
+
+class EchoService:
+    """Answers requests in ways that tests can see.
+
+    CreatePartition: Done(its name). Claim: parked until Cancel, or until the connection ends, or for `wait`.
+    Seal: an exception. CheckProduction: Failure of the kind named by the partition. Publish: PublishReply.
+    ListPartitions: drops the connection without an answer, once, then counts how often it was asked.
+    """
+
+    def __init__(self) -> None:
+        self.envelopes: list[tuple[str, Envelope]] = []
+        self.record = True
+        self.peers: dict[int, Hello] = {}
+        self.gone: list[int] = []
+        self.parked: dict[tuple[str, int], tuple[int, float]] = {}
+        self.cancelled: list[tuple[str, int]] = []
+        self.drops = 0
+        self.drop: Callable[[int], None] = lambda peer: None
+        self.payloads: list[bytes] = []
+        self._decode = msgspec.msgpack.Decoder(Envelope).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def opened(self, peer: int, hello: Hello) -> None:
+        self.peers[peer] = hello
+
+    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        if payload is not None:
+            self.payloads.append(bytes(payload))
+            return [Outgoing(peer, body, payload)]
+        envelope = self._decode(body)
+        client = self.peers[peer].client_id
+        if self.record:
+            self.envelopes.append((client, envelope))
+        reply = self.reply(client, peer, envelope, now)
+        return () if reply is None else [self.answer(peer, envelope.sequence, reply)]
+
+    def answer(self, peer: int, sequence: int, reply: AnyReply) -> Outgoing:
+        return Outgoing(peer, self._encode(Answer(sequence, reply)))
+
+    def reply(self, client: str, peer: int, envelope: Envelope, now: float) -> AnyReply | None:
+        request = envelope.body
+        if isinstance(request, Publish):
+            return PublishReply(rows=request.rows or b"")
+        if isinstance(request, CreatePartition):
+            return Done(request.partition)
+        if isinstance(request, CheckProduction):
+            return Failure(request.partition, "as asked")
+        if isinstance(request, Claim):
+            self.parked[client, envelope.sequence] = (peer, now + (1e9 if request.wait is None else request.wait))
+            return None
+        if isinstance(request, Cancel):
+            self.parked.pop((client, request.sequence), None)
+            self.cancelled.append((client, request.sequence))
+            return Done()
+        if isinstance(request, ListPartitions) and self.drops:
+            self.drops -= 1
+            self.drop(peer)
+            return None
+        if isinstance(request, Seal):
+            raise RuntimeError("the service fails, as asked")
+        return Done(sum(1 for c, e in self.envelopes if (c, e.sequence) == (client, envelope.sequence)))
+
+    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+        self.gone.append(peer)
+        del self.peers[peer]
+        self.parked = {key: parked for key, parked in self.parked.items() if parked[0] != peer}
+        return ()
+
+    def next_deadline(self) -> float | None:
+        return min((until for _, until in self.parked.values()), default=None)
+
+    def ticked(self, now: float) -> Iterable[Outgoing]:
+        due = [(key, peer) for key, (peer, until) in self.parked.items() if until <= now]
+        for key, peer in due:
+            del self.parked[key]
+            yield self.answer(peer, key[1], ClaimReply(rows=b""))
+
+
+class Running:
+    """A server in a thread; `with Running(tmp_path) as running`."""
+
+    def __init__(self, folder: Path, service: Any = None, address: Any = None, **options: Any) -> None:
+        self.service = EchoService() if service is None else service
+        self.address = str(folder / f"s{next(_numbers)}.sock") if address is None else address
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        self.server = Server(self.service, KEY, **self._options)
+        self.address = self.server.listen(self.address)
+        if isinstance(self.service, EchoService):
+            self.service.drop = lambda peer: self.server._drop(self.server._peers[peer])
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def session(self, client_id: str = "c", key: bytes = KEY, **options: Any) -> Session:
+        return Session(client_id, key, lambda target: self.address, **options)
+
+
+_numbers = itertools.count()
+
+
+def one(request: AnyRequest, timeout: float | None = 10.0) -> Generator[Call, AnyReply, AnyReply]:
+    """The operation of one request."""
+    return (yield Call(CONTROLLER, request, timeout))
+
+
+def parked_claim(wait: float | None = None) -> Claim:
+    return Claim("p", "t", ["f"], 1, wait=wait)
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Waits for what another thread or process does."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it never came true"
+        time.sleep(0.002)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
