@@ -1,0 +1,19 @@
+"""Samplers: which of the ready samples make the next batch.
+
+Pure: numpy and the exception tree only. A sampler is given indexes of ready samples and says which of them it
+deals and which of them are consumed by that.
+"""
+
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
+from transfer_queue.sampler.rank_aware_sampler import RankAwareSampler
+from transfer_queue.sampler.seqlen_balanced_sampler import SeqlenBalancedSampler
+from transfer_queue.sampler.sequential_sampler import SequentialSampler
+
+__all__ = [
+    "BaseSampler",
+    "GRPOGroupNSampler",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
+    "SequentialSampler",
+]

@@ -1,0 +1,231 @@
+"""What a sampler is: `BaseSampler` for all, `RankConsistentSampler` for those whose batches belong to ranks.
+
+A sampler works alone, and then keeps what it dealt in `_states`; or it works for the controller, which keeps dealt
+batches itself and asks built-in samplers only for `validate`, `needed`, `deal_key` and `deal`. Nothing here knows of
+partitions, fields or messages.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+
+from transfer_queue.errors import InvalidArgumentError
+
+# What one caller gets: the indexes in the batch, in its order, and those that are consumed with it.
+Share: TypeAlias = tuple[list[int], list[int]]
+Self = TypeVar("Self", bound="BaseSampler")
+
+
+@runtime_checkable
+class ReadyIndexes(Protocol):
+    """Ready rows of a partition whose groups are known: ascending global indexes, read lazily.
+
+    A `collections.abc.Sequence[int]` with one method more. Samplers take slices and never the whole.
+    """
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> list[int]: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def whole_groups(self, size: int) -> Iterator[list[int]]:
+        """The groups of `size` of which all are ready: members ascending, groups by their first member."""
+        ...
+
+
+class BaseSampler(ABC):
+    """Chooses the next batch among the ready samples. Subclasses define `sample`.
+
+    _states: {} at first, one dict an instance; what a sampler wants to keep between calls. Entries of the form
+    _states[partition_id][task_name][dp_rank][batch_index] are found by `has_cached_result` and dropped by
+    `clear_cache`.
+    """
+
+    _states: dict[Any, Any]
+
+    def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        """Makes `_states` here, so that it is there though a subclass may not call `__init__` of its base."""
+        self = super().__new__(cls)
+        self._states = {}
+        return self
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+        """Deals a batch.
+
+        ready_indexes: global indexes of samples that are ready and not consumed; the controller gives them
+        ascending. kwargs: what the caller's sampling_config holds, with task_name, partition_id and, as `partition`,
+        a read-only view with `partition_id` and `get_custom_meta(indexes) -> {index: tags}`.
+        Returns (sampled, consumed), two lists of int; ([], []) where no batch can be dealt now.
+        """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Share:
+        """The same as `sample`."""
+        return self.sample(*args, **kwargs)
+
+    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:  # noqa: B027  # optional
+        """Raises InvalidArgumentError for a request that no state of the system could ever meet.
+
+        sampling_config has task_name and partition_id filled in.
+        """
+
+    def needed(self, batch_size: int) -> int:
+        """How many rows must be ready at least for a deal."""
+        return batch_size
+
+    def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
+        """Whether this caller's batch is dealt already, so that it can be asked for though nothing is ready."""
+        config = sampling_config or {}
+        return self._cached(partition_id, task_name, config.get("dp_rank"), config.get("batch_index")) is not None
+
+    def clear_cache(self, partition_id: str) -> None:
+        """Forgets what was dealt of this partition."""
+        self._states.pop(partition_id, None)
+
+    def save_checkpoint(self) -> dict[str, Any]:
+        """What `load_checkpoint` of a sampler of the same class takes; a copy."""
+        return {"states": copy.deepcopy(self._states)}
+
+    def load_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Replaces what is kept by what `save_checkpoint` returned. Raises InvalidArgumentError for anything else."""
+        self._states = saved(state, "states")
+
+    def _cached(self, *path: Any) -> Any:
+        """The entry at _states[path[0]][path[1]]...; None where there is none."""
+        found: Any = self._states
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+
+class RankConsistentSampler(BaseSampler):
+    """Gives every caller with the same task, partition, dp_rank and batch_index the same batch.
+
+    Subclasses say who is meant (`deal_key`) and what is dealt (`deal`). Alone, `sample` caches it; entries stay
+    until `clear_cache`.
+    """
+
+    @abstractmethod
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """(dp_rank, batch_index) of the batch that is asked for; None where it is not to be kept.
+
+        Raises InvalidArgumentError where they are no non-negative ints, or missing though required.
+        """
+
+    @abstractmethod
+    def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+        """The shares of one deal by dp_rank; {} where it cannot be met now. Changes nothing.
+
+        config: what `sample` takes by keyword. A share that is not to be kept has the key 0.
+        Raises InvalidArgumentError for a batch_size that can never be dealt.
+        """
+
+    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for a batch_size or a rank that can never be right."""
+        check_batch_size(batch_size)
+        self.deal_key(sampling_config)
+
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+        """The caller's batch: what it got before under its key, else a new deal."""
+        check_batch_size(batch_size)
+        key = self.deal_key(kwargs)
+        if batch_size == 0:
+            return [], []
+        if key is None:
+            return self.deal(ready_indexes, batch_size, **kwargs).get(0, ([], []))
+        names = _names(kwargs)
+        entry = self._cached(*names, *key)
+        if entry is None:
+            self._keep(names, key[1], self.deal(ready_indexes, batch_size, **kwargs))
+            entry = self._cached(*names, *key)
+        return ([], []) if entry is None else self._share(entry)
+
+    def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
+        """Whether this caller's batch is dealt already."""
+        try:
+            key = self.deal_key(sampling_config or {})
+        except InvalidArgumentError:
+            return False
+        return key is not None and self._cached(partition_id, task_name, *key) is not None
+
+    def _keep(self, names: tuple[str, str], batch_index: int, shares: dict[int, Share]) -> None:
+        """Caches all shares of one deal. names: (partition_id, task_name)."""
+        for rank, share in shares.items():
+            ranks = self._states.setdefault(names[0], {}).setdefault(names[1], {})
+            ranks.setdefault(rank, {})[batch_index] = self._entry(share)
+
+    def _entry(self, share: Share) -> Any:
+        """A share as it is cached."""
+        return share
+
+    def _share(self, entry: Any) -> Share:
+        """A cached share, in lists of its own."""
+        sampled, consumed = entry
+        return list(sampled), list(consumed)
+
+
+def overrides_sample(sampler: BaseSampler) -> bool:
+    """Whether a user wrote this sampler's `sample`, so that `deal` does not stand for it."""
+    if "sample" in vars(sampler):
+        return True
+    owner = next(each for each in type(sampler).__mro__ if "sample" in vars(each))
+    return owner.__module__.rpartition(".")[0] != __package__
+
+
+# --- shared by the built-in samplers
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises InvalidArgumentError for a negative batch_size."""
+    if batch_size < 0:
+        raise InvalidArgumentError(f"batch_size ({batch_size}) must be greater than or equal to 0")
+
+
+def natural(config: Mapping[str, Any], name: str) -> int | None:
+    """The non-negative int of that name; None where it is missing or None. Raises InvalidArgumentError."""
+    value = config.get(name)
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} must be an int, but is a {type(value).__name__}") from None
+    if number < 0:
+        raise InvalidArgumentError(f"{name} ({number}) must be greater than or equal to 0")
+    return number
+
+
+def positive(value: int, name: str) -> int:
+    """The value as an int. Raises InvalidArgumentError unless it is a positive one."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} must be positive, but is a {type(value).__name__}") from None
+    if number < 1:
+        raise InvalidArgumentError(f"{name} must be positive, but is {number}")
+    return number
+
+
+def _names(config: Mapping[str, Any]) -> tuple[str, str]:
+    """(partition_id, task_name) as given; without partition_id the partition's own."""
+    partition_id = config.get("partition_id")
+    if partition_id is None:
+        partition_id = getattr(config.get("partition"), "partition_id", None)
+    task_name = config.get("task_name")
+    return "" if partition_id is None else partition_id, "" if task_name is None else task_name
+
+
+def saved(state: Mapping[str, Any], name: str) -> dict[Any, Any]:
+    """A copy of one part of what save_checkpoint returned. Raises InvalidArgumentError where it is not there."""
+    found = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"load_checkpoint takes what save_checkpoint returned, a dict with {name!r} in it")
+    return copy.deepcopy(found)

@@ -1,0 +1,52 @@
+"""The sampler for group-relative methods: the n samples of one prompt are dealt together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.groups import pick_groups
+
+
+class GRPOGroupNSampler(RankConsistentSampler):
+    """Deals whole groups, the first ones first; rank-consistent where dp_rank and batch_index are given.
+
+    n_samples_per_prompt: samples in a group, positive. The n_samples_per_prompt of a sampling_config is ignored:
+    what a group is was settled when the samples were made.
+    Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index].
+    """
+
+    def __init__(self, n_samples_per_prompt: int = 1) -> None:
+        super().__init__()
+        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
+
+    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for a batch_size that is no multiple of the group, or a negative rank."""
+        super().validate(batch_size, sampling_config)
+        self._groups_in(batch_size)
+
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """(dp_rank, batch_index); None unless both are given."""
+        rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
+        return None if rank is None or batch is None else (rank, batch)
+
+    def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+        """Whole groups, batch_size samples of them, for the dp_rank that asks."""
+        key = self.deal_key(config)
+        count = self._groups_in(batch_size)
+        groups = pick_groups(ready_indexes, self.n_samples_per_prompt, count)
+        if len(groups) < count:
+            return {}
+        sampled = list(chain.from_iterable(groups))
+        return {key[0] if key else 0: (sampled, list(sampled))}
+
+    def _groups_in(self, batch_size: int) -> int:
+        check_batch_size(batch_size)
+        if batch_size % self.n_samples_per_prompt:
+            raise InvalidArgumentError(
+                f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({self.n_samples_per_prompt})"
+            )
+        return batch_size // self.n_samples_per_prompt

@@ -1,0 +1,55 @@
+"""The sampler for data-parallel ranks that fetch on their own: one batch for each (dp_rank, batch_index)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.base import RankConsistentSampler, Share, natural
+
+
+class RankAwareSampler(RankConsistentSampler):
+    """Deals the first ready samples, the same to all replicas of a dp_rank that ask for the same batch_index.
+
+    Alone, it caches the list of samples in _states[partition_id][task_name][dp_rank][batch_index].
+    """
+
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        dp_rank: int,
+        batch_index: int,
+        task_name: str,
+        partition_id: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """(sampled, consumed) of this caller; ([], []) where fewer than batch_size are ready.
+
+        Raises InvalidArgumentError for a negative dp_rank, batch_index or batch_size.
+        """
+        kwargs.update(dp_rank=dp_rank, batch_index=batch_index, task_name=task_name, partition_id=partition_id)
+        return super().sample(ready_indexes, batch_size, *args, **kwargs)
+
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
+        """(dp_rank, batch_index), both required."""
+        rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
+        if rank is None or batch is None:
+            raise InvalidArgumentError("RankAwareSampler needs dp_rank and batch_index; give both in sampling_config")
+        return rank, batch
+
+    def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+        """The first batch_size ready samples for the dp_rank that asks."""
+        rank, _ = self.deal_key(config)
+        if len(ready_indexes) < batch_size:
+            return {}
+        sampled = [int(index) for index in ready_indexes[:batch_size]]
+        return {rank: (sampled, list(sampled))}
+
+    def _entry(self, share: Share) -> list[int]:
+        return share[0]
+
+    def _share(self, entry: Any) -> Share:
+        return list(entry), list(entry)

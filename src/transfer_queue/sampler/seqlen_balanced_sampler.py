@@ -1,0 +1,193 @@
+"""The sampler that deals to all data-parallel ranks at once, so that each gets about as many tokens."""
+
+from __future__ import annotations
+
+import copy
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from numbers import Real
+from typing import Any, Protocol
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
+from transfer_queue.sampler.base import (
+    RankConsistentSampler,
+    Share,
+    check_batch_size,
+    natural,
+    positive,
+    saved,
+)
+from transfer_queue.sampler.groups import pick_groups
+
+__all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
+
+_LENGTH_TAG = "total_lengths"
+
+
+class Tagged(Protocol):
+    """What this sampler needs of a partition."""
+
+    def get_custom_meta(self, indexes: list[int], /) -> Mapping[int, Mapping[str, Any]]:
+        """The tags of these rows by global index; rows without any may be left out."""
+        ...
+
+
+class SeqlenBalancedSampler(RankConsistentSampler):
+    """Deals whole groups to all ranks in one deal; each rank's sum of the tag `total_lengths` is nearly the same.
+
+    n_samples_per_prompt: samples in a group. dp_size: ranks. Both positive. batch_size is what one rank gets: a deal
+    takes batch_size * dp_size samples. Where its groups do not divide evenly over the ranks their counts differ.
+    Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all
+    ranks, and the lists of all ranks in _balanced_cache[(partition_id, task_name, batch_index)].
+    """
+
+    def __init__(self, n_samples_per_prompt: int = 1, dp_size: int = 1) -> None:
+        super().__init__()
+        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
+        self.dp_size = positive(dp_size, "dp_size")
+        self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
+
+    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for a batch_size of no whole groups, a missing rank or one beyond dp_size."""
+        super().validate(batch_size, sampling_config)
+        self._groups_in(batch_size)
+        missing = [name for name in ("dp_rank", "batch_index") if sampling_config.get(name) is None]
+        if missing:
+            # With a default every later batch would be the first one again.
+            raise InvalidArgumentError(
+                f"SeqlenBalancedSampler needs {' and '.join(missing)}; give dp_rank and batch_index in sampling_config"
+            )
+        rank, _ = self.deal_key(sampling_config)
+        if rank >= self.dp_size:
+            raise InvalidArgumentError(f"dp_rank ({rank}) must be less than the sampler's dp_size ({self.dp_size})")
+
+    def needed(self, batch_size: int) -> int:
+        """Rows for all ranks."""
+        return batch_size * self.dp_size
+
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+        """(sampled, consumed) of the caller's dp_rank; ([], []) where there are too few, or beyond dp_size.
+
+        dp_rank and batch_index are 0 where they are not given.
+        """
+        if self.deal_key(kwargs)[0] >= self.dp_size:
+            return [], []
+        return super().sample(ready_indexes, batch_size, *args, **kwargs)
+
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
+        """(dp_rank, batch_index), each 0 where it is not given."""
+        return natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index") or 0
+
+    def deal(
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
+    ) -> dict[int, Share]:
+        """The shares of all ranks, by rank.
+
+        Without a partition the split is equal, in order. Raises InvalidArgumentError for a tag that is no length.
+        """
+        count = self._groups_in(batch_size)
+        groups = pick_groups(ready_indexes, self.n_samples_per_prompt, count)
+        if len(groups) < count:
+            return {}
+        if count == 0:
+            return {rank: ([], []) for rank in range(self.dp_size)}
+        even = count % self.dp_size == 0
+        if partition is None:
+            parts = _in_order(count, self.dp_size)
+        else:
+            parts = get_seqlen_balanced_partitions(_group_lengths(groups, partition), self.dp_size, even)
+        shares = {}
+        for rank, part in enumerate(parts):
+            sampled = list(chain.from_iterable(groups[position] for position in part))
+            shares[rank] = (sampled, list(sampled))
+        if not even:
+            _warn_uneven([len(sampled) for sampled, _ in shares.values()], self.n_samples_per_prompt)
+        return shares
+
+    def clear_cache(self, partition_id: str) -> None:
+        """Forgets what was dealt of this partition."""
+        super().clear_cache(partition_id)
+        for key in [key for key in self._balanced_cache if key[0] == partition_id]:
+            del self._balanced_cache[key]
+
+    def save_checkpoint(self) -> dict[str, Any]:
+        """What `load_checkpoint` takes; a copy."""
+        return {**super().save_checkpoint(), "balanced_cache": copy.deepcopy(self._balanced_cache)}
+
+    def load_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Replaces what is kept by what `save_checkpoint` returned. Raises InvalidArgumentError for anything else."""
+        balanced = saved(state, "balanced_cache")
+        super().load_checkpoint(state)
+        self._balanced_cache = balanced
+
+    def _keep(self, names: tuple[str, str], batch_index: int, shares: dict[int, Share]) -> None:
+        super()._keep(names, batch_index, shares)
+        if shares:
+            self._balanced_cache[(*names, batch_index)] = [sampled for sampled, _ in shares.values()]
+
+    def _groups_in(self, batch_size: int) -> int:
+        """Groups in a deal for all ranks."""
+        check_batch_size(batch_size)
+        size = self.n_samples_per_prompt
+        count, rest = divmod(batch_size * self.dp_size, size)
+        if rest:
+            raise InvalidArgumentError(
+                f"batch_size ({batch_size}) times dp_size ({self.dp_size}) must be a multiple of "
+                f"n_samples_per_prompt ({size})"
+            )
+        if 0 < count < self.dp_size:
+            raise InvalidArgumentError(
+                f"batch_size ({batch_size}) gives {count} groups of {size} to {self.dp_size} ranks, "
+                f"so that a rank gets none; it must be {size} or more"
+            )
+        return count
+
+
+def _group_lengths(groups: list[list[int]], partition: Tagged) -> list[float]:
+    """The sum of the lengths of each group's samples, by their tags."""
+    tags = partition.get_custom_meta(list(chain.from_iterable(groups)))
+    return [sum(_length(index, tags.get(index)) for index in group) for group in groups]
+
+
+def _length(index: int, tags: Mapping[str, Any] | None) -> float:
+    """The length of one sample; 1 where it has none."""
+    value = (tags or {}).get(_LENGTH_TAG)
+    if value is None:
+        return 1.0
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            length = float(value)
+        except OverflowError:
+            length = math.inf
+        if math.isfinite(length) and length >= 0:
+            return length
+        shown = str(length)
+    else:
+        shown = reprlib.repr(value)
+    raise InvalidArgumentError(
+        f"tag {_LENGTH_TAG!r} of row {index} must be a finite number, not negative, but is {shown} "
+        f"({type(value).__name__}); set it to a plain int"
+    )
+
+
+def _in_order(count: int, ranks: int) -> list[list[int]]:
+    """0..count-1 in runs for the ranks, of equal length but for the first ones, which may have one more."""
+    each, more = divmod(count, ranks)
+    cuts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
+    return [list(range(start, stop)) for start, stop in pairwise(cuts)]
+
+
+def _warn_uneven(counts: list[int], size: int) -> None:
+    # Only here, so that a process that never warns sets up no logger.
+    from transfer_queue.utils.logging_utils import get_logger
+
+    get_logger(__name__).warning(
+        "groups of %d do not divide evenly over %d ranks: they get %s samples; "
+        "choose a batch_size that is a multiple of n_samples_per_prompt",
+        size,
+        len(counts),
+        counts,
+    )

@@ -1,0 +1,190 @@
+"""Partitioning of lengths: postconditions, quality, input errors."""
+
+import itertools
+import os
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.errors import BalanceInputError
+from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
+
+METHODS = [get_seqlen_balanced_partitions, karmarkar_karp]
+every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+
+integers = st.integers(0, 40_000)
+floats = st.floats(0, 1e12)
+few_values = st.sampled_from([0, 1, 7])
+anything = st.one_of(integers, floats, few_values)
+
+
+@st.composite
+def problems(draw, values=anything, most=40):
+    """(lengths, k, equal_size) that can be partitioned."""
+    equal = draw(st.booleans())
+    if equal:
+        k, each = draw(st.integers(1, 8)), draw(st.integers(1, most // 8))
+        n = k * each
+    else:
+        n = draw(st.integers(1, most))
+        k = draw(st.integers(1, n))
+    return draw(st.lists(values, min_size=n, max_size=n)), k, equal
+
+
+def assert_partition(parts, lengths, k, equal):
+    assert len(parts) == k
+    assert all(parts)
+    assert all(part == sorted(part) for part in parts)
+    assert all(type(position) is int for part in parts for position in part)
+    assert sorted(itertools.chain.from_iterable(parts)) == list(range(len(lengths)))
+    assert parts == sorted(parts)
+    if equal:
+        assert {len(part) for part in parts} == {len(lengths) // k}
+
+
+def heaviest(parts, lengths):
+    return max(sum(lengths[position] for position in part) for part in parts)
+
+
+def optimum(lengths, k, equal):
+    """The least possible heaviest sum, by trying everything."""
+    best = None
+    for part_of in itertools.product(range(k), repeat=len(lengths) - 1):
+        counts, sums = [0] * k, [0] * k
+        for part, length in zip((0, *part_of), lengths, strict=True):
+            counts[part] += 1
+            sums[part] += length
+        if min(counts) > 0 and (not equal or max(counts) == min(counts)) and (best is None or max(sums) < best):
+            best = max(sums)
+    return best
+
+
+@every_method
+@given(problem=problems())
+def test_postconditions(method, problem):
+    assert_partition(method(*problem), *problem)
+
+
+@every_method
+@given(problem=problems())
+def test_deterministic(method, problem):
+    assert method(*problem) == method(*problem)
+
+
+@given(problem=problems(values=integers))
+def test_number_types_do_not_matter(problem):
+    lengths, k, equal = problem
+    expected = get_seqlen_balanced_partitions(lengths, k, equal)
+    for same in (np.array(lengths), np.array(lengths, "f4"), tuple(lengths), [Fraction(x) for x in lengths]):
+        assert get_seqlen_balanced_partitions(same, k, equal) == expected
+
+
+@given(problem=problems(values=integers, most=16))
+def test_equal_counts_are_no_worse_than_the_plain_method(problem):
+    lengths, k, equal = problem
+    if equal:
+        plain = heaviest(karmarkar_karp(lengths, k, True), lengths)
+        assert heaviest(get_seqlen_balanced_partitions(lengths, k, True), lengths) <= plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(1, 1000), min_size=3, max_size=8), k=st.integers(2, 3), equal=st.booleans())
+def test_near_the_optimum(lengths, k, equal):
+    """Tiny lists, where one wrong item weighs most. Graham's bound for k parts is 4/3 - 1/(3k) of the optimum."""
+    if equal:
+        lengths = lengths[: len(lengths) // k * k]
+    found = heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths)
+    assert found <= optimum(lengths, k, equal) * (4 / 3 - 1 / (3 * k)) + 1e-9
+
+
+def test_mean_distance_from_the_optimum():
+    generator = np.random.default_rng(5)
+    for n, k, equal in [(6, 2, True), (8, 2, True), (8, 4, True), (6, 3, True), (7, 2, False), (7, 3, False)]:
+        ratios = []
+        for _ in range(20):
+            lengths = generator.integers(1, 1000, n).tolist()
+            found = heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths)
+            ratios.append(found / optimum(lengths, k, equal))
+        assert np.mean(ratios) <= 1.01, (n, k, equal)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("equal", "bound"), [(True, 1.001), (False, 1.0001)])
+def test_quality_at_size(equal, bound, seed):
+    """A global batch of 8192 lengths as they occur, for 128 ranks."""
+    drawn = np.exp(np.random.default_rng(seed).normal(6.5, 1, 8192))
+    lengths = np.clip(drawn, 16, 32768).astype(int)
+    parts = get_seqlen_balanced_partitions(lengths, 128, equal)
+    assert_partition(parts, lengths, 128, equal)
+    assert heaviest(parts, lengths) <= bound * max(lengths.sum() / 128, lengths.max())
+
+
+def test_one_giant():
+    """One length beyond all others together: the others are shared evenly by the rest where counts are free."""
+    parts = get_seqlen_balanced_partitions([1000, *[10] * 12], 4, False)
+    assert sorted(sum([1000, *[10] * 12][position] for position in part) for part in parts) == [40, 40, 40, 1000]
+
+
+def test_nothing_to_gain_ends():
+    assert get_seqlen_balanced_partitions([3] * 6, 3, True) == karmarkar_karp([3] * 6, 3, True)
+    assert sorted(map(len, get_seqlen_balanced_partitions([0] * 7, 3, False))) == [2, 2, 3]
+
+
+BAD = {
+    "empty": ([], 1, False),
+    "too few": ([1], 2, False),
+    "no parts": ([1, 2], 0, False),
+    "negative parts": ([1, 2], -1, True),
+    "parts are no int": ([1, 2], 1.5, False),
+    "uneven": ([1, 2, 3], 2, True),
+    "nan": ([1, float("nan")], 1, False),
+    "infinite": ([1, float("inf")], 1, False),
+    "negative": ([1, -1], 1, False),
+    "text": ([1, "2"], 1, False),
+    "none": ([1, None], 1, False),
+    "bool": ([1, True], 1, False),
+    "nested": ([[1], [2]], 1, False),
+    "no list": (7, 1, False),
+    "a huge int": ([1, 10**400], 1, False),
+    "a huge sum": ([1.5e308, 1.5e308], 1, False),
+    "array of rank 2": (np.ones((2, 2)), 1, False),
+    "array of bool": (np.ones(2, bool), 1, False),
+}
+
+
+@every_method
+@pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
+def test_bad_input(method, arguments):
+    with pytest.raises(BalanceInputError) as caught:
+        method(*arguments)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_bad_input_names_the_position():
+    with pytest.raises(BalanceInputError, match="position 2 is -4"):
+        get_seqlen_balanced_partitions([1, 2, -4], 1, False)
+    with pytest.raises(BalanceInputError, match="position 1 is a str"):
+        get_seqlen_balanced_partitions([1, "2"], 1, False)
+
+
+def test_without_asserts():
+    """The same under python -O."""
+    lines = [
+        "from transfer_queue.sampler.balance import get_seqlen_balanced_partitions as f, karmarkar_karp as g",
+        "from transfer_queue.errors import BalanceInputError",
+        "for each in (f, g):",
+        "    print(sorted(each([4, 3, 2, 1], 2, True)))",
+        "    for bad in (([1], 2, False), ([], 1, False), ([1, 2, 3], 2, True), ([float('nan')], 1, False)):",
+        "        try: print('none', each(*bad))",
+        "        except BalanceInputError: print('raised')",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, env=os.environ
+    )
+    assert done.stdout.splitlines() == ["[[0, 3], [1, 2]]", *["raised"] * 4] * 2, done.stderr

@@ -1,0 +1,249 @@
+"""What all samplers have in common: state, checkpoints, pickling, and what the controller asks of them."""
+
+import ast
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import transfer_queue.sampler
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+)
+from transfer_queue.sampler.base import RankConsistentSampler, overrides_sample
+
+WHO = {"dp_rank": 1, "batch_index": 2, "task_name": "t", "partition_id": "p"}
+BUILD = {
+    "sequential": SequentialSampler,
+    "rank_aware": RankAwareSampler,
+    "grpo": lambda: GRPOGroupNSampler(2),
+    "seqlen": lambda: SeqlenBalancedSampler(2, 2),
+}
+every_built_in = pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
+every_rank_consistent = pytest.mark.parametrize("build", list(BUILD.values())[1:], ids=list(BUILD)[1:])
+
+
+class Newest(BaseSampler):
+    """A user's sampler that does not call the base's __init__."""
+
+    def __init__(self, most=3):
+        self.most = most
+
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        rows = list(ready_indexes)[::-1][: min(batch_size, self.most)]
+        self._states["calls"] = self._states.get("calls", 0) + 1
+        return rows, rows
+
+
+class OwnSample(GRPOGroupNSampler):
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        return [], []
+
+
+class OwnDeal(GRPOGroupNSampler):
+    pass
+
+
+def test_state_without_base_init():
+    one, two = Newest(), Newest(most=1)
+    assert one([1, 2, 3], 2) == ([3, 2], [3, 2])
+    assert one._states == {"calls": 1}
+    assert two._states == {}
+
+
+def test_constructors_take_nothing_unknown():
+    with pytest.raises(TypeError):
+        SequentialSampler(1)
+    with pytest.raises(TypeError):
+        RankAwareSampler(dp_size=2)
+
+
+@pytest.mark.parametrize("duplicate", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy], ids=["pickle", "copy"])
+@pytest.mark.parametrize("build", [*BUILD.values(), Newest], ids=[*BUILD, "user"])
+def test_pickles(build, duplicate):
+    sampler = build()
+    sampler.sample(list(range(8)), 2, **WHO)
+    twin = duplicate(sampler)
+    assert type(twin) is type(sampler)
+    assert vars(twin) == vars(sampler)
+    assert twin._states is not sampler._states
+
+
+def test_a_cached_result_of_a_user_is_found():
+    sampler = Newest()
+    sampler._states.update(mine=1, p={"t": {1: {2: [5]}}})
+    assert sampler.has_cached_result("p", "t", WHO)
+    assert not sampler.has_cached_result("p", "t", {**WHO, "batch_index": 3})
+    assert not sampler.has_cached_result("p", "t", None)
+    assert not sampler.has_cached_result("mine", "t", WHO)
+
+
+@every_built_in
+def test_no_config_is_no_cached_result(build):
+    assert not build().has_cached_result("p", "t", None)
+
+
+@every_rank_consistent
+def test_a_wrong_key_is_no_cached_result(build):
+    assert not build().has_cached_result("p", "t", {"dp_rank": -1, "batch_index": "x"})
+
+
+@every_built_in
+def test_checkpoint_is_a_copy(build):
+    sampler = build()
+    sampler.sample(list(range(8)), 2, **WHO)
+    saved = sampler.save_checkpoint()
+    before = copy.deepcopy(saved)
+    sampler.clear_cache("p")
+    assert saved == before
+    twin = build()
+    twin.load_checkpoint(saved)
+    twin.clear_cache("p")
+    assert saved == before
+
+
+@every_built_in
+@pytest.mark.parametrize("state", [None, {}, [], {"states": 1}], ids=str)
+def test_no_checkpoint(build, state):
+    sampler = build()
+    sampler.sample(list(range(8)), 2, **WHO)
+    before = copy.deepcopy(vars(sampler))
+    with pytest.raises(InvalidArgumentError, match="save_checkpoint"):
+        sampler.load_checkpoint(state)
+    assert vars(sampler) == before
+
+
+@every_built_in
+def test_numpy_indexes_become_ints(build):
+    sampled, consumed = build().sample(np.arange(8), 2, **{**WHO, "dp_rank": np.int64(1)})
+    assert all(type(index) is int for index in sampled + consumed)
+    assert len(sampled) == 2
+
+
+@every_built_in
+def test_what_is_returned_is_the_callers(build):
+    """Changing a result changes neither the other list nor what is cached."""
+    sampler = build()
+    sampled, consumed = sampler.sample(list(range(8)), 2, **WHO)
+    expected = list(sampled)
+    sampled.clear()
+    assert consumed == expected
+    again, _ = sampler.sample(list(range(8)), 2, **WHO)
+    assert again == expected
+
+
+@every_built_in
+def test_negative_batch_size(build):
+    with pytest.raises(InvalidArgumentError, match="batch_size"):
+        build().sample(list(range(8)), -1, **WHO)
+    with pytest.raises(InvalidArgumentError, match="batch_size"):
+        build().validate(-1, WHO)
+
+
+@every_built_in
+def test_a_right_request_is_valid(build):
+    assert build().validate(4, WHO) is None
+
+
+@pytest.mark.parametrize("name", ["dp_rank", "batch_index"])
+@pytest.mark.parametrize("value", [-1, "0", 1.0, [0]], ids=str)
+@every_rank_consistent
+def test_ranks_and_batches_are_natural_numbers(build, name, value):
+    with pytest.raises(InvalidArgumentError, match=name):
+        build().validate(4, {**WHO, name: value})
+    with pytest.raises(InvalidArgumentError, match=name):
+        build().sample(list(range(8)), 4, **{**WHO, name: value})
+
+
+@pytest.mark.parametrize("build", [RankAwareSampler, BUILD["seqlen"]], ids=["rank_aware", "seqlen"])
+@pytest.mark.parametrize("name", ["dp_rank", "batch_index"])
+def test_rank_and_batch_are_required_by_the_system(build, name):
+    config = {key: value for key, value in WHO.items() if key != name}
+    with pytest.raises(InvalidArgumentError, match=name):
+        build().validate(4, config)
+
+
+def test_rank_beyond_the_ranks():
+    with pytest.raises(InvalidArgumentError, match="dp_size"):
+        SeqlenBalancedSampler(2, 2).validate(4, {**WHO, "dp_rank": 2})
+
+
+def test_needed():
+    assert SequentialSampler().needed(6) == RankAwareSampler().needed(6) == GRPOGroupNSampler(3).needed(6) == 6
+    assert SeqlenBalancedSampler(3, 4).needed(6) == 24
+
+
+def test_deal_key():
+    nobody = {"task_name": "t", "partition_id": "p"}
+    assert RankAwareSampler().deal_key(WHO) == (1, 2)
+    assert GRPOGroupNSampler().deal_key(WHO) == (1, 2)
+    assert GRPOGroupNSampler().deal_key(nobody) is None
+    assert GRPOGroupNSampler().deal_key({**nobody, "dp_rank": 1}) is None
+    assert GRPOGroupNSampler().deal_key({**nobody, "dp_rank": None, "batch_index": 0}) is None
+    assert SeqlenBalancedSampler(1, 2).deal_key(nobody) == (0, 0)
+    assert SeqlenBalancedSampler(1, 2).deal_key(WHO) == (1, 2)
+
+
+@every_rank_consistent
+def test_deal_is_pure(build):
+    sampler, ready = build(), list(range(8))
+    before = copy.deepcopy(vars(sampler))
+    shares = sampler.deal(ready, 2, **WHO)
+    assert shares == sampler.deal(ready, 2, **WHO)
+    assert shares[1] == build().sample(ready, 2, **WHO)
+    assert vars(sampler) == before
+    assert ready == list(range(8))
+
+
+@every_rank_consistent
+def test_deal_that_cannot_be_met(build):
+    assert build().deal([0], 2, **WHO) == {}
+
+
+@every_rank_consistent
+def test_deal_of_nothing_is_met(build):
+    assert build().deal([], 0, **WHO)[1] == ([], [])
+
+
+def test_deal_without_a_rank():
+    assert GRPOGroupNSampler(2).deal([0, 1, 2, 3], 2, task_name="t") == {0: ([0, 1], [0, 1])}
+    assert GRPOGroupNSampler(2).deal([0, 1, 2, 3], 2, task_name="t", dp_rank=3) == {0: ([0, 1], [0, 1])}
+
+
+def test_whose_sample():
+    assert not any(overrides_sample(build()) for build in BUILD.values())
+    assert not overrides_sample(OwnDeal(2))
+    assert overrides_sample(OwnSample(2))
+    assert overrides_sample(Newest())
+    patched = GRPOGroupNSampler(2)
+    patched.sample = lambda *args, **kwargs: ([], [])
+    assert overrides_sample(patched)
+
+
+def test_rank_consistent_is_abstract():
+    with pytest.raises(TypeError):
+        RankConsistentSampler()
+
+
+def test_imports_are_pure():
+    """Numpy, the exception tree and each other at import; the logger only where something is logged."""
+    allowed = {"__future__", "numpy", "transfer_queue"}
+    stdlib = {"abc", "collections", "copy", "heapq", "itertools", "math", "numbers", "operator", "reprlib", "typing"}
+    for path in Path(transfer_queue.sampler.__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            for name in names:
+                assert name.partition(".")[0] in allowed | stdlib, (path.name, name)
+                if name.startswith("transfer_queue"):
+                    assert name.startswith(("transfer_queue.errors", "transfer_queue.sampler")), (path.name, name)

@@ -1,0 +1,141 @@
+"""Dealing by length: sums, groups, tags, uneven counts."""
+
+import logging
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler import SeqlenBalancedSampler
+
+
+class Tags:
+    """A partition with these tags by index."""
+
+    partition_id = "p"
+
+    def __init__(self, tags):
+        self.tags = tags
+        self.asked = []
+
+    def get_custom_meta(self, indexes):
+        self.asked.append(list(indexes))
+        return {index: self.tags[index] for index in indexes if index in self.tags}
+
+
+def lengths_of(values):
+    return Tags({index: {"total_lengths": value} for index, value in enumerate(values)})
+
+
+@pytest.fixture(autouse=True)
+def _records(caplog):
+    caplog.set_level(logging.WARNING)
+
+
+@given(
+    size=st.integers(1, 3),
+    dp_size=st.integers(1, 4),
+    batch=st.integers(1, 6),
+    spare=st.integers(0, 5),
+    data=st.data(),
+)
+def test_shares(size, dp_size, batch, spare, data):
+    """All ranks get whole groups, the first ones, each once; the same count where they divide evenly."""
+    sampler, total = SeqlenBalancedSampler(size, dp_size), batch * dp_size
+    ready = list(range(total + spare))
+    values = data.draw(st.lists(st.integers(0, 999), min_size=len(ready), max_size=len(ready)))
+    if total % size or total // size < dp_size:
+        with pytest.raises(InvalidArgumentError):
+            sampler.deal(ready, batch, partition=lengths_of(values))
+        return
+    shares = sampler.deal(ready, batch, partition=lengths_of(values))
+    assert list(shares) == list(range(dp_size))
+    assert all(sampled == consumed for sampled, consumed in shares.values())
+    assert sorted(chain(*(sampled for sampled, _ in shares.values()))) == list(range(total))
+    for sampled, _ in shares.values():
+        assert sampled
+        for start in range(0, len(sampled), size):
+            first = sampled[start]
+            assert first % size == 0
+            assert sampled[start : start + size] == list(range(first, first + size))
+    if (total // size) % dp_size == 0:
+        assert {len(sampled) for sampled, _ in shares.values()} == {batch}
+
+
+def test_only_the_dealt_rows_are_looked_up():
+    partition = lengths_of([1] * 100)
+    SeqlenBalancedSampler(1, 2).deal(range(100), 2, partition=partition)
+    assert partition.asked == [[0, 1, 2, 3]]
+
+
+def test_other_tags_and_none_count_one():
+    tags = Tags({0: {"other": 9}, 1: {"total_lengths": None}, 2: {"total_lengths": 0.5}, 3: {"total_lengths": 1.5}})
+    shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, partition=tags)
+    assert [sampled for sampled, _ in shares.values()] == [[0, 1], [2, 3]]
+    tags = Tags({0: None, 2: {"total_lengths": np.float32(0.5)}, 3: {"total_lengths": np.int64(2)}})
+    shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, partition=tags)
+    assert sorted(3 in sampled and 2 in sampled for sampled, _ in shares.values()) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "garbage", ["12", b"12", True, [1], float("nan"), float("inf"), -1, 10**400, 10**5000, -(10**400)], ids=type
+)
+def test_garbage_names_the_row(garbage):
+    sampler = SeqlenBalancedSampler(1, 2)
+    tags = Tags({5: {"total_lengths": garbage}})
+    with pytest.raises(InvalidArgumentError, match="row 5 must be a finite number"):
+        sampler.sample([4, 5], 1, partition=tags)
+    assert sampler._states == {}
+
+
+def test_lengths_beyond_all_sums():
+    with pytest.raises(InvalidArgumentError, match="sum"):
+        SeqlenBalancedSampler(1, 2).deal(range(4), 2, partition=lengths_of([1.5e308] * 4))
+
+
+@pytest.mark.parametrize("partition", [None, lengths_of([1] * 6)], ids=["without", "with"])
+def test_uneven_counts_are_logged(caplog, partition):
+    shares = SeqlenBalancedSampler(2, 2).deal(range(6), 3, partition=partition)
+    assert sorted(len(sampled) for sampled, _ in shares.values()) == [2, 4]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "do not divide evenly over 2 ranks" in caplog.text
+
+
+def test_even_counts_are_not_logged(caplog):
+    SeqlenBalancedSampler(2, 2).deal(range(8), 4, partition=lengths_of([5, 1, 1, 9, 30, 2, 2, 2]))
+    assert caplog.records == []
+
+
+def test_uneven_in_order():
+    shares = SeqlenBalancedSampler(2, 4).deal(range(12), 3)
+    assert [sampled for sampled, _ in shares.values()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [10, 11]]
+
+
+def test_fewer_groups_than_ranks():
+    sampler = SeqlenBalancedSampler(4, 4)
+    with pytest.raises(InvalidArgumentError, match="a rank gets none"):
+        sampler.validate(2, {"dp_rank": 0, "batch_index": 0})
+    with pytest.raises(InvalidArgumentError, match="a rank gets none"):
+        sampler.sample(range(8), 2)
+
+
+def test_not_whole_groups():
+    with pytest.raises(InvalidArgumentError, match="must be a multiple of n_samples_per_prompt"):
+        SeqlenBalancedSampler(4, 2).validate(5, {"dp_rank": 0, "batch_index": 0})
+
+
+def test_partition_id_goes_before_the_partitions_own():
+    sampler = SeqlenBalancedSampler()
+    sampler.sample([0, 1], 2, partition=lengths_of([1, 1]), partition_id="q", task_name="t")
+    assert list(sampler._balanced_cache) == [("q", "t", 0)]
+
+
+def test_the_longest_rank_is_near_the_mean():
+    generator = np.random.default_rng(2)
+    values = np.clip(np.exp(generator.normal(6.5, 1, 512 * 8)), 16, 8192).astype(int).tolist()
+    shares = SeqlenBalancedSampler(8, 16).deal(range(len(values)), 256, partition=lengths_of(values))
+    sums = [sum(values[index] for index in sampled) for sampled, _ in shares.values()]
+    assert max(sums) <= 1.001 * sum(values) / 16
