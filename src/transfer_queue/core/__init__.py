@@ -1,0 +1,1 @@
+"""The controller's state machine: pure, event-sourced, without sockets, clocks, threads, torch or logging."""

@@ -1,0 +1,253 @@
+"""Published blocks and the extents they lie in, as columns; who still needs which.
+
+A block is needed while a live row has a value in it. An extent can be freed once its writer has closed it
+and no block in it is needed. Block numbers start at 1 and are never used again (0 means "no value").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from transfer_queue.messages import Blocks, FieldSpec, NewBlock
+
+CHUNK_BITS = 12
+CHUNK = 1 << CHUNK_BITS
+_FIELDS = (
+    ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
+    ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"),
+)  # fmt: skip
+
+
+class Interned:
+    """Equal values stored once, counted, under small numbers that are used again when free."""
+
+    def __init__(self) -> None:
+        self.number: dict[bytes, int] = {}
+        self.values: list[bytes | None] = []
+        self.uses: list[int] = []
+        self.spare: list[int] = []
+
+    def add(self, value: bytes) -> int:
+        """The number of this value, used once more."""
+        at = self.number.get(value)
+        if at is not None:
+            self.uses[at] += 1
+            return at
+        if self.spare:
+            at = self.spare.pop()
+            self.values[at], self.uses[at] = value, 1
+        else:
+            at = len(self.values)
+            self.values.append(value)
+            self.uses.append(1)
+        self.number[value] = at
+        return at
+
+    def drop(self, at: int) -> None:
+        """One use fewer; the value goes with the last."""
+        self.uses[at] -= 1
+        if self.uses[at] == 0:
+            value = self.values[at]
+            assert value is not None
+            del self.number[value]
+            self.values[at] = None
+            self.spare.append(at)
+
+    def __getitem__(self, at: int) -> bytes:
+        value = self.values[at]
+        assert value is not None
+        return value
+
+
+class SchemaTable(Interned):
+    """Interned schemas; the decoded form stands beside the bytes that identify it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoded: dict[int, list[FieldSpec]] = {}
+
+    def add_schema(self, schema: list[FieldSpec]) -> int:
+        """The number of this schema, used once more."""
+        identity = repr([(s.name, s.kind, s.dtype, s.ndim, s.ragged) for s in schema]).encode()
+        at = self.add(identity)
+        self.decoded.setdefault(at, schema)
+        return at
+
+    def drop(self, at: int) -> None:
+        super().drop(at)
+        if self.uses[at] == 0:
+            del self.decoded[at]
+
+
+class _Chunk:
+    """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed."""
+
+    __slots__ = ("alive", "capacity", "columns")
+
+    def __init__(self) -> None:
+        self.alive = 0
+        self.capacity = 16
+        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}
+
+    def ensure(self, at: int) -> None:
+        if at < self.capacity:
+            return
+        while self.capacity <= at:
+            self.capacity *= 2
+        for name, column in self.columns.items():
+            grown = np.zeros(self.capacity, column.dtype)
+            grown[: len(column)] = column
+            self.columns[name] = grown
+
+
+class Extent:
+    """blocks: how many needed blocks lie in it. closed: its writer puts no more into it."""
+
+    __slots__ = ("blocks", "closed", "writer")
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.blocks = 0
+        self.closed = False
+
+
+class BlockTable:
+    """All blocks that some live row needs, and the extents that hold them."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, _Chunk] = {}
+        self.schemas = SchemaTable()
+        self.dims = Interned()
+        self.extents: dict[tuple[int, int], Extent] = {}
+        self.freed: list[tuple[int, int]] = []  # extents to hand back, drained by the controller
+        self.live_bytes = 0
+
+    def add(self, number: int, writer: str, block: NewBlock, values: int) -> None:
+        """Block `number`, needed for `values` values."""
+        key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
+        chunk = self.chunks.get(key)
+        if chunk is None:
+            chunk = self.chunks[key] = _Chunk()
+        chunk.ensure(at)
+        row = (
+            block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
+            self.schemas.add_schema(block.schema), self.dims.add(block.dims), values,
+        )  # fmt: skip
+        for (name, _), value in zip(_FIELDS, row):
+            chunk.columns[name][at] = value
+        chunk.alive += 1
+        self.live_bytes += block.nbytes
+        place = (block.unit, block.extent)
+        extent = self.extents.get(place)
+        if extent is None:
+            extent = self.extents[place] = Extent(writer)
+        extent.blocks += 1
+
+    def release(self, numbers: np.ndarray) -> int:
+        """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
+        numbers = numbers[numbers > 0]
+        if len(numbers) == 1:
+            return self._release(int(numbers[0]), 1)
+        unique, counts = np.unique(numbers, return_counts=True)
+        return sum(map(self._release, unique.tolist(), counts.tolist()))
+
+    def _release(self, number: int, count: int) -> int:
+        key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
+        chunk = self.chunks[key]
+        live = chunk.columns["live"]
+        live[at] -= count
+        if live[at]:
+            return 0
+        column = chunk.columns
+        self.schemas.drop(int(column["schema"][at]))
+        self.dims.drop(int(column["dims"][at]))
+        nbytes = int(column["nbytes"][at])
+        self.live_bytes -= nbytes
+        place = (int(column["unit"][at]), int(column["extent"][at]))
+        chunk.alive -= 1
+        if not chunk.alive:
+            del self.chunks[key]
+        self.extents[place].blocks -= 1
+        self._free_if_done(place)
+        return nbytes
+
+    def close(self, places: list[tuple[int, int]]) -> None:
+        """These extents take no more blocks."""
+        for place in places:
+            extent = self.extents.get(place)
+            if extent is None:
+                # closed with nothing needed in it: all its blocks are gone already, or there never were any
+                self.freed.append(place)
+                continue
+            extent.closed = True
+            self._free_if_done(place)
+
+    def _free_if_done(self, place: tuple[int, int]) -> None:
+        extent = self.extents[place]
+        if extent.blocks == 0 and extent.closed:
+            del self.extents[place]
+            self.freed.append(place)
+
+    def take_freed(self) -> list[tuple[int, int]]:
+        """The extents to hand back since the last call."""
+        freed, self.freed = self.freed, []
+        return freed
+
+    def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """One column of these blocks, in order."""
+        keys = numbers >> CHUNK_BITS
+        at = numbers & (CHUNK - 1)
+        if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
+            return self.chunks[int(keys[0])].columns[name][at]
+        out = np.empty(len(numbers), dict(_FIELDS)[name])
+        for key in np.unique(keys).tolist():
+            mine = keys == key
+            out[mine] = self.chunks[key].columns[name][at[mine]]
+        return out
+
+    def describe(self, numbers: np.ndarray) -> Blocks:
+        """These blocks as a reply carries them."""
+        columns = {name: self.column(name, numbers) for name, _ in _FIELDS[:8] if name != "extent"}
+        schema_numbers, schema_at = np.unique(columns["schema"], return_inverse=True)
+        dims_numbers, dims_at = np.unique(columns["dims"], return_inverse=True)
+        return Blocks(
+            unit=columns["unit"].tobytes(),
+            offset=columns["offset"].tobytes(),
+            generation=columns["generation"].tobytes(),
+            nbytes=columns["nbytes"].tobytes(),
+            rows=columns["rows"].tobytes(),
+            schema=schema_at.astype("i4").tobytes(),
+            dims=dims_at.astype("i4").tobytes(),
+            schemas=[self.schemas.decoded[n] for n in schema_numbers.tolist()],
+            dims_values=[self.dims[n] for n in dims_numbers.tolist()],
+        )
+
+    def shape_source(self, number: int) -> tuple[list[FieldSpec], bytes, int]:
+        """Schema, dims and row count of one block."""
+        columns = self.chunks[number >> CHUNK_BITS].columns
+        at = number & (CHUNK - 1)
+        return (
+            self.schemas.decoded[int(columns["schema"][at])],
+            self.dims[int(columns["dims"][at])],
+            int(columns["rows"][at]),
+        )
+
+    def live_blocks(self) -> Iterator[tuple[int, int, tuple[int, int], int]]:
+        """(number, values needed, (unit, extent), nbytes) of every needed block; for invariants."""
+        for key in sorted(self.chunks):
+            columns = self.chunks[key].columns
+            for at in np.flatnonzero(columns["live"]).tolist():
+                place = (int(columns["unit"][at]), int(columns["extent"][at]))
+                yield (key << CHUNK_BITS) + at, int(columns["live"][at]), place, int(columns["nbytes"][at])
+
+    def state(self) -> dict[str, object]:
+        """Everything that replay must reproduce, as plain values."""
+        return {
+            "blocks": [
+                (n, live, place, nbytes, repr(self.shape_source(n))) for n, live, place, nbytes in self.live_blocks()
+            ],
+            "extents": {place: (e.writer, e.blocks, e.closed) for place, e in sorted(self.extents.items())},
+            "live_bytes": self.live_bytes,
+        }

@@ -1,0 +1,413 @@
+"""The controller: events in, effects out.
+
+    handle(client, peer, envelope, now)   a request arrived on connection `peer` of `client`
+    closed(client, peer, now)             that connection ended
+    tick(now)                             a deadline may have come (see next_deadline)
+
+Each decides on records (puts.py, claims.py), applies them (state.py), and gives effects for the server. Every
+request gets exactly one reply. Replies to what changed something are kept in the state until the client says
+that it has them, so the same request on a new connection gets the same answer. What waits is answered by the
+event that completes it, in order of arrival per (partition, task).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core import claims, puts
+from transfer_queue.core import records as r
+from transfer_queue.core.effects import Effect, FreeExtents, Send
+from transfer_queue.core.explain import timeout_words
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.queries import QUERIES, meta_reply, status
+from transfer_queue.core.state import State
+from transfer_queue.core.waiting import Waiter, Waiting
+from transfer_queue.errors import CapacityError, ProtocolError, TransferQueueError
+from transfer_queue.messages import (
+    AnyReply,
+    Cancel,
+    Claim,
+    ClaimReply,
+    ClearKeys,
+    ClearPartition,
+    ClearRows,
+    CloseExtents,
+    CreatePartition,
+    Done,
+    Envelope,
+    Failure,
+    Publish,
+    PublishReply,
+    RegisterUnit,
+    ResetConsumption,
+    Reserve,
+    Seal,
+    Status,
+    Topology,
+    TopologyReply,
+    WriterGone,
+)
+from transfer_queue.sampler.base import BaseSampler
+
+MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
+Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
+
+
+class Controller:
+    """The core of the system. config: JSON text that attaching clients get. capacity: most rows at a time.
+
+    records: what was applied since the last `take_records`. counters: for status and metrics.
+    peers: the connection on which each waiting request will be answered. connections: peers of each client.
+    """
+
+    def __init__(self, sampler: BaseSampler, config: str = "{}", capacity: int | None = None) -> None:
+        self.state = State(capacity)
+        self.samplers = claims.Samplers(sampler)
+        self.config = config
+        self.records: list[r.AnyRecord] = []
+        self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
+        self.peers: dict[Waiter, int] = {}
+        self.connections: dict[str, set[int]] = {}
+        self.departed: dict[str, None] = {}
+        self.unit_peers: dict[int, int] = {}
+        # since the last settling: partition -> whether all that waits there must be looked at, and
+        # partition -> task -> (dp_rank, batch_index) of the shares dealt
+        self._changed: dict[str, bool] = {}
+        self._dealt: dict[str, dict[str, set[tuple[Any, Any]]]] = {}
+
+    # ------------------------------------------------------------ events
+
+    def opened(self, client: str, peer: int) -> None:
+        """A client has a (further) connection."""
+        self.connections.setdefault(client, set()).add(peer)
+        self.departed.pop(client, None)
+
+    def handle(self, client: str, peer: int, envelope: Envelope, now: float) -> list[Effect]:
+        """A request arrived."""
+        self.counters["requests"] += 1
+        sequence, body = envelope.sequence, envelope.body
+        kept = self.state.clients.get(client)
+        if kept is not None and sequence in kept.replies:
+            return [Send(peer, sequence, kept.replies[sequence])]
+        if (client, sequence) in self.state.waiting.by_waiter:
+            self.peers[client, sequence] = peer
+            return []
+        if kept is not None and sequence <= kept.acknowledged:
+            return [self._failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
+        try:
+            return self._answer(client, peer, envelope, body, now)
+        except TransferQueueError as error:
+            return [self._failure(peer, sequence, error), *self._settle(now)]
+
+    def closed(self, client: str, peer: int, now: float) -> list[Effect]:
+        """A connection ended: what waited on it is cancelled, before anything can meet it."""
+        for waiter in [w for w, p in self.peers.items() if p == peer and w[0] == client]:
+            self._unpark(waiter)
+        for unit in [u for u, p in self.unit_peers.items() if p == peer]:
+            del self.unit_peers[unit]
+        peers = self.connections.get(client)
+        if peers is not None:
+            peers.discard(peer)
+            if not peers:
+                del self.connections[client]
+                self._depart(client)
+        return self._settle(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, None where nobody waits."""
+        return self.state.waiting.next_deadline()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ends the waits whose deadline has come."""
+        effects: list[Effect] = []
+        for waiting in self.state.waiting.expired(now):
+            waiter = (waiting.client, waiting.sequence)
+            peer = self.peers.get(waiter)
+            reply = self._expiry(waiting, now)
+            self._unpark(waiter)
+            if peer is not None:
+                effects.append(Send(peer, waiting.sequence, reply))
+        return [*effects, *self._settle(now)]
+
+    def take_records(self) -> list[r.AnyRecord]:
+        """The records applied since the last call, for the journal."""
+        taken, self.records = self.records, []
+        return taken
+
+    # ------------------------------------------------------------ one request
+
+    def _answer(self, client: str, peer: int, envelope: Envelope, body: Any, now: float) -> list[Effect]:
+        sequence = envelope.sequence
+        query = QUERIES.get(type(body))
+        if query is not None:
+            return [Send(peer, sequence, query(self.state, body))]
+        if isinstance(body, Claim):
+            return self._claim(client, peer, envelope, body, now)
+        if isinstance(body, Topology):
+            return [Send(peer, sequence, TopologyReply(list(self.state.units.values()), self.config))]
+        if isinstance(body, Status):
+            return [Send(peer, sequence, status(self.state, dict(self.counters), now))]
+        if isinstance(body, Cancel):
+            waiter = (client, body.sequence)
+            if waiter in self.state.waiting.by_waiter:
+                self._unpark(waiter)
+            return [Send(peer, sequence, Done()), *self._settle(now)]
+        decide = _MUTATIONS.get(type(body))
+        if decide is None:
+            raise ProtocolError(f"{type(body).__name__} is no request to a controller")
+        try:
+            records, reply = decide(self, client, peer, body)
+        except CapacityError:
+            wait = body.wait if isinstance(body, (Publish, Reserve)) else None
+            if wait is None or wait <= 0:
+                raise
+            self._park(client, peer, sequence, body, now, wait)
+            return []
+        return [*self._commit(client, peer, envelope, records, reply), *self._settle(now)]
+
+    def _commit(
+        self, client: str, peer: int, envelope: Envelope, records: list[r.AnyRecord], reply: Callable[[], AnyReply]
+    ) -> list[Effect]:
+        for record in records:
+            self._apply(record)
+        answer = reply()
+        self._apply(r.Replied(client, envelope.sequence, envelope.acknowledged, answer))
+        return [Send(peer, envelope.sequence, answer)]
+
+    def _claim(self, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
+        claims.check(self.samplers, claim)
+        if not claim.count and not claim.probe:
+            return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
+        outcome = claims.decide(self.state, self.samplers, claim)
+        if outcome.rows is None and not outcome.ended and claim.wait is not None and claim.wait > 0:
+            self._park(client, peer, envelope.sequence, claim, now, claim.wait)
+            return []
+        return [*self._give(client, peer, envelope, claim, outcome), *self._settle(now)]
+
+    def _give(
+        self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome
+    ) -> list[Effect]:
+        if claim.probe or outcome.rows is None:
+            return [Send(peer, envelope.sequence, ClaimReply(rows=b"", ended=outcome.ended))]
+        rows = outcome.rows
+        self.counters["dealt_rows"] += len(rows) if outcome.records else 0
+
+        def reply() -> AnyReply:
+            partition = self.state.partitions[claim.partition]
+            return meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
+
+        return self._commit(client, peer, envelope, outcome.records, reply)
+
+    # ------------------------------------------------------------ waiting
+
+    def _park(
+        self, client: str, peer: int, sequence: int, body: Claim | Publish | Reserve, now: float, wait: float
+    ) -> None:
+        self._apply(r.Parked(client, sequence, now, now + wait, body))
+        self.peers[client, sequence] = peer
+
+    def _unpark(self, waiter: Waiter) -> None:
+        self._apply(r.Unparked(*waiter))
+        self.peers.pop(waiter, None)
+
+    def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
+        self.counters["failures"] += 1
+        request = waiting.request
+        if isinstance(request, Claim):
+            if request.probe:
+                return ClaimReply(rows=b"")
+            return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since))
+        try:
+            puts.check_capacity(self.state, request.count)
+        except CapacityError as error:
+            return Failure("CapacityError", f"{error} It waited {now - waiting.since:.3g} s.")
+        return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
+
+    def _settle(self, now: float) -> list[Effect]:
+        """Meets what can be met after a change, until nothing more can; then hands back free extents."""
+        effects: list[Effect] = []
+        while self._changed:
+            name, everything = self._changed.popitem()
+            partition = self.state.partitions.get(name)
+            gained = partition.gained if partition is not None else set()
+            if partition is not None:
+                partition.gained = set()
+            dealt = self._dealt.pop(name, {})
+            for task, queue in self.state.waiting.of_partition(name):
+                if everything or task in gained or task in dealt:
+                    for waiting in self._worth_a_try(partition, queue, everything, dealt.get(task, set())):
+                        effects += self._retry_claim(waiting)
+            if everything:
+                for waiting in list(self.state.waiting.space.values()):
+                    effects += self._retry_put(waiting)
+        by_unit: dict[int, list[int]] = {}
+        for unit, extent in self.state.blocks.take_freed():
+            by_unit.setdefault(unit, []).append(extent)
+        return [*effects, *(FreeExtents(unit, extents) for unit, extents in by_unit.items())]
+
+    def _worth_a_try(
+        self, partition: Partition | None, queue: dict[Waiter, Waiting], everything: bool, dealt: set[tuple[Any, Any]]
+    ) -> Iterator[Waiting]:
+        """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before."""
+        for waiting in list(queue.values()):
+            claim = waiting.request
+            assert isinstance(claim, Claim)
+            if everything or partition is None or not claims.deals_itself(self.samplers.of(claim.sampling)):
+                yield waiting
+            elif partition.ready_set(claim.task, tuple(claim.fields)).total >= claim.count:
+                yield waiting
+            elif (claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")) in dealt:
+                yield waiting
+
+    def _retry_claim(self, waiting: Waiting) -> list[Effect]:
+        claim = waiting.request
+        assert isinstance(claim, Claim)
+        waiter = (waiting.client, waiting.sequence)
+        peer = self.peers.get(waiter)
+        if peer is None:
+            return []
+        try:
+            outcome = claims.decide(self.state, self.samplers, claim)
+        except TransferQueueError as error:
+            self._unpark(waiter)
+            return [self._failure(peer, waiting.sequence, error)]
+        if outcome.rows is None and not outcome.ended:
+            return []
+        self._unpark(waiter)
+        return self._give(waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
+
+    def _retry_put(self, waiting: Waiting) -> list[Effect]:
+        waiter = (waiting.client, waiting.sequence)
+        peer = self.peers.get(waiter)
+        if peer is None:
+            return []
+        try:
+            records, reply = _MUTATIONS[type(waiting.request)](self, waiting.client, peer, waiting.request)
+        except CapacityError:
+            return []
+        except TransferQueueError as error:
+            self._unpark(waiter)
+            return [self._failure(peer, waiting.sequence, error)]
+        self._unpark(waiter)
+        return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
+
+    # ------------------------------------------------------------ the rest
+
+    def _apply(self, record: r.AnyRecord) -> None:
+        self.state.apply(record)
+        self.records.append(record)
+        name = getattr(record, "partition", None)
+        if name is None:
+            return
+        if isinstance(record, r.Dealt):
+            # takes rows away; it can meet only those who ask for one of its shares, or end a finite loader
+            keys = self._dealt.setdefault(name, {}).setdefault(record.task, set())
+            keys |= {(share.dp_rank, record.batch_index) for share in record.shares}
+            everything = self._may_end(name, record.task)
+        else:
+            everything = not isinstance(record, (r.Published, r.RowsReserved))
+        self._changed[name] = self._changed.get(name, False) or everything
+
+    def _may_end(self, name: str, task: str) -> bool:
+        partition = self.state.partitions[name]
+        return partition.sealed or partition.wholly_consumed(task)
+
+    def _depart(self, client: str) -> None:
+        if client not in self.state.clients:
+            return
+        self.departed[client] = None
+        while len(self.departed) > MAX_DEPARTED:
+            oldest = next(iter(self.departed))
+            del self.departed[oldest]
+            self._apply(r.ClientForgotten(oldest))
+
+    def _failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
+        self.counters["failures"] += 1
+        return Send(peer, sequence, Failure(type(error).__name__, str(error)))
+
+    # ------------------------------------------------------------ mutations
+
+    def _create_partition(self, client: str, peer: int, request: CreatePartition) -> Decision:
+        known = request.partition in self.state.partitions
+        return [] if known else puts.create_partition(self.state, request), lambda: Done(not known)
+
+    def _reserve(self, client: str, peer: int, request: Reserve) -> Decision:
+        records, indexes = puts.reserve(self.state, request)
+
+        def reply() -> AnyReply:
+            partition = self.state.partitions[request.partition]
+            positions = partition.rows.positions_of(indexes)
+            fields = partition.common_fields(positions)
+            produced = np.full(len(positions), bool(fields))
+            return meta_reply(partition, positions, indexes, fields, produced)
+
+        return records, reply
+
+    def _publish(self, client: str, peer: int, request: Publish) -> Decision:
+        records, indexes = puts.publish(self.state, client, request)
+        if request.block is not None:
+            self.counters["published_rows"] += request.count
+
+        def reply() -> AnyReply:
+            if request.keys is None:
+                return PublishReply(indexes.tobytes())
+            partition = self.state.partitions[request.partition]
+            positions = partition.rows.positions_of(indexes)
+            return PublishReply(indexes.tobytes(), partition.tags_of(positions), partition.common_fields(positions))
+
+        return records, reply
+
+    def _clear_rows(self, client: str, peer: int, request: ClearRows) -> Decision:
+        return puts.clear_rows(self.state, request.partition, np.frombuffer(request.rows, "<i8")), Done
+
+    def _clear_keys(self, client: str, peer: int, request: ClearKeys) -> Decision:
+        return puts.clear_keys(self.state, request.partition, request.keys), Done
+
+    def _clear_partition(self, client: str, peer: int, request: ClearPartition) -> Decision:
+        claims.forget(self.samplers.default, request.partition)
+        known = request.partition in self.state.partitions
+        return [r.PartitionDropped(request.partition)] if known else [], Done
+
+    def _reset(self, client: str, peer: int, request: ResetConsumption) -> Decision:
+        known = request.partition in self.state.partitions
+        records: list[r.AnyRecord] = []
+        if known:
+            records.append(r.ConsumptionForgotten(request.partition, request.task))
+        return records, lambda: Done(True)
+
+    def _seal(self, client: str, peer: int, request: Seal) -> Decision:
+        return puts.seal(self.state, request.partition), Done
+
+    def _close_extents(self, client: str, peer: int, request: CloseExtents) -> Decision:
+        return [r.ExtentsClosed(request.extents)], Done
+
+    def _register_unit(self, client: str, peer: int, request: RegisterUnit) -> Decision:
+        number = next(
+            (u.unit for u in self.state.units.values() if u.arena == request.arena), len(self.state.units)
+        )
+        self.unit_peers[number] = peer
+        return [r.UnitRegistered(number, request.address, request.arena)], lambda: Done(number)
+
+    def _writer_gone(self, client: str, peer: int, request: WriterGone) -> Decision:
+        if self.unit_peers.get(request.unit) != peer:
+            raise ProtocolError("only the unit itself may say that a writer of its is gone")
+        return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
+
+
+_MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
+    CreatePartition: Controller._create_partition,
+    Reserve: Controller._reserve,
+    Publish: Controller._publish,
+    ClearRows: Controller._clear_rows,
+    ClearKeys: Controller._clear_keys,
+    ClearPartition: Controller._clear_partition,
+    ResetConsumption: Controller._reset,
+    Seal: Controller._seal,
+    CloseExtents: Controller._close_extents,
+    RegisterUnit: Controller._register_unit,
+    WriterGone: Controller._writer_gone,
+}
+

@@ -1,0 +1,71 @@
+"""Dealt batches of one task in one partition: what a rank was given, to be given again to whoever asks alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.intervals import Intervals
+
+
+class DealtBatch:
+    """rows: global indexes in the order dealt. live: how many of them are not cleared."""
+
+    __slots__ = ("batch_index", "batch_size", "dp_rank", "live", "rows")
+
+    def __init__(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> None:
+        self.dp_rank = dp_rank
+        self.batch_index = batch_index
+        self.batch_size = batch_size
+        self.rows = rows
+        self.live = len(rows)
+
+
+class DealtBatches:
+    """by_key: (dp_rank, batch_index) -> number. batches: number -> batch, until its rows are cleared.
+
+    issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[tuple[int, int], int] = {}
+        self.batches: dict[int, DealtBatch] = {}
+        self.issued: dict[int, Intervals] = {}
+        self.next_number = 1
+
+    def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
+        """Keeps a batch; gives its number."""
+        number = self.next_number
+        self.next_number += 1
+        self.issued.setdefault(dp_rank, Intervals()).add(batch_index)
+        if len(rows):
+            self.by_key[dp_rank, batch_index] = number
+            self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
+        return number
+
+    def find(self, dp_rank: int, batch_index: int) -> DealtBatch | None:
+        """The batch dealt under this key, while any of its rows lives."""
+        number = self.by_key.get((dp_rank, batch_index))
+        return None if number is None else self.batches[number]
+
+    def gone(self, dp_rank: int, batch_index: int) -> bool:
+        """Whether a batch was dealt under this key whose rows are all cleared."""
+        issued = self.issued.get(dp_rank)
+        return issued is not None and batch_index in issued and (dp_rank, batch_index) not in self.by_key
+
+    def cleared(self, number: int, count: int) -> None:
+        """`count` rows of a batch were cleared; it goes with its last."""
+        batch = self.batches[number]
+        batch.live -= count
+        if not batch.live:
+            del self.batches[number]
+            del self.by_key[batch.dp_rank, batch.batch_index]
+
+    def state(self) -> dict[str, object]:
+        """For comparison after replay."""
+        return {
+            "batches": {
+                key: (self.batches[n].batch_size, self.batches[n].live, self.batches[n].rows.tolist())
+                for key, n in sorted(self.by_key.items())
+            },
+            "issued": {rank: issued.state() for rank, issued in sorted(self.issued.items())},
+        }

@@ -1,0 +1,124 @@
+"""What is known of a field over its live values: dtype, kind, and in which dimensions its rows have differed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.errors import FieldTypeError, InvalidArgumentError
+from transfer_queue.messages import FieldSpec, FieldType, NewBlock
+
+MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
+
+
+class Field:
+    """live: rows that have a value. The rest is forgotten when live falls to 0.
+
+    shape: row shape of the first value. differs: bit d set once rows differed in dimension d.
+    """
+
+    __slots__ = ("differs", "dtype", "kind", "live", "mixed_rank", "name", "ndim", "shape")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.live = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """No live row carries the field."""
+        self.kind = ""
+        self.dtype = ""
+        self.ndim = 0
+        self.shape: tuple[int, ...] = ()
+        self.differs = 0
+        self.mixed_rank = False
+
+    def check(self, spec: FieldSpec) -> None:
+        """Raises FieldTypeError where a value of this spec does not go with the live ones."""
+        if self.live and (self.kind, self.dtype) != (spec.kind, spec.dtype):
+            raise FieldTypeError(
+                f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put brings "
+                f"{_words(spec.kind, spec.dtype)}; nothing was put. Convert the values, use another field name, or "
+                f"clear the rows that hold the field first."
+            )
+
+    def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
+        """Takes in the row shapes of one block column (dims: its part of the block's dims)."""
+        if not self.kind:
+            self.kind, self.dtype, self.ndim = spec.kind, spec.dtype, spec.ndim
+            self.shape = tuple(dims[: max(spec.ndim, 0)].tolist())
+        if spec.kind == "object":
+            return
+        if spec.ndim != self.ndim or spec.ndim == MIXED_RANK:
+            self.mixed_rank = True
+            return
+        if not spec.ndim:
+            return
+        shapes = dims.reshape(-1, spec.ndim)
+        for d in np.flatnonzero((shapes != self.shape).any(axis=0)).tolist():
+            self.differs |= 1 << d
+
+    def type(self) -> FieldType:
+        """As replies carry it."""
+        known = not self.differs and not self.mixed_rank and self.kind != "object"
+        return FieldType(
+            name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
+            shape=list(self.shape) if known else None, differs=self.differs, mixed_rank=self.mixed_rank,
+        )  # fmt: skip
+
+    def words(self) -> str:
+        """The type as a person reads it."""
+        if not self.kind:
+            return "no values"
+        if self.kind == "object":
+            return "objects"
+        shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
+        return f"{self.dtype}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
+
+    def state(self) -> tuple[object, ...]:
+        """For comparison after replay."""
+        return (self.live, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
+
+
+def _words(kind: str, dtype: str) -> str:
+    return "objects" if kind == "object" else f"tensors of {dtype}"
+
+
+def dims_parts(schema: list[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
+    """The part of a block's dims that belongs to each field, in order.
+
+    Raises InvalidArgumentError where the numbers do not fit the schema.
+    """
+    parts = []
+    at = 0
+    for spec in schema:
+        if spec.ndim == MIXED_RANK:
+            start = at
+            for _ in range(rows):
+                if at >= len(dims) or not 0 <= dims[at] <= 64:
+                    raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before its rows do")
+                at += 1 + int(dims[at])
+            parts.append(dims[start:at])
+            continue
+        if not 0 <= spec.ndim <= 64:
+            raise InvalidArgumentError(f"field {spec.name!r}: {spec.ndim} dimensions are not possible")
+        size = spec.ndim * (rows if spec.ragged else 1)
+        parts.append(dims[at : at + size])
+        at += size
+    if at != len(dims) or (len(dims) and int(dims.min()) < 0):
+        raise InvalidArgumentError(f"a block of {rows} rows and {len(schema)} fields cannot have {len(dims)} dims")
+    return parts
+
+
+def check_block(block: NewBlock, count: int) -> None:
+    """Raises InvalidArgumentError for a block that describes itself wrongly."""
+    if block.rows != count or count < 1:
+        raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
+    names = [spec.name for spec in block.schema]
+    if not names or len(set(names)) != len(names):
+        raise InvalidArgumentError(f"a block needs fields, each once; it names {names}")
+    for spec in block.schema:
+        if spec.kind not in ("tensor", "object"):
+            raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
+    if len(block.dims) % 8 or min(block.offset, block.nbytes, block.extent, block.unit) < 0:
+        raise InvalidArgumentError("the block's place or dims are no numbers of a block")
+    dims_parts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

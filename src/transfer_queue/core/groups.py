@@ -1,0 +1,93 @@
+"""Which rows are the samples of one prompt: by declared group id, or by order of reservation.
+
+A partition in which any row was declared a member of a group has declared groups only: its other rows belong
+to none. Otherwise the group of a row is its position divided by the sampler's group size, fixed for ever and
+unaffected by clears. Groups are numbered; -1 is no group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.rows import CHUNK_BITS, Rows
+
+
+class Group:
+    """A declared group. members: positions in order of arrival, cleared ones included. cleared: how many are."""
+
+    __slots__ = ("cleared", "members", "name", "number")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.members: list[int] = []
+        self.cleared = 0
+
+
+class Groups:
+    """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known."""
+
+    def __init__(self, rows: Rows, size: int | None) -> None:
+        self.rows = rows
+        self.size = size
+        self.declared: dict[int, Group] = {}
+        self.by_name: dict[str, Group] = {}
+        self.next_number = 0
+
+    @property
+    def explicit(self) -> bool:
+        """Whether groups are declared here."""
+        return self.next_number > 0
+
+    def join(self, name: str, position: int) -> Group:
+        """Makes a row a member of a declared group."""
+        group = self.by_name.get(name)
+        if group is None:
+            group = self.by_name[name] = Group(name, self.next_number)
+            self.declared[group.number] = group
+            self.next_number += 1
+        group.members.append(position)
+        chunk = self.rows.chunks[position >> CHUNK_BITS]
+        chunk.group_column()[position & ((1 << CHUNK_BITS) - 1)] = group.number
+        return group
+
+    def leave(self, number: int) -> None:
+        """A member was cleared; the group goes with its last."""
+        group = self.declared[number]
+        group.cleared += 1
+        if group.cleared == len(group.members):
+            del self.declared[number]
+            del self.by_name[group.name]
+
+    def of(self, positions: np.ndarray, size: int) -> np.ndarray:
+        """The group number of each position, groups of `size` where they are not declared."""
+        if not self.explicit:
+            return positions // size
+        out = np.full(len(positions), -1, "i8")
+        for _, chunk, at, where in self.rows.split(positions):
+            if chunk.group is not None:
+                out[where] = chunk.group[at]
+        return out
+
+    def size_of(self, group: int, size: int) -> int:
+        """How many ready members make the group whole; 0 where it never can be."""
+        if not self.explicit:
+            return size
+        found = self.declared.get(group)
+        wanted = self.size or size
+        if found is None or found.cleared or len(found.members) > wanted:
+            return 0
+        return wanted
+
+    def first_of(self, group: int, size: int) -> int:
+        """The position by which groups are ordered."""
+        if not self.explicit:
+            return group * size
+        found = self.declared.get(group)
+        return found.members[0] if found else -1
+
+    def members(self, group: int, size: int) -> np.ndarray:
+        """The positions of a group's members, ascending."""
+        if not self.explicit:
+            return np.arange(group * size, (group + 1) * size)
+        return np.sort(np.array(self.declared[group].members, "i8"))

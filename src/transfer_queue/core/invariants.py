@@ -1,0 +1,136 @@
+"""Checks the whole state against a recount from first principles; every test of the core ends with it.
+
+The numbers are those of the invariants that the architecture page lists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.ready import ReadySet
+from transfer_queue.core.state import State
+
+
+class BrokenInvariant(AssertionError):
+    """The state contradicts itself; the message says where."""
+
+
+def check(state: State) -> None:
+    """Raises BrokenInvariant where the state contradicts itself."""
+    needed: Counter[int] = Counter()
+    indexes: list[int] = []
+    for name, partition in state.partitions.items():
+        _require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
+        indexes += _rows(partition, needed)
+        _tasks(partition)
+        _groups(partition)
+        for ready in partition.ready.values():
+            _ready(partition, ready)
+    _require(len(set(indexes)) == len(indexes), "2: a global index names two live samples")
+    _require(all(i < state.next_index for i in indexes), "2: a live index is not below the next one")
+    _blocks(state, needed)
+    _waiting(state)
+
+
+def _require(fine: bool, words: str) -> None:
+    if not fine:
+        raise BrokenInvariant(words)
+
+
+def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
+    name = partition.name
+    positions = partition.rows.live_positions()
+    indexes = partition.rows.indexes_of(positions)
+    _require(len(positions) == partition.rows.count, f"7: {name} counts {partition.rows.count} rows, {len(positions)}")
+    _require(bool((np.diff(indexes) > 0).all()), f"2: the indexes of {name} do not ascend")
+    found = partition.rows.positions_of(indexes)
+    _require(bool((found == positions).all()), f"2: an index of {name} is not found at its position")
+    for key, chunk in partition.rows.chunks.items():
+        living = int(chunk.alive[: chunk.size].sum())
+        _require(chunk.living == living, f"7: chunk {key} of {name} counts {chunk.living} living, {living} are")
+        dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
+        for field, (column, _) in chunk.field.items():
+            _require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field}")
+    for field_name, field in partition.fields.items():
+        numbers, _ = partition.blocks_of(field_name, positions)
+        live = int(np.count_nonzero(numbers))
+        _require(field.live == live, f"7: field {field_name} of {name} counts {field.live} values, {live} are there")
+        _require((not field.kind) == (live == 0), f"field {field_name} of {name} has no type, or an old one")
+        needed.update(numbers[numbers > 0].tolist())
+    waiting = [p for p in positions.tolist() if partition.rows.chunks[p >> 12].waiting[p & 4095]]
+    _require(waiting == partition.waiting, f"the pre-allocated rows of {name} are not those it lists")
+    keyed = partition.keys_of(positions)
+    listed = {key: p for key, p in zip(keyed, positions.tolist()) if key is not None}
+    _require(listed == partition.keys, f"the keys of {name} are not those of its rows")
+    return indexes.tolist()  # type: ignore[no-any-return]
+
+
+def _tasks(partition: Partition) -> None:
+    positions = partition.rows.live_positions()
+    for task, count in partition.tasks.items():
+        consumed = partition.consumed(task, positions)
+        _require(int(consumed.sum()) == count, f"7: task {task} of {partition.name} miscounts what it consumed")
+    for task, dealt in partition.dealt.items():
+        seen: set[int] = set()
+        for key, number in dealt.by_key.items():
+            batch = dealt.batches[number]
+            _require(key == (batch.dp_rank, batch.batch_index), f"4: a dealt batch of {task} is under another key")
+            where = partition.rows.positions_of(batch.rows)
+            _require(batch.live == int((where >= 0).sum()) > 0, f"7: batch {key} of {task} miscounts its live rows")
+            rows = set(batch.rows.tolist())
+            _require(not rows & seen, f"4: a row is in two dealt batches of {task}")
+            seen |= rows
+            _require(
+                bool(partition.consumed(task, where[where >= 0]).all()), f"3: batch {key} of {task} is not consumed"
+            )
+
+
+def _groups(partition: Partition) -> None:
+    groups = partition.groups
+    for number, group in groups.declared.items():
+        _require(group.number == number and groups.by_name[group.name] is group, "a group is under another number")
+        members = np.array(group.members, "i8")
+        alive = [p for p in group.members if p >> 12 in partition.rows.chunks]
+        living = sum(int(partition.rows.chunks[p >> 12].alive[p & 4095]) for p in alive)
+        _require(
+            living == len(members) - group.cleared > 0, f"7: group {group.name} of {partition.name} miscounts itself"
+        )
+        if groups.size is not None:
+            _require(len(members) <= groups.size, f"4: group {group.name} has more members than its group_size")
+
+
+def _ready(partition: Partition, ready: ReadySet) -> None:
+    fresh = ReadySet(ready.task, ready.fields)
+    fresh.build(partition.rows)
+    _require(fresh.total == ready.total and fresh.counts == ready.counts, f"3: ready set {ready.fields} miscounts")
+    _require(sorted(ready.counts) == ready.keys, f"3: ready set {ready.fields} lists other chunks than it counts")
+    _require(bool((fresh.positions() == ready.positions()).all()), f"3: ready set {ready.fields} holds other rows")
+    for size, whole in ready.whole.items():
+        again = fresh.whole_groups(size, partition.rows, partition.groups)
+        _require(whole.order == again.order, f"4: whole groups of {size} in {ready.fields} are not these")
+
+
+def _blocks(state: State, needed: Counter[int]) -> None:
+    counted = {number: live for number, live, _, _ in state.blocks.live_blocks()}
+    _require(counted == dict(needed), "7: the live values a block are not what a recount gives")
+    extents: Counter[tuple[int, int]] = Counter()
+    nbytes = 0
+    for _, _, place, size in state.blocks.live_blocks():
+        extents[place] += 1
+        nbytes += size
+    _require(nbytes == state.blocks.live_bytes, "7: the bytes of live blocks are not what a recount gives")
+    _require(
+        sum(partition.nbytes for partition in state.partitions.values()) == nbytes, "7: partitions miscount their bytes"
+    )
+    for place, extent in state.blocks.extents.items():
+        _require(extent.blocks == extents[place], f"7: extent {place} miscounts its blocks")
+        _require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")
+
+
+def _waiting(state: State) -> None:
+    room = state.waiting
+    listed = [waiter for queue in room.claims.values() for waiter in queue] + list(room.space)
+    _require(sorted(listed) == sorted(room.by_waiter), "somebody waits in no queue, or in two")

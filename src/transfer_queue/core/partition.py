@@ -1,0 +1,341 @@
+"""One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
+
+Methods that change something are called by `Controller.apply` alone; everything else only reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.blocks import BlockTable
+from transfer_queue.core.dealt import DealtBatches
+from transfer_queue.core.fields import Field, dims_parts
+from transfer_queue.core.groups import Groups
+from transfer_queue.core.ready import Ready, ReadySet
+from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Rows
+from transfer_queue.messages import DELETE_CODE, NewBlock
+
+MAX_READY_SETS = 64
+
+
+class Partition:
+    """keys: key -> position, in order of creation. fields: by name. dealt: task -> its dealt batches.
+
+    waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
+    ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
+    nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
+    version: grows with every change that a waiting consumer could care about.
+    """
+
+    def __init__(self, name: str, group_size: int | None, producers: int, blocks: BlockTable) -> None:
+        self.name = name
+        self.blocks = blocks
+        self.nbytes = 0
+        self.producers = producers
+        self.seals = 0
+        self.rows = Rows()
+        self.groups = Groups(self.rows, group_size)
+        self.fields: dict[str, Field] = {}
+        self.keys: dict[str, int] = {}
+        self.waiting: list[int] = []
+        self.tasks: dict[str, int] = {}
+        self.dealt: dict[str, DealtBatches] = {}
+        self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
+        self.version = 0
+        self.gained: set[str] = set()  # tasks for which rows became ready since the controller last looked
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def sealed(self) -> bool:
+        """All producers have sealed."""
+        return self.seals >= self.producers
+
+    @property
+    def row_count(self) -> int:
+        """Live rows that somebody reserved or put."""
+        return self.rows.count - len(self.waiting)
+
+    def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
+        """The ready set of (task, fields), built where it is not kept."""
+        key = (task, fields)
+        found = self.ready.pop(key, None)
+        if found is None:
+            found = ReadySet(task, fields)
+            found.build(self.rows)
+            while len(self.ready) >= MAX_READY_SETS:
+                del self.ready[next(iter(self.ready))]
+        self.ready[key] = found
+        return found
+
+    def offered(self, ready: ReadySet) -> Ready:
+        """A ready set as samplers see it."""
+        return Ready(ready, self.rows, self.groups)
+
+    def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
+        """The tags of these rows, None where all are empty."""
+        out: list[dict[str, Any]] = [{}] * len(positions)
+        some = False
+        for _, chunk, at, where in self.rows.split(positions):
+            if chunk.tags is None:
+                continue
+            places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
+            for place, a in zip(places, at.tolist()):
+                tag = chunk.tags[a]
+                if tag:
+                    out[place] = tag
+                    some = True
+        return out if some else None
+
+    def keys_of(self, positions: np.ndarray) -> list[str | None]:
+        """The keys of these rows (position -1: None)."""
+        out: list[str | None] = []
+        for p in positions.tolist():
+            chunk = self.rows.chunks.get(p >> CHUNK_BITS) if p >= 0 else None
+            out.append(chunk.keys[p & MASK] if chunk is not None and chunk.keys is not None else None)
+        return out
+
+    def blocks_of(self, name: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Block number (0: no value) and row in the block of one field of these rows."""
+        blocks = np.zeros(len(positions), "i8")
+        slots = np.zeros(len(positions), "i4")
+        for _, chunk, at, where in self.rows.split(positions):
+            columns = chunk.field.get(name)
+            if columns is not None:
+                blocks[where] = columns[0][at]
+                slots[where] = columns[1][at]
+        return blocks, slots
+
+    def produced(self, fields: list[str], positions: np.ndarray) -> np.ndarray:
+        """int8 [rows, fields]: 1 where the row has the field."""
+        out = np.zeros((len(positions), len(fields)), "i1")
+        for column, name in enumerate(fields):
+            out[:, column] = self.blocks_of(name, positions)[0] != 0
+        return out
+
+    def consumed(self, task: str, positions: np.ndarray) -> np.ndarray:
+        """int8 [rows]: 1 where the task has consumed the row."""
+        out = np.zeros(len(positions), "i1")
+        for _, chunk, at, where in self.rows.split(positions):
+            column = chunk.consumed.get(task)
+            if column is not None:
+                out[where] = column[at]
+        return out
+
+    def common_fields(self, positions: np.ndarray) -> list[str]:
+        """The fields that every one of these rows has, sorted."""
+        if not len(positions):
+            return []
+        return sorted(
+            name for name, field in self.fields.items() if field.live and self.blocks_of(name, positions)[0].all()
+        )
+
+    def wholly_consumed(self, task: str) -> bool:
+        """Whether the task has consumed every row, reserved ones included; False without any row."""
+        return self.rows.count > 0 and self.tasks.get(task, 0) == self.rows.count
+
+    # ------------------------------------------------------------ changing (apply only)
+
+    def reserve(
+        self, first_index: int, count: int, taken: int, keys: list[str] | None, groups: list[str] | None, waiting: bool
+    ) -> None:
+        """See `records.RowsReserved`."""
+        positions = self.waiting[:taken]
+        del self.waiting[:taken]
+        for p in positions:
+            self.rows.chunks[p >> CHUNK_BITS].waiting[p & MASK] = 0
+        start = self.rows.append(first_index, count, waiting)
+        if waiting:
+            self.waiting += range(start, start + count)
+        if keys is not None or groups is not None:
+            positions += range(start, start + count)
+        if keys is not None:
+            for key, p in zip(keys, positions):
+                chunk = self.rows.chunks[p >> CHUNK_BITS]
+                if chunk.keys is None:
+                    chunk.keys = [None] * chunk.capacity
+                chunk.keys[p & MASK] = key
+                self.keys[key] = p
+        if groups is not None:
+            self.join(groups, positions)
+        self.version += 1
+
+    def join(self, groups: list[str], positions: list[int]) -> None:
+        """Makes rows members of declared groups; a row that is one already stays where it is."""
+        if not self.groups.explicit:
+            for ready in self.ready.values():
+                ready.whole.clear()  # groups by order of reservation no longer hold here
+        for name, p in zip(groups, positions):
+            column = self.rows.chunks[p >> CHUNK_BITS].group_column()
+            if column[p & MASK] >= 0:
+                continue
+            group = self.groups.join(name, p)
+            for ready in self.ready.values():
+                for whole in ready.whole.values():
+                    whole.reconcile(group.number, self.groups)
+
+    def publish(self, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
+        """Values of these rows are in block `number`, row by row."""
+        self.blocks.add(number, writer, block, len(positions) * len(block.schema))
+        self.nbytes += block.nbytes
+        dims = np.frombuffer(block.dims, "<i8")
+        slots = np.arange(len(positions), dtype="i4")
+        released = []
+        for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows)):
+            field = self.fields.get(spec.name)
+            if field is None:
+                field = self.fields[spec.name] = Field(spec.name)
+            for _, chunk, at, where in self.rows.split(positions):
+                column, slot = chunk.field_columns(spec.name)
+                old = column[at]
+                fresh = int(np.count_nonzero(old == 0))
+                if fresh < len(old):
+                    released.append(old)
+                field.live += fresh
+                column[at] = number
+                slot[at] = slots[where]
+            field.add(spec, part)
+        for old in released:
+            self.nbytes -= self.blocks.release(old)
+        self._changed(positions, {spec.name for spec in block.schema})
+
+    def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
+        """Merges tags into rows, or replaces them."""
+        for p, tag in zip(positions.tolist(), tags):
+            if tag is None or not (tag or replace):
+                continue
+            chunk = self.rows.chunks[p >> CHUNK_BITS]
+            if chunk.tags is None:
+                chunk.tags = [None] * chunk.capacity
+            before = {} if replace else chunk.tags[p & MASK] or {}
+            merged = {**before, **tag}
+            for name, value in tag.items():
+                if getattr(value, "code", None) == DELETE_CODE:
+                    merged.pop(name)
+            chunk.tags[p & MASK] = merged or None
+        self.version += 1
+
+    def consume(self, task: str, positions: np.ndarray) -> None:
+        """The task has consumed these rows."""
+        for key, chunk, at, _ in self.rows.split(positions):
+            column = chunk.consumed_column(task)
+            fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
+            column[fresh] = 1
+            self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
+            for ready in self.ready.values():
+                if ready.task == task:
+                    ready.update(key, chunk, fresh, self.groups)
+        self.version += 1
+
+    def deal(self, task: str, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> None:
+        """Keeps a dealt batch."""
+        dealt = self.dealt.setdefault(task, DealtBatches())
+        number = dealt.add(dp_rank, batch_index, batch_size, rows)
+        positions = self.rows.positions_of(rows)
+        for _, chunk, at, _ in self.rows.split(positions[positions >= 0]):
+            chunk.dealt_column(task)[at] = number
+
+    def forget_consumption(self, task: str | None) -> None:
+        """See `records.ConsumptionForgotten`."""
+        for name in list(self.tasks) if task is None else [task]:
+            self.tasks.pop(name, None)
+            self.dealt.pop(name, None)
+            for chunk in self.rows.chunks.values():
+                chunk.consumed.pop(name, None)
+                chunk.dealt.pop(name, None)
+            for key in [key for key in self.ready if key[0] == name]:
+                del self.ready[key]
+            self.gained.add(name)
+        self.version += 1
+
+    def clear(self, positions: np.ndarray) -> None:
+        """These rows end."""
+        for key, chunk, at, _ in self.rows.split(np.sort(positions)):
+            chunk.alive[at] = 0
+            chunk.living -= len(at)
+            self.rows.count -= len(at)
+            for task, consumed in chunk.consumed.items():
+                self.tasks[task] -= int(consumed[at].sum())
+                consumed[at] = 0
+            for task, dealt in chunk.dealt.items():
+                numbers, counts = np.unique(dealt[at], return_counts=True)
+                for number, count in zip(numbers.tolist(), counts.tolist()):
+                    if number:
+                        self.dealt[task].cleared(number, count)
+                dealt[at] = 0
+            for ready in self.ready.values():
+                ready.update(key, chunk, at, self.groups)
+            if chunk.group is not None:
+                for number in chunk.group[at].tolist():
+                    if number >= 0:
+                        self.groups.leave(number)
+                chunk.group[at] = -1
+            self._clear_values(chunk, at)
+            if chunk.waiting[at].any():
+                gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
+                self.waiting = [p for p in self.waiting if p not in gone]
+                chunk.waiting[at] = 0
+            if self.rows.drop_if_empty(key):
+                for ready in self.ready.values():
+                    ready.forget_chunk(key)
+        self.version += 1
+
+    def _clear_values(self, chunk: Chunk, at: np.ndarray) -> None:
+        for name, (column, _) in chunk.field.items():
+            old = column[at]
+            count = int(np.count_nonzero(old))
+            if not count:
+                continue
+            column[at] = 0
+            self.nbytes -= self.blocks.release(old)
+            field = self.fields[name]
+            field.live -= count
+            if not field.live:
+                field.forget()
+        for a in at.tolist():
+            key = chunk.keys[a] if chunk.keys is not None else None
+            if chunk.keys is not None and key is not None:
+                del self.keys[key]
+                chunk.keys[a] = None
+            if chunk.tags is not None:
+                chunk.tags[a] = None
+
+    def seal(self) -> None:
+        """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
+        self.seals += 1
+        self.version += 1
+
+    def _changed(self, positions: np.ndarray, fields: set[str]) -> None:
+        self.version += 1
+        if not self.ready:
+            return
+        for key, chunk, at, _ in self.rows.split(positions):
+            for ready in self.ready.values():
+                if not fields.isdisjoint(ready.fields) and ready.update(key, chunk, at, self.groups):
+                    self.gained.add(ready.task)
+
+    # ------------------------------------------------------------ comparison
+
+    def state(self) -> dict[str, object]:
+        """Everything that replay must reproduce, as plain values. Ready sets are derived and left out."""
+        positions = self.rows.live_positions()
+        return {
+            "group_size": self.groups.size,
+            "producers": self.producers,
+            "seals": self.seals,
+            "end": self.rows.end,
+            "waiting": list(self.waiting),
+            "index": self.rows.indexes_of(positions).tolist(),
+            "keys": dict(self.keys),
+            "tags": self.tags_of(positions),
+            "fields": {name: field.state() for name, field in self.fields.items()},
+            "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
+            "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
+            "tasks": dict(self.tasks),
+            "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},
+            "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
+            "nbytes": self.nbytes,
+            "version": self.version,
+        }

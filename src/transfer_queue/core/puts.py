@@ -1,0 +1,246 @@
+"""Decides what a put, a reservation or a clear does. Reads the state, changes nothing, gives records."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core import records as r
+from transfer_queue.core.fields import check_block
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.state import State
+from transfer_queue.errors import (
+    CapacityError,
+    DuplicateError,
+    InvalidArgumentError,
+    ProtocolError,
+    SealedError,
+    StorageKeyNotFoundError,
+)
+from transfer_queue.messages import CreatePartition, Publish, Reserve
+
+MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
+
+
+def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord]:
+    """A new partition with its pre-allocated rows."""
+    if request.group_size is not None and request.group_size < 1:
+        raise InvalidArgumentError(f"group_size must be positive, not {request.group_size}")
+    if request.producers < 1:
+        raise InvalidArgumentError(f"producers must be positive, not {request.producers}")
+    if not 0 <= request.pre_allocate <= MAX_RESERVED:
+        raise InvalidArgumentError(f"{request.pre_allocate} rows cannot be reserved at once")
+    made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.group_size, request.producers)]
+    if request.pre_allocate:
+        made.append(r.RowsReserved(request.partition, state.next_index, request.pre_allocate, pre_allocated=True))
+    return made
+
+
+class NewRows:
+    """Rows that a request adds, and the records that add them. indexes: their global indexes, in order."""
+
+    def __init__(
+        self, state: State, name: str, count: int, pre_allocate: int, keys: list[str] | None, groups: list[str] | None
+    ) -> None:
+        partition = state.partitions.get(name)
+        self.records: list[r.AnyRecord] = []
+        first = state.next_index
+        if partition is None:
+            self.records = create_partition(state, CreatePartition(name, pre_allocate))
+            free = np.arange(first, first + pre_allocate)
+            first += pre_allocate
+        else:
+            if count and partition.sealed:
+                raise SealedError(
+                    f"partition {name!r} is sealed: it takes new fields of its rows, but no new rows. "
+                    f"Put the {count} rows into another partition."
+                )
+            free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
+            self._check_groups(partition, groups)
+        check_capacity(state, count)
+        taken = min(count, len(free))
+        fresh = count - taken
+        self.indexes = np.concatenate([free[:taken], np.arange(first, first + fresh)])
+        if count:
+            self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups))
+
+    @staticmethod
+    def _check_groups(partition: Partition, groups: list[str] | None) -> None:
+        size = partition.groups.size
+        if groups is None or size is None:
+            return
+        arriving: dict[str, int] = {}
+        for name in groups:
+            arriving[name] = arriving.get(name, 0) + 1
+        for name, count in arriving.items():
+            group = partition.groups.by_name.get(name)
+            there = len(group.members) if group else 0
+            if there + count > size:
+                raise InvalidArgumentError(
+                    f"group {name!r} of partition {partition.name!r} has room for {size} samples (its group_size); "
+                    f"{there} are there and {count} more are put. Give the others another group_id."
+                )
+
+
+def check_capacity(state: State, count: int) -> None:
+    """Raises CapacityError where `count` more rows do not fit."""
+    if state.capacity is None or not count:
+        return
+    there = state.row_count
+    if there + count > state.capacity:
+        raise CapacityError(
+            f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: "
+            f"{there} rows are stored and {count} more are put. Clear rows that are no longer needed, raise the "
+            f"limit, or give the put a timeout= to wait for room."
+        )
+
+
+def reserve(state: State, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray]:
+    """Records, and the global indexes that answer the request."""
+    partition = state.partitions.get(request.partition)
+    if not 0 <= request.count <= MAX_RESERVED:
+        raise InvalidArgumentError(f"{request.count} rows cannot be reserved at once")
+    if request.keys is None:
+        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups)
+        return new.records, new.indexes
+    known = partition.keys if partition is not None else {}
+    unknown = list(dict.fromkeys(key for key in request.keys if key not in known))
+    new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, None)
+    return new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
+
+
+def _indexes_of_keys(
+    partition: Partition | None, keys: list[str], unknown: list[str], indexes: np.ndarray
+) -> np.ndarray:
+    if len(unknown) == len(keys):
+        return indexes
+    assert partition is not None or not keys
+    fresh = dict(zip(unknown, indexes.tolist()))
+    out = np.empty(len(keys), "i8")
+    places = [i for i, key in enumerate(keys) if key not in fresh]
+    if partition is not None:
+        positions = np.array([partition.keys[keys[i]] for i in places], "i8")
+        out[places] = partition.rows.indexes_of(positions)
+    for i, key in enumerate(keys):
+        if key in fresh:
+            out[i] = fresh[key]
+    return out
+
+
+def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray]:
+    """Records, and the global indexes of the rows that are written, in the order of the put."""
+    if writer in state.fenced:
+        raise ProtocolError("this writer was proven dead and its space taken back; it must not put any more")
+    _check_shape(request)
+    partition = state.partitions.get(request.partition)
+    if request.block is not None:
+        check_block(request.block, request.count)
+        if request.block.unit not in state.units:
+            raise InvalidArgumentError(f"there is no storage unit {request.block.unit}")
+        if partition is not None:
+            for spec in request.block.schema:
+                field = partition.fields.get(spec.name)
+                if field is not None:
+                    field.check(spec)
+    groups_left = request.groups
+    if request.rows is not None:
+        made: list[r.AnyRecord] = []
+        indexes = _existing(partition, request)
+    elif request.keys is not None:
+        known = partition.keys if partition is not None else {}
+        unknown = [key for key in request.keys if key not in known]
+        fresh_groups = None
+        if request.groups is not None:
+            fresh_groups = [g for g, key in zip(request.groups, request.keys) if key not in known]
+            groups_left = None if len(unknown) == len(request.keys) else request.groups
+        new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups)
+        made, indexes = new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
+    else:
+        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups)
+        made, indexes, groups_left = new.records, new.indexes, None
+    if request.block is not None or request.tags is not None or groups_left is not None:
+        made.append(
+            r.Published(
+                request.partition, indexes.tobytes(), writer, state.next_block if request.block is not None else 0,
+                request.block, request.tags, request.replace_tags, groups_left,
+            )
+        )  # fmt: skip
+    if request.closes:
+        made.append(r.ExtentsClosed(request.closes))
+    return made, indexes
+
+
+def _check_shape(request: Publish) -> None:
+    count = request.count
+    if not 0 < count <= MAX_RESERVED:
+        raise InvalidArgumentError(f"a put of {count} rows: at least one is needed")
+    if request.keys is not None:
+        if len(request.keys) != count:
+            raise InvalidArgumentError(f"{len(request.keys)} keys for {count} rows")
+        if len(set(request.keys)) != count:
+            raise DuplicateError("Got duplicated keys in one put; every key names one sample")
+    if request.rows is not None and len(request.rows) != 8 * count:
+        raise InvalidArgumentError(f"{len(request.rows) // 8} rows are named for {count} rows of values")
+    for what, column in (("tags", request.tags), ("group_ids", request.groups)):
+        if column is not None and len(column) != count:
+            raise InvalidArgumentError(f"{len(column)} {what} for {count} rows")
+    if request.block is None and request.tags is None and request.groups is None:
+        raise InvalidArgumentError("a put needs fields or tags; it has neither")
+
+
+def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
+    assert request.rows is not None
+    indexes = np.frombuffer(request.rows, "<i8")
+    if len(indexes) > 1 and len(np.unique(indexes)) != len(indexes):
+        raise DuplicateError("a put names a sample twice; each row of a put is another sample")
+    positions = np.full(len(indexes), -1) if partition is None else partition.rows.positions_of(indexes)
+    if (positions < 0).any():
+        gone = indexes[positions < 0][:5].tolist()
+        raise StorageKeyNotFoundError(
+            f"{int((positions < 0).sum())} of {len(indexes)} samples are not in partition {request.partition!r} "
+            f"(cleared, or of another partition), among them {gone}; nothing was put"
+        )
+    if partition is not None and request.groups is not None:
+        numbers = partition.groups.of(positions, 1) if partition.groups.explicit else np.full(len(positions), -1)
+        for number, name in zip(numbers.tolist(), request.groups):
+            if number >= 0 and partition.groups.declared[number].name != name:
+                raise InvalidArgumentError(
+                    f"a sample of group {partition.groups.declared[number].name!r} cannot join group {name!r}; "
+                    f"a sample is in one group for ever"
+                )
+    return indexes
+
+
+def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:
+    """Clears those of these rows that live."""
+    partition = state.partitions.get(name)
+    if partition is None or not len(indexes):
+        return []
+    indexes = np.unique(indexes)
+    live = indexes[partition.rows.positions_of(indexes) >= 0]
+    return [r.RowsCleared(name, live.tobytes())] if len(live) else []
+
+
+def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
+    """Clears the rows of those of these keys that are known."""
+    partition = state.partitions.get(name)
+    if partition is None:
+        return []
+    positions = np.array(sorted({partition.keys[key] for key in keys if key in partition.keys}), "i8")
+    if not len(positions):
+        return []
+    return [r.RowsCleared(name, partition.rows.indexes_of(positions).tobytes())]
+
+
+def seal(state: State, name: str, pre_allocate: int = 0) -> list[r.AnyRecord]:
+    """One producer seals; with the last, pre-allocated rows that nobody took vanish."""
+    partition = state.partitions.get(name)
+    if partition is None:
+        made = create_partition(state, CreatePartition(name, pre_allocate))
+        return [*made, r.SealCounted(name)]
+    if partition.sealed:
+        return []
+    made = [r.SealCounted(name)]
+    if partition.seals + 1 >= partition.producers and partition.waiting:
+        waiting = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
+        made.append(r.RowsCleared(name, waiting.tobytes()))
+    return made

@@ -1,0 +1,278 @@
+"""Answers to requests that change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.explain import explain
+from transfer_queue.core.fields import dims_parts
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.state import State
+from transfer_queue.errors import StorageKeyNotFoundError, UnknownPartitionError
+from transfer_queue.messages import (
+    AnyReply,
+    CheckConsumption,
+    CheckProduction,
+    ClaimReply,
+    ConsumptionStatus,
+    Done,
+    Explain,
+    FieldProgress,
+    FieldType,
+    ListKeys,
+    ListPartitions,
+    Lookup,
+    LookupReply,
+    PartitionProgress,
+    Placement,
+    ProductionStatus,
+    RetrieveKeys,
+    RetrieveMeta,
+    Show,
+    StatusReply,
+    SystemStatus,
+    TaskProgress,
+)
+
+
+def meta_reply(
+    partition: Partition, positions: np.ndarray, rows: np.ndarray, fields: list[str], produced: np.ndarray | None = None
+) -> ClaimReply:
+    """What a BatchMeta says of these rows. rows: their global indexes, also of rows that are cleared (-1 position)."""
+    there = positions >= 0
+    whole = bool(there.all())
+    live = positions if whole else positions[there]
+    types = [partition.fields[name].type() for name in fields if name in partition.fields]
+    tags = partition.tags_of(live)
+    if tags is not None and not whole:
+        living = iter(tags)
+        tags = [next(living) if t else {} for t in there.tolist()]
+    shapes = {
+        t.name: row_shapes(partition, t, positions).tobytes()
+        for t in types
+        if whole and t.differs and not t.mixed_rank
+    }
+    return ClaimReply(
+        rows=rows.astype("i8", copy=False).tobytes(), fields=types,
+        produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,
+    )  # fmt: skip
+
+
+def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
+    """i8 [rows, ndim]: the row shapes of one field; -1 where a row has no value."""
+    out = np.full((len(positions), field.ndim), -1, "i8")
+    numbers, slots = partition.blocks_of(field.name, positions)
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    cache: dict[tuple[int, bytes], tuple[np.ndarray, bool]] = {}
+    order = np.argsort(inverse, kind="stable")
+    bounds = np.searchsorted(inverse[order], np.arange(len(unique) + 1))
+    for i, number in enumerate(unique.tolist()):
+        if not number:
+            continue
+        schema, dims, rows = partition.blocks.shape_source(number)
+        found = cache.get((id(schema), dims))
+        if found is None:
+            parts = dims_parts(schema, np.frombuffer(dims, "<i8"), rows)
+            at = next(k for k, spec in enumerate(schema) if spec.name == field.name)
+            found = cache[id(schema), dims] = (parts[at].reshape(-1, field.ndim), schema[at].ragged)
+        shapes, ragged = found
+        where = order[bounds[i] : bounds[i + 1]]
+        out[where] = shapes[slots[where]] if ragged else shapes[0]
+    return out
+
+
+def show(state: State, request: Show) -> AnyReply:
+    """All live rows; production over those of the fields that exist."""
+    partition = _known(state, request.partition)
+    positions = partition.rows.live_positions(waiting=False)
+    fields = [name for name in request.fields if name in partition.fields]
+    produced = partition.produced(fields, positions).all(axis=1)
+    if not fields:
+        produced = np.zeros(len(positions), bool)
+    return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
+
+
+def retrieve_meta(state: State, request: RetrieveMeta) -> AnyReply:
+    """Rows of the known keys, in key order, with their common fields."""
+    partition = state.partitions.get(request.partition)
+    if partition is None:
+        return ClaimReply(rows=b"")
+    positions = np.array([partition.keys[key] for key in request.keys if key in partition.keys], "i8")
+    fields = partition.common_fields(positions)
+    produced = np.full(len(positions), bool(fields))
+    return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
+
+
+def retrieve_keys(state: State, request: RetrieveKeys) -> AnyReply:
+    """A key or None for each row."""
+    partition = _known(state, request.partition)
+    return Done(partition.keys_of(partition.rows.positions_of(np.frombuffer(request.rows, "<i8"))))
+
+
+def lookup(state: State, request: Lookup) -> AnyReply:
+    """Where values lie."""
+    partition = state.partitions.get(request.partition)
+    if request.rows is not None:
+        positions, fields = _by_rows(partition, request)
+    else:
+        keys = partition.keys if partition is not None else {}
+        positions = np.array([keys[key] for key in request.keys or [] if key in keys], "i8")
+        fields = partition.common_fields(positions) if partition is not None else []
+        if len(positions) and not fields:
+            # count > 0 without types tells the client that the keys share no field at all
+            return LookupReply(len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
+        if request.fields is not None:
+            common = set(fields)
+            wanted = [name for name in dict.fromkeys(request.fields) if name in common]
+            if len(positions) and not wanted:
+                return LookupReply(-len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
+            fields = wanted
+    if partition is None or not len(positions):
+        return LookupReply(0, [], state.blocks.describe(np.zeros(0, "i8")), [])
+    return _placed(state, partition, positions, fields)
+
+
+def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, list[str]]:
+    rows = np.frombuffer(request.rows or b"", "<i8")
+    positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
+    gone = rows[positions < 0]
+    if len(gone):
+        raise StorageKeyNotFoundError(
+            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
+            f"among them global indexes {gone[:5].tolist()}"
+        )
+    assert partition is not None
+    fields = list(dict.fromkeys(request.fields)) if request.fields is not None else partition.common_fields(positions)
+    for name in fields:
+        lacking = rows[partition.blocks_of(name, positions)[0] == 0]
+        if len(lacking):
+            raise StorageKeyNotFoundError(
+                f"field {name!r} is not produced for {len(lacking)} of {len(rows)} samples of partition "
+                f"{request.partition!r}, among them global indexes {lacking[:5].tolist()}; "
+                f"tq.get_client().explain(...) says what they wait for"
+            )
+    return positions, fields
+
+
+def _placed(state: State, partition: Partition, positions: np.ndarray, fields: list[str]) -> LookupReply:
+    columns: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+    for name in fields:
+        numbers, slots = partition.blocks_of(name, positions)
+        for names, other, other_slots in columns:
+            if np.array_equal(numbers, other) and np.array_equal(slots, other_slots):
+                names.append(name)
+                break
+        else:
+            columns.append(([name], numbers, slots))
+    unique, inverse = np.unique(np.concatenate([c[1] for c in columns]), return_inverse=True)
+    placements = []
+    for i, (names, _, slots) in enumerate(columns):
+        mine = inverse[i * len(positions) : (i + 1) * len(positions)]
+        placements.append(Placement(names, mine.astype("i4").tobytes(), slots.astype("i4").tobytes()))
+    return LookupReply(
+        len(positions), [partition.fields[name].type() for name in fields], state.blocks.describe(unique), placements
+    )
+
+
+def list_keys(state: State, request: ListKeys) -> AnyReply:
+    """Partition -> key -> tag."""
+    if request.partition is None:
+        chosen = list(state.partitions.values())
+    else:
+        found = state.partitions.get(request.partition)
+        chosen = [found] if found is not None else []
+    out: dict[str, dict[str, dict[str, Any]]] = {}
+    for partition in chosen:
+        tags = partition.tags_of(np.array(list(partition.keys.values()), "i8"))
+        out[partition.name] = dict(zip(partition.keys, tags)) if tags is not None else {k: {} for k in partition.keys}
+    return Done(out)
+
+
+def production_status(state: State, request: ProductionStatus) -> AnyReply:
+    """int8 [rows, fields] of all live rows."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or any(name not in partition.fields for name in request.fields):
+        return StatusReply(known=False)
+    positions = partition.rows.live_positions()
+    matrix = partition.produced(request.fields, positions)
+    return StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
+
+
+def consumption_status(state: State, request: ConsumptionStatus) -> AnyReply:
+    """int8 [rows] of all live rows."""
+    partition = state.partitions.get(request.partition)
+    if partition is None:
+        return StatusReply(known=False)
+    positions = partition.rows.live_positions()
+    matrix = partition.consumed(request.task, positions)
+    return StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
+
+
+def check_production(state: State, request: CheckProduction) -> AnyReply:
+    """Whether every row has every field; False for unknown ones and for no rows at all."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or not partition.rows.count:
+        return Done(False)
+    fields = [partition.fields.get(name) for name in request.fields]
+    return Done(all(field is not None and field.live == partition.rows.count for field in fields))
+
+
+def check_consumption(state: State, request: CheckConsumption) -> AnyReply:
+    """Whether the task has consumed every row; False for an unknown partition and for no rows at all."""
+    partition = state.partitions.get(request.partition)
+    return Done(partition is not None and partition.wholly_consumed(request.task))
+
+
+def list_partitions(state: State, request: ListPartitions) -> AnyReply:
+    """Names in order of creation."""
+    return Done(list(state.partitions))
+
+
+def explain_row(state: State, request: Explain) -> AnyReply:
+    """In words why a sample is not handed out."""
+    return Done(explain(state, request))
+
+
+def status(state: State, counters: dict[str, float], now: float) -> SystemStatus:
+    """Progress of every partition by field and task."""
+    return SystemStatus([_progress(state, partition, now) for partition in state.partitions.values()], counters)
+
+
+def _progress(state: State, partition: Partition, now: float) -> PartitionProgress:
+    queues = dict(state.waiting.of_partition(partition.name))
+    tasks = []
+    for task in sorted({*partition.tasks, *queues}):
+        waiting = list(queues.get(task, {}).values())
+        longest = max((now - w.since for w in waiting), default=0.0)
+        tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest))
+    fields = [FieldProgress(name, f.live, f.words()) for name, f in partition.fields.items()]
+    orphaned = sum(1 for g in partition.groups.declared.values() if g.cleared)
+    return PartitionProgress(
+        partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
+        partition.nbytes, fields, tasks, orphaned,
+    )  # fmt: skip
+
+
+def _known(state: State, name: str) -> Partition:
+    partition = state.partitions.get(name)
+    if partition is None:
+        there = ", ".join(map(repr, list(state.partitions)[:10])) or "none"
+        raise UnknownPartitionError(f"there is no partition {name!r}; the partitions are: {there}")
+    return partition
+
+
+QUERIES: dict[type, Any] = {
+    Show: show,
+    RetrieveMeta: retrieve_meta,
+    RetrieveKeys: retrieve_keys,
+    Lookup: lookup,
+    ListKeys: list_keys,
+    ListPartitions: list_partitions,
+    ProductionStatus: production_status,
+    ConsumptionStatus: consumption_status,
+    CheckProduction: check_production,
+    CheckConsumption: check_consumption,
+    Explain: explain_row,
+}

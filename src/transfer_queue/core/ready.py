@@ -1,0 +1,214 @@
+"""Which rows a task could be given, kept up to date by every change, for each (task, fields) asked for.
+
+A row is ready when it is alive, has all the fields and the task has not consumed it. A ready set is a bitmap
+with a count per chunk: a claim finds its rows by looking at counts, whatever the size of the partition.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from transfer_queue.core.rows import CHUNK_BITS, Chunk, Rows
+
+if TYPE_CHECKING:
+    from transfer_queue.core.groups import Groups
+
+
+class ReadySet:
+    """The ready rows of one (task, fields).
+
+    bits: chunk number -> 0/1 by position. counts: chunk number -> how many, no entry where none, ascending
+    as `keys` (sorted chunk numbers with ready rows). total: all of them.
+    """
+
+    def __init__(self, task: str, fields: tuple[str, ...]) -> None:
+        self.task = task
+        self.fields = fields
+        self.bits: dict[int, np.ndarray] = {}
+        self.counts: dict[int, int] = {}
+        self.keys: list[int] = []
+        self.total = 0
+        self.whole: dict[int, WholeGroups] = {}
+
+    def build(self, rows: Rows) -> None:
+        """Computes the set from scratch."""
+        for key, chunk in rows.chunks.items():
+            bits = self._compute(chunk, slice(0, chunk.size))
+            column = np.zeros(chunk.capacity, "u1")
+            column[: chunk.size] = bits
+            self.bits[key] = column
+            count = int(np.count_nonzero(bits))
+            if count:
+                self.counts[key] = count
+                insort(self.keys, key)
+                self.total += count
+
+    def _compute(self, chunk: Chunk, at: object) -> np.ndarray:
+        ready: np.ndarray = chunk.alive[at]  # type: ignore[index]
+        for name in self.fields:
+            columns = chunk.field.get(name)
+            if columns is None:
+                return np.zeros(ready.shape, "u1")
+            ready = ready & (columns[0][at] != 0)  # type: ignore[index]
+        consumed = chunk.consumed.get(self.task)
+        if consumed is not None:
+            ready = ready & (consumed[at] == 0)  # type: ignore[index]
+        return ready.astype("u1", copy=False)
+
+    def update(self, key: int, chunk: Chunk, at: np.ndarray, groups: Groups) -> bool:
+        """Recomputes the rows `at` of a chunk; True if some became ready."""
+        bits = self.bits.get(key)
+        if bits is None:
+            bits = self.bits[key] = np.zeros(chunk.capacity, "u1")
+        elif len(bits) < chunk.capacity:
+            grown = np.zeros(chunk.capacity, "u1")
+            grown[: len(bits)] = bits
+            bits = self.bits[key] = grown
+        new = self._compute(chunk, at)
+        old = bits[at]
+        if self.whole:
+            changed = old != new
+            if changed.any():
+                positions = at[changed] + (key << CHUNK_BITS)
+                on = new[changed] == 1
+                for whole in self.whole.values():
+                    whole.change(positions[on], positions[~on], groups)
+        gained = int(np.count_nonzero(new > old))
+        delta = int(new.sum()) - int(old.sum())
+        bits[at] = new
+        if delta:
+            self._count(key, delta)
+        return gained > 0
+
+    def _count(self, key: int, delta: int) -> None:
+        count = self.counts.get(key, 0) + delta
+        self.total += delta
+        if count:
+            if key not in self.counts:
+                insort(self.keys, key)
+            self.counts[key] = count
+        else:
+            del self.counts[key]
+            del self.keys[bisect_left(self.keys, key)]
+
+    def forget_chunk(self, key: int) -> None:
+        """A chunk was dropped; its rows were cleared before."""
+        self.bits.pop(key, None)
+
+    def positions(self, limit: int | None = None) -> np.ndarray:
+        """The first `limit` ready positions (all where None), ascending."""
+        parts: list[np.ndarray] = []
+        left = self.total if limit is None else min(limit, self.total)
+        for key in self.keys:
+            if left <= 0:
+                break
+            found = np.flatnonzero(self.bits[key])[:left]
+            left -= len(found)
+            parts.append(found + (key << CHUNK_BITS))
+        return np.concatenate(parts) if parts else np.zeros(0, "i8")
+
+    def contains(self, positions: np.ndarray) -> bool:
+        """Whether all these positions are ready."""
+        for p in positions.tolist():
+            bits = self.bits.get(p >> CHUNK_BITS)
+            at = p & ((1 << CHUNK_BITS) - 1)
+            if bits is None or at >= len(bits) or not bits[at]:
+                return False
+        return True
+
+    def whole_groups(self, size: int, rows: Rows, groups: Groups) -> WholeGroups:
+        """The groups of `size` all of whose members are ready; built at first use, then kept."""
+        found = self.whole.get(size)
+        if found is None:
+            found = self.whole[size] = WholeGroups(size)
+            found.change(self.positions(), np.zeros(0, "i8"), groups)
+        return found
+
+
+class WholeGroups:
+    """counts: ready members by group. order: (first position, group) of the whole ones, ascending."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.counts: dict[int, int] = {}
+        self.order: list[tuple[int, int]] = []
+
+    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
+        """Rows became ready (on) and unready (off)."""
+        for positions, step in ((on, 1), (off, -1)):
+            if not len(positions):
+                continue
+            names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
+            for group, count in zip(names.tolist(), counts.tolist()):
+                if group >= 0:
+                    self._add(group, step * count, groups)
+
+    def _add(self, group: int, delta: int, groups: Groups) -> None:
+        now = self.counts.get(group, 0) + delta
+        if now:
+            self.counts[group] = now
+        else:
+            self.counts.pop(group, None)
+        self.reconcile(group, groups)
+
+    def reconcile(self, group: int, groups: Groups) -> None:
+        """Puts a group into `order`, or takes it out, after its ready count or its wanted size changed."""
+        entry = (groups.first_of(group, self.size), group)
+        at = bisect_left(self.order, entry)
+        inside = at < len(self.order) and self.order[at] == entry
+        wanted = groups.size_of(group, self.size)
+        whole = wanted > 0 and self.counts.get(group, 0) == wanted
+        if inside and not whole:
+            del self.order[at]
+        elif whole and not inside:
+            insort(self.order, entry)
+
+
+class Ready(Sequence[int]):
+    """The ready rows as samplers see them: ascending global indexes, read lazily."""
+
+    def __init__(self, ready: ReadySet, rows: Rows, groups: Groups) -> None:
+        self._ready = ready
+        self._rows = rows
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return self._ready.total
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if step < 0:
+                return self[:][at]
+            head = self._ready.positions(max(stop, 0))[start:stop:step]
+            return self._rows.indexes_of(head).tolist()  # type: ignore[no-any-return]
+        position = at + len(self) if at < 0 else at
+        if not 0 <= position < len(self):
+            raise IndexError(f"ready row {at} of {len(self)}")
+        for key in self._ready.keys:
+            count = self._ready.counts[key]
+            if position < count:
+                found = np.flatnonzero(self._ready.bits[key])[position]
+                return int(self._rows.chunks[key].index[found])
+            position -= count
+        raise IndexError(f"ready row {at} of {len(self)}")
+
+    def __iter__(self) -> Iterator[int]:
+        for key in self._ready.keys:
+            found = np.flatnonzero(self._ready.bits[key])
+            yield from self._rows.chunks[key].index[found].tolist()
+
+    def whole_groups(self, size: int) -> Iterator[list[int]]:
+        """Groups of `size` whose members are all ready, by first member; members ascending."""
+        whole = self._ready.whole_groups(size, self._rows, self._groups)
+        for _, group in whole.order:
+            members = self._groups.members(group, size)
+            yield self._rows.indexes_of(members).tolist()

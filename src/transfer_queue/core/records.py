@@ -1,0 +1,159 @@
+"""The records: all that ever changes the controller's state, in the order in which it happened.
+
+`Controller.apply` is the only function that reads them. A record holds outcomes, never reasons: replaying
+one calls no sampler, looks at no clock and checks no limit. Rows are named by global index (i8 bytes).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+from transfer_queue.messages import AnyReply, Claim, NewBlock, Publish, Reserve
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Base of all records."""
+
+
+class PartitionMade(Record):
+    """A partition begins. group_size: members of each declared group, where known."""
+
+    partition: str
+    group_size: int | None
+    producers: int
+
+
+class RowsReserved(Record):
+    """Rows begin: first `taken` pre-allocated ones, then `count` new ones from `first_index` on.
+
+    keys, groups: one entry for each of the taken + count rows, None where rows have none.
+    pre_allocated: the new rows wait to be taken.
+    """
+
+    partition: str
+    first_index: int
+    count: int
+    taken: int = 0
+    keys: list[str] | None = None
+    groups: list[str] | None = None
+    pre_allocated: bool = False
+
+
+class Published(Record):
+    """Values of these rows became visible as block number `block_number` (0: tags or groups alone)."""
+
+    partition: str
+    rows: bytes
+    writer: str
+    block_number: int = 0
+    block: NewBlock | None = None
+    tags: list[dict[str, Any] | None] | None = None
+    replace_tags: bool = False
+    groups: list[str] | None = None
+
+
+class ExtentsClosed(Record):
+    """These extents take no more blocks."""
+
+    extents: list[tuple[int, int]]
+
+
+class Share(msgspec.Struct, array_like=True, frozen=True):
+    """What one data-parallel rank gets of a deal (i8 global indexes)."""
+
+    dp_rank: int
+    rows: bytes
+
+
+class Dealt(Record):
+    """A sampler's outcome. batch_index: None for a deal that is not kept; else the shares are kept under
+    (task, dp_rank, batch_index) with the batch size they were asked with."""
+
+    partition: str
+    task: str
+    batch_index: int | None
+    batch_size: int
+    shares: list[Share]
+    consumed: bytes
+
+
+class RowsCleared(Record):
+    """Rows end, with their keys, tags and values."""
+
+    partition: str
+    rows: bytes
+
+
+class PartitionDropped(Record):
+    """A partition ends, with all its rows."""
+
+    partition: str
+
+
+class ConsumptionForgotten(Record):
+    """A task (None: every task) has consumed nothing, and its dealt batches are forgotten."""
+
+    partition: str
+    task: str | None
+
+
+class SealCounted(Record):
+    """One of the partition's producers has sealed it."""
+
+    partition: str
+
+
+class Parked(Record):
+    """A request waits. deadline: on the controller's clock."""
+
+    client: str
+    sequence: int
+    since: float
+    deadline: float
+    request: Union[Claim, Publish, Reserve]
+
+
+class Unparked(Record):
+    """It waits no longer: met, timed out or cancelled."""
+
+    client: str
+    sequence: int
+
+
+class Replied(Record):
+    """The answer to a mutation, kept until the client acknowledges it; earlier ones up to `acknowledged` go."""
+
+    client: str
+    sequence: int
+    acknowledged: int
+    reply: AnyReply
+
+
+class ClientForgotten(Record):
+    """A client that left long ago: its kept replies go."""
+
+    client: str
+
+
+class UnitRegistered(Record):
+    """A storage unit came up under this number."""
+
+    unit: int
+    address: str
+    arena: str
+
+
+class WriterFenced(Record):
+    """A writer is proven dead: it publishes no more, and its extents on this unit are closed."""
+
+    writer: str
+    unit: int
+    extents: list[int]
+
+
+AnyRecord = Union[
+    PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
+    ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
+]  # fmt: skip

@@ -1,0 +1,203 @@
+"""The rows of one partition as chunked columns, addressed by position: the order of reservation.
+
+Positions and global indexes ascend together, so an index is found by two binary searches. A chunk whose rows
+are all cleared is dropped; an endless partition stays as small as its live rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+CHUNK_BITS = 12
+CHUNK = 1 << CHUNK_BITS
+MASK = CHUNK - 1
+
+Indexer = Any  # slice | np.ndarray: where in a chunk, or where in the caller's arrays
+
+
+class Chunk:
+    """Up to CHUNK rows.
+
+    index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
+    rows nobody took yet. group: number of the declared group, -1 without. field: name -> (block number,
+    row in block), 0 without value. consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
+    """
+
+    __slots__ = (
+        "alive", "capacity", "consumed", "dealt", "field", "group", "index", "keys", "living", "size", "tags",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.living = 0
+        self.capacity = 0
+        self.index = np.zeros(0, "i8")
+        self.alive = np.zeros(0, "u1")
+        self.waiting = np.zeros(0, "u1")
+        self.group: np.ndarray | None = None
+        self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.consumed: dict[str, np.ndarray] = {}
+        self.dealt: dict[str, np.ndarray] = {}
+        self.keys: list[str | None] | None = None
+        self.tags: list[dict[str, Any] | None] | None = None
+
+    def ensure(self, size: int) -> None:
+        """Room for `size` rows in every column."""
+        if size <= self.capacity:
+            return
+        capacity = max(16, self.capacity)
+        while capacity < size:
+            capacity *= 2
+        self.capacity = min(capacity, CHUNK)
+        self.index, self.alive, self.waiting = map(self._grown, (self.index, self.alive, self.waiting))
+        if self.group is not None:
+            self.group = self._grown(self.group, -1)
+        self.field = {name: (self._grown(b), self._grown(s)) for name, (b, s) in self.field.items()}
+        self.consumed = {task: self._grown(c) for task, c in self.consumed.items()}
+        self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
+        if self.keys is not None:
+            self.keys += [None] * (self.capacity - len(self.keys))
+        if self.tags is not None:
+            self.tags += [None] * (self.capacity - len(self.tags))
+
+    def _grown(self, column: np.ndarray, fill: int = 0) -> np.ndarray:
+        out = np.full(self.capacity, fill, column.dtype) if fill else np.zeros(self.capacity, column.dtype)
+        out[: len(column)] = column
+        return out
+
+    def field_columns(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The (block, slot) columns of a field, made where missing."""
+        found = self.field.get(name)
+        if found is None:
+            found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
+        return found
+
+    def consumed_column(self, task: str) -> np.ndarray:
+        """The consumption column of a task, made where missing."""
+        found = self.consumed.get(task)
+        if found is None:
+            found = self.consumed[task] = np.zeros(self.capacity, "u1")
+        return found
+
+    def dealt_column(self, task: str) -> np.ndarray:
+        """The dealt-batch column of a task, made where missing."""
+        found = self.dealt.get(task)
+        if found is None:
+            found = self.dealt[task] = np.zeros(self.capacity, "i8")
+        return found
+
+    def group_column(self) -> np.ndarray:
+        """The group column, made where missing."""
+        if self.group is None:
+            self.group = np.full(self.capacity, -1, "i8")
+        return self.group
+
+
+class Rows:
+    """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        self.end = 0
+        self.count = 0
+        self._firsts: np.ndarray | None = None  # first global index of each chunk, cached with
+        self._keys = np.zeros(0, "i8")  # the chunk numbers
+
+    def append(self, first_index: int, count: int, waiting: bool) -> int:
+        """Adds rows with consecutive global indexes; gives the position of the first."""
+        start = self.end
+        done = 0
+        while done < count:
+            position = self.end
+            key, at = position >> CHUNK_BITS, position & MASK
+            chunk = self.chunks.get(key)
+            if chunk is None:
+                chunk = self.chunks[key] = Chunk()
+                self._firsts = None
+            take = min(count - done, CHUNK - at)
+            chunk.ensure(at + take)
+            chunk.index[at : at + take] = np.arange(first_index + done, first_index + done + take)
+            chunk.alive[at : at + take] = 1
+            chunk.waiting[at : at + take] = waiting
+            chunk.size = at + take
+            chunk.living += take
+            self.end += take
+            self.count += take
+            done += take
+        return start
+
+    def split(self, positions: np.ndarray) -> Iterator[tuple[int, Chunk, Indexer, Indexer]]:
+        """(chunk number, chunk, where in the chunk, where in `positions`), chunk by chunk."""
+        if not len(positions):
+            return
+        keys = positions >> CHUNK_BITS
+        first = int(keys[0])
+        if first == int(keys[-1]) and (keys == first).all():
+            chunk = self.chunks.get(first)
+            if chunk is not None:
+                yield first, chunk, positions & MASK, slice(None)
+            return
+        if (np.diff(keys) >= 0).all():
+            edges = np.flatnonzero(np.diff(keys)) + 1
+            bounds = [0, *edges.tolist(), len(keys)]
+            for a, b in zip(bounds, bounds[1:]):
+                chunk = self.chunks.get(int(keys[a]))
+                if chunk is not None:
+                    yield int(keys[a]), chunk, positions[a:b] & MASK, slice(a, b)
+            return
+        for key in np.unique(keys).tolist():
+            where = np.flatnonzero(keys == key)
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                yield key, chunk, positions[where] & MASK, where
+
+    def positions_of(self, indexes: np.ndarray) -> np.ndarray:
+        """The position of each global index, -1 where it is no live row of this partition."""
+        out = np.full(len(indexes), -1, "i8")
+        if not self.chunks or not len(indexes):
+            return out
+        if self._firsts is None:
+            self._firsts = np.array([c.index[0] for c in self.chunks.values()], "i8")
+            self._keys = np.array(list(self.chunks), "i8")
+        at = np.searchsorted(self._firsts, indexes, "right") - 1
+        for k in {int(at[0])} if len(at) == 1 else set(at.tolist()):
+            if k < 0:
+                continue
+            chunk = self.chunks[int(self._keys[k])]
+            mine = at == k
+            wanted = indexes[mine]
+            column = chunk.index[: chunk.size]
+            found = np.minimum(np.searchsorted(column, wanted, "right") - 1, chunk.size - 1)
+            good = (column[found] == wanted) & (chunk.alive[found] == 1)
+            out[mine] = np.where(good, (int(self._keys[k]) << CHUNK_BITS) + found, -1)
+        return out
+
+    def indexes_of(self, positions: np.ndarray) -> np.ndarray:
+        """The global index of each position (all must be in kept chunks)."""
+        out = np.empty(len(positions), "i8")
+        for _, chunk, at, where in self.split(positions):
+            out[where] = chunk.index[at]
+        return out
+
+    def live_positions(self, waiting: bool = True) -> np.ndarray:
+        """All live positions, ascending; without pre-allocated ones unless `waiting`."""
+        parts = []
+        for key, chunk in self.chunks.items():
+            alive = chunk.alive[: chunk.size]
+            if not waiting:
+                alive = alive & (chunk.waiting[: chunk.size] == 0)
+            parts.append(np.flatnonzero(alive) + (key << CHUNK_BITS))
+        return np.concatenate(parts) if parts else np.zeros(0, "i8")
+
+    def drop_if_empty(self, key: int) -> bool:
+        """Drops a full chunk without living rows; True if it went. The last, unfilled one stays."""
+        chunk = self.chunks.get(key)
+        if chunk is None or chunk.living or chunk.size < CHUNK:
+            return False
+        del self.chunks[key]
+        self._firsts = None
+        return True

@@ -1,0 +1,165 @@
+"""The controller's whole state, and `apply`: the only function that changes it, live and on replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core import records as r
+from transfer_queue.core.blocks import BlockTable
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.waiting import Waiting, WaitingRoom
+from transfer_queue.messages import AnyReply, UnitInfo
+
+
+MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
+
+
+class Kept:
+    """Replies of one client, kept for retries. acknowledged: up to here it needs none again."""
+
+    __slots__ = ("acknowledged", "replies")
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.replies: dict[int, AnyReply] = {}
+
+
+class State:
+    """partitions: by name, in order of creation. next_index: the next global index, next_block: block number.
+
+    clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
+    capacity: most rows at a time, None without limit (configuration, not replayed).
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.partitions: dict[str, Partition] = {}
+        self.next_index = 0
+        self.next_block = 1
+        self.blocks = BlockTable()
+        self.waiting = WaitingRoom()
+        self.clients: dict[str, Kept] = {}
+        self.fenced: dict[str, None] = {}
+        self.units: dict[int, UnitInfo] = {}
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all partitions that count towards the capacity."""
+        return sum(partition.row_count for partition in self.partitions.values())
+
+    def apply(self, record: r.AnyRecord) -> None:
+        """Takes one record in."""
+        _APPLY[type(record)](self, record)
+
+    def _partition_made(self, record: r.PartitionMade) -> None:
+        self.partitions[record.partition] = Partition(
+            record.partition, record.group_size, record.producers, self.blocks
+        )
+
+    def _rows_reserved(self, record: r.RowsReserved) -> None:
+        self.partitions[record.partition].reserve(
+            record.first_index, record.count, record.taken, record.keys, record.groups, record.pre_allocated
+        )
+        self.next_index = max(self.next_index, record.first_index + record.count)
+
+    def _published(self, record: r.Published) -> None:
+        partition = self.partitions[record.partition]
+        positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
+        if record.groups is not None:
+            partition.join(record.groups, positions.tolist())
+        if record.tags is not None:
+            partition.set_tags(positions, record.tags, record.replace_tags)
+        if record.block is not None:
+            self.next_block = max(self.next_block, record.block_number + 1)
+            partition.publish(positions, record.block_number, record.block, record.writer)
+
+    def _extents_closed(self, record: r.ExtentsClosed) -> None:
+        self.blocks.close([(unit, extent) for unit, extent in record.extents])
+
+    def _dealt(self, record: r.Dealt) -> None:
+        partition = self.partitions[record.partition]
+        if record.batch_index is not None:
+            for share in record.shares:
+                rows = np.frombuffer(share.rows, "<i8")
+                partition.deal(record.task, share.dp_rank, record.batch_index, record.batch_size, rows)
+        positions = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
+        partition.consume(record.task, positions)
+
+    def _rows_cleared(self, record: r.RowsCleared) -> None:
+        partition = self.partitions[record.partition]
+        partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
+
+    def _partition_dropped(self, record: r.PartitionDropped) -> None:
+        partition = self.partitions.pop(record.partition)
+        partition.clear(partition.rows.live_positions())
+
+    def _consumption_forgotten(self, record: r.ConsumptionForgotten) -> None:
+        self.partitions[record.partition].forget_consumption(record.task)
+
+    def _seal_counted(self, record: r.SealCounted) -> None:
+        self.partitions[record.partition].seal()
+
+    def _parked(self, record: r.Parked) -> None:
+        self.waiting.add(
+            Waiting(record.client, record.sequence, record.since, record.deadline, record.request)
+        )
+
+    def _unparked(self, record: r.Unparked) -> None:
+        self.waiting.remove((record.client, record.sequence))
+
+    def _replied(self, record: r.Replied) -> None:
+        kept = self.clients.setdefault(record.client, Kept())
+        kept.replies[record.sequence] = record.reply
+        if record.acknowledged > kept.acknowledged:
+            kept.acknowledged = record.acknowledged
+            for sequence in [s for s in kept.replies if s <= record.acknowledged]:
+                del kept.replies[sequence]
+
+    def _client_forgotten(self, record: r.ClientForgotten) -> None:
+        self.clients.pop(record.client, None)
+
+    def _unit_registered(self, record: r.UnitRegistered) -> None:
+        self.units[record.unit] = UnitInfo(unit=record.unit, address=record.address, arena=record.arena)
+
+    def _writer_fenced(self, record: r.WriterFenced) -> None:
+        self.fenced[record.writer] = None
+        while len(self.fenced) > MAX_FENCED:
+            del self.fenced[next(iter(self.fenced))]
+        self.blocks.close([(record.unit, extent) for extent in record.extents])
+
+    def snapshot(self) -> dict[str, object]:
+        """Everything that replay must reproduce, as plain values that compare by ==."""
+        return {
+            "partitions": {name: partition.state() for name, partition in self.partitions.items()},
+            "next_index": self.next_index,
+            "next_block": self.next_block,
+            "blocks": self.blocks.state(),
+            "waiting": self.waiting.state(),
+            "clients": {
+                client: (kept.acknowledged, {s: repr(reply) for s, reply in kept.replies.items()})
+                for client, kept in self.clients.items()
+            },
+            "fenced": list(self.fenced),
+            "units": dict(self.units),
+        }
+
+
+_APPLY: dict[type, Any] = {
+    r.PartitionMade: State._partition_made,
+    r.RowsReserved: State._rows_reserved,
+    r.Published: State._published,
+    r.ExtentsClosed: State._extents_closed,
+    r.Dealt: State._dealt,
+    r.RowsCleared: State._rows_cleared,
+    r.PartitionDropped: State._partition_dropped,
+    r.ConsumptionForgotten: State._consumption_forgotten,
+    r.SealCounted: State._seal_counted,
+    r.Parked: State._parked,
+    r.Unparked: State._unparked,
+    r.Replied: State._replied,
+    r.ClientForgotten: State._client_forgotten,
+    r.UnitRegistered: State._unit_registered,
+    r.WriterFenced: State._writer_fenced,
+}
