@@ -1,0 +1,27 @@
+"""What an operation of the client asks its driver to do.
+
+Operations are generators: they yield a `Call` and are sent the reply. A `Failure` is thrown into them
+as the exception that it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transfer_queue.messages import AnyRequest
+
+CONTROLLER = ("controller", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to be made.
+
+    target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked
+    at the server by its own `wait`, on top of what the driver allows for a round trip; None for a request
+    that is answered at once.
+    """
+
+    target: tuple[str, int]
+    request: AnyRequest
+    timeout: float | None = None

@@ -1,0 +1,304 @@
+"""Where a client writes: extents leased from storage units, and the blocks placed in them.
+
+Small blocks are packed into open extents by a bump pointer, so that most puts lease nothing; a block of
+1 MiB or more gets an extent of its own. This is thread-safe and does no input or output of its own but
+lock its slot files (`storage.ownership`). No lock is held across a yield. It knows nothing of what a
+block contains.
+
+The life of an extent here:
+
+    open      takes blocks while they fit
+    retired   takes no more; waits for the reservations still in flight to end
+    over      nothing in flight: queued to be closed at the controller if a block in it may have been
+              published, else to be returned to its unit
+
+A put goes: reserve, write, then Publish with `closes(reserved)`. If it succeeded, or nobody can tell
+whether it did: `published(reserved)`. If it certainly failed: `keep` what `closes` gave, then
+`abandon(reserved)`, and run `give_back`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from transfer_queue.client.calls import Call
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError
+from transfer_queue.messages import AnyReply, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.storage.base import Allocator, Reserved
+from transfer_queue.storage.ownership import hold_slot
+
+ALIGNMENT = 64
+SMALLEST_EXTENT = 64 * 1024
+LARGEST_EXTENT = 4 * 1024 * 1024
+DEDICATED = 1024 * 1024
+"""Blocks of this many bytes or more get an extent of their own."""
+OPEN_EXTENTS = 4
+"""Most extents open at once: what threads that ran out of space together may bring home."""
+
+_SLOT_ATTEMPTS = 3
+
+
+class Held(Protocol):
+    """A lock on a slot file, as `ownership.SlotLock`."""
+
+    def release(self) -> None:
+        """Gives it up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Extent:
+    unit: int
+    number: int
+    offset: int
+    length: int
+    generation: int
+    used: int = 0
+    """The bump pointer: bytes from the extent's offset, a multiple of ALIGNMENT."""
+    open: bool = True
+    published: bool = False
+    """Whether a block in it may be known to the controller."""
+    closing: bool = False
+    """Taken by `closes` together with the reservation that is its last."""
+    flights: set[int] = field(default_factory=set)
+    """Offsets of all and only the reservations that have not ended."""
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.unit, self.number
+
+
+class Space(Allocator[Call]):
+    """The space of one client, `writer` by name, in these storage units; the first is preferred.
+
+    hold: locks a slot file for the life of the client.
+    """
+
+    def __init__(self, writer: str, units: Sequence[int], hold: Callable[[Path], Held] = hold_slot) -> None:
+        if not units:
+            raise InvalidArgumentError("a client needs one storage unit or more to write to; start some")
+        self.writer = writer
+        self.units = tuple(units)
+        self._hold = hold
+        self._mutex = threading.Lock()
+        self._slots: dict[int, tuple[int, Held]] = {}
+        """Unit -> this writer's slot there and the lock on it, of all and only the units it has leased from."""
+        self._extents: dict[tuple[int, int], _Extent] = {}
+        """(unit, extent) -> all and only the extents that are open or have reservations in flight."""
+        self._open: list[_Extent] = []
+        """The open ones, oldest first; at most OPEN_EXTENTS."""
+        self._closes: dict[tuple[int, int], None] = {}
+        """Extents that are over, to be closed at the controller; disjoint from the next."""
+        self._returns: dict[tuple[int, int], None] = {}
+        """Extents that are over and in which nothing was published."""
+        self._next_length = SMALLEST_EXTENT
+
+    # ------------------------------------------------------------ one block
+
+    def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
+        """See `Allocator.reserve`."""
+        if nbytes < 0:
+            raise InvalidArgumentError(f"a block of {nbytes} bytes: it must be none or more")
+        size = _aligned(nbytes)
+        dedicated = size >= DEDICATED
+        if not dedicated:
+            with self._mutex:
+                reserved = self._pack(nbytes, size)
+            if reserved is not None:
+                return reserved
+        want = size if dedicated else max(size, self._next_length)
+        extent = yield from self._lease(size, want, wait)
+        with self._mutex:
+            self._extents[extent.name] = extent
+            if dedicated:
+                extent.open = False
+                return self._place(extent, nbytes, size)
+            self._next_length = min(LARGEST_EXTENT, max(SMALLEST_EXTENT, 2 * extent.length))
+            # its own block first, so that the lease is worth its round trip whatever other threads found
+            reserved = self._place(extent, nbytes, size)
+            if extent.open:
+                self._open.append(extent)
+                if len(self._open) > OPEN_EXTENTS:
+                    self._retire(min(self._open, key=lambda open_: open_.length - open_.used))
+            return reserved
+
+    def published(self, reserved: Reserved) -> None:
+        """See `Allocator.published`. Right also when nobody can tell whether the Publish was carried out."""
+        with self._mutex:
+            extent = self._end(reserved)
+            extent.published = True
+            self._settle(extent)
+
+    def abandon(self, reserved: Reserved) -> None:
+        """See `Allocator.abandon`. The bytes are used again where nothing was placed after them."""
+        with self._mutex:
+            extent = self._end(reserved)
+            extent.closing = False
+            size = _aligned(reserved.nbytes)
+            if not extent.flights and not extent.published:
+                extent.used = 0
+            elif reserved.offset + size == extent.offset + extent.used:
+                extent.used -= size
+            self._settle(extent)
+
+    # ------------------------------------------------------------ extents that are over
+
+    def closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
+        """See `Allocator.closes`: put them into the next Publish.
+
+        current: the reservation that this Publish is about; its extent is among the answer if nothing
+        else will come in it, so that a writer that falls silent afterwards holds up no space.
+        """
+        with self._mutex:
+            taken = list(self._closes)
+            self._closes.clear()
+            if current is not None:
+                extent = self._find(current)
+                if not extent.open and len(extent.flights) == 1:
+                    extent.closing = True
+                    taken.append(extent.name)
+            return taken
+
+    def keep(self, closes: Iterable[tuple[int, int]]) -> None:
+        """Takes back what `closes` gave, because the Publish failed."""
+        with self._mutex:
+            for name in closes:
+                extent = self._extents.get(name)
+                if extent is not None:
+                    extent.closing = False
+                elif name not in self._returns:
+                    self._closes[name] = None
+
+    def returns(self) -> list[tuple[int, int]]:
+        """Takes the (unit, extent) in which nothing was published, to be returned to their units."""
+        with self._mutex:
+            taken = list(self._returns)
+            self._returns.clear()
+            return taken
+
+    def give_back(self) -> Generator[Call, AnyReply, None]:
+        """Returns what `returns` names to the units. What could not be returned stays queued."""
+        pending = self.returns()
+        try:
+            for unit in dict.fromkeys(unit for unit, _ in pending):
+                numbers = [number for of, number in pending if of == unit]
+                yield Call(("unit", unit), Return(self.slot(unit), numbers))
+                pending = [name for name in pending if name[0] != unit]
+        finally:
+            with self._mutex:
+                self._returns.update(dict.fromkeys(pending))
+
+    def drain(self) -> None:
+        """Retires every open extent, so that `closes` and `returns` come to name all that is leased.
+
+        Those with reservations in flight follow when these end.
+        """
+        with self._mutex:
+            for extent in list(self._open):
+                self._retire(extent)
+
+    def release(self) -> None:
+        """Gives up the slots, for good: the units then take this writer for dead. The last thing a client does."""
+        with self._mutex:
+            for _, lock in self._slots.values():
+                lock.release()
+            self._slots.clear()
+
+    # ------------------------------------------------------------ slots and leases
+
+    def slot(self, unit: int) -> int:
+        """This writer's slot in a unit that it has leased from."""
+        with self._mutex:
+            return self._slots[unit][0]
+
+    def _claim_slot(self, unit: int) -> Generator[Call, AnyReply, int]:
+        with self._mutex:
+            known = self._slots.get(unit)
+        if known is not None:
+            return known[0]
+        for attempt in range(_SLOT_ATTEMPTS):
+            reply = yield Call(("unit", unit), OpenSlot(self.writer))
+            if not isinstance(reply, SlotReply):
+                raise ProtocolError(f"storage unit {unit} answered OpenSlot with {type(reply).__name__}")
+            with self._mutex:
+                # Another thread may have got here first. Opening the file twice would lose the lock.
+                if unit not in self._slots:
+                    try:
+                        self._slots[unit] = reply.slot, self._hold(Path(reply.lock_path))
+                    except ProtocolError:  # withdrawn, because a connection ended in between
+                        if attempt == _SLOT_ATTEMPTS - 1:
+                            raise
+                        continue
+                return self._slots[unit][0]
+        raise AssertionError("unreachable")
+
+    def _lease(self, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
+        """An extent from the first unit that has room; if none has, waits for the preferred one."""
+        if len(self.units) > 1:
+            for unit in self.units:
+                try:
+                    return (yield from self._lease_of(unit, nbytes, want, None))
+                except CapacityError:
+                    if unit == self.units[-1] and not wait:
+                        raise
+        return (yield from self._lease_of(self.units[0], nbytes, want, wait))
+
+    def _lease_of(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
+        slot = yield from self._claim_slot(unit)
+        reply = yield Call(("unit", unit), Lease(slot, nbytes, want, wait), wait)
+        if not isinstance(reply, LeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
+            raise ProtocolError(f"storage unit {unit} answered a lease of {nbytes} bytes with {reply}")
+        return _Extent(unit, reply.extent, reply.offset, reply.length, reply.generation)
+
+    # ------------------------------------------------------------ with the mutex held
+
+    def _pack(self, nbytes: int, size: int) -> Reserved | None:
+        """Places a block into the first open extent that has room for it."""
+        for extent in self._open:
+            if extent.length - extent.used >= size:
+                return self._place(extent, nbytes, size)
+        return None
+
+    def _place(self, extent: _Extent, nbytes: int, size: int) -> Reserved:
+        reserved = Reserved(extent.unit, extent.number, extent.offset + extent.used, extent.generation, nbytes)
+        extent.flights.add(reserved.offset)
+        extent.used += size
+        if extent.open and extent.used == extent.length:
+            self._retire(extent)
+        return reserved
+
+    def _find(self, reserved: Reserved) -> _Extent:
+        extent = self._extents.get((reserved.unit, reserved.extent))
+        if extent is None or reserved.offset not in extent.flights:
+            raise InvalidArgumentError(f"{reserved} is not in flight: it was published or abandoned before, "
+                                       f"or another client reserved it")  # fmt: skip
+        return extent
+
+    def _end(self, reserved: Reserved) -> _Extent:
+        extent = self._find(reserved)
+        extent.flights.remove(reserved.offset)
+        return extent
+
+    def _retire(self, extent: _Extent) -> None:
+        extent.open = False
+        if extent in self._open:
+            self._open.remove(extent)
+        self._settle(extent)
+
+    def _settle(self, extent: _Extent) -> None:
+        """Queues an extent that is over where it belongs."""
+        if extent.open or extent.flights:
+            return
+        del self._extents[extent.name]
+        if not extent.published:
+            self._returns[extent.name] = None
+        elif not extent.closing:
+            self._closes[extent.name] = None
+
+
+def _aligned(nbytes: int) -> int:
+    """What a block takes of an extent; at least one cell, so that no two blocks start at one place."""
+    return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT

@@ -1,0 +1,365 @@
+"""The arena of a storage unit: one mapped file of bytes and one of generations, in a folder.
+
+    arena        mode 0600, as long as the capacity; only its first `held` bytes are allocated, and nothing
+                 past them is ever touched, so that a full file system is an error at growth and no SIGBUS
+    generations  one little-endian u8 a granule of 64 KiB; only the unit writes it
+    header       JSON (`Header`); written last, so where it is the rest is too
+
+The unit creates the arena and every process of the node maps it once, whole. This module moves no
+payload and does not know what is leased (`storage.extents`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import resource
+import stat
+import tempfile
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
+from transfer_queue.storage.base import Bytes, Memory
+from transfer_queue.storage.extents import GRANULE, round_up
+
+MAGIC = "transfer_queue arena"
+VERSION = 1
+SEGMENT = 64 * 1024 * 1024
+"""Bytes an arena usually grows by."""
+LEAST_SHARED_MEMORY = 256 * 1024 * 1024
+"""Bytes that must be free in a memory file system before an arena is put there."""
+
+_GENERATION_BYTES = 8
+_PAGE = mmap.PAGESIZE
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+_HEADER_LIMIT = 4096
+
+Generations = npt.NDArray[np.uint64]
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What the header file says. boot_id: of this arena alone; another arena in the same folder has another."""
+
+    magic: str
+    version: int
+    granule: int
+    capacity: int
+    boot_id: str
+
+
+class FolderChoice(NamedTuple):
+    """Where to put arenas, and what to warn of, if anything."""
+
+    folder: Path
+    warning: str | None
+
+
+def choose_folder(
+    shared_memory: Path = Path("/dev/shm"), fallback: Path | None = None, least: int = LEAST_SHARED_MEMORY
+) -> FolderChoice:
+    """The folder of shared memory if it can be written and has `least` bytes free, else the fallback.
+
+    The fallback is the folder for temporary files; it is usually on a disk, hence the warning.
+    """
+    trouble = _why_not(shared_memory, least)
+    if trouble is None:
+        return FolderChoice(shared_memory, None)
+    chosen = Path(tempfile.gettempdir()) if fallback is None else fallback
+    return FolderChoice(
+        chosen,
+        f"samples are stored in {chosen}, which may be slow, because {shared_memory} {trouble}; "
+        f"give the machine or container more shared memory (docker run --shm-size=8g)",
+    )
+
+
+def _why_not(folder: Path, least: int) -> str | None:
+    if not folder.is_dir():
+        return "does not exist"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "cannot be written"
+    available = _available(folder)
+    if available < least:
+        return f"has {available} bytes free of the {least} wanted"
+    return None
+
+
+class Arena(Memory):
+    """A mapped arena. `create` makes one for its unit; `open` is for everybody else.
+
+    folder, capacity (bytes it may grow to), boot_id: as the header says.
+    memory: all of it, u8, length `capacity`. generations: u8 a granule, read-only but for the unit.
+    held: bytes allocated, from offset 0 (known to the unit only; 0 elsewhere).
+    warm: bytes made resident by `prefault_some`, from offset 0 (the unit only); at most `held`.
+    """
+
+    def __init__(self, folder: Path, header: Header, memory: int, generations: int, owner: bool) -> None:
+        self.folder = folder
+        self.capacity = header.capacity
+        self.boot_id = header.boot_id
+        self.held = 0
+        self.warm = 0
+        self._owner = owner
+        self._files = (memory, generations) if owner else ()
+        self._populates = True
+        # An mmap object goes away with the last array that looks into it, and is never closed by hand:
+        # closing it under a living view is a segfault.
+        self._mapping: mmap.mmap | None = mmap.mmap(memory, header.capacity)
+        self.memory: Bytes = np.frombuffer(self._mapping, np.uint8)
+        access = mmap.ACCESS_WRITE if owner else mmap.ACCESS_READ
+        table = mmap.mmap(generations, _generations_size(header.capacity), access=access)
+        self.generations: Generations = np.frombuffer(table, "<u8")
+
+    @classmethod
+    def create(cls, folder: Path, capacity: int | None = None) -> Arena:
+        """A new arena in this folder, which is made with mode 0700 if missing.
+
+        capacity: most bytes it may grow to; no more than the file system is big, which is also the default.
+        StartError if the folder holds an arena or cannot be used; CapacityError if there is no room to begin.
+        """
+        if capacity is not None and capacity < GRANULE:
+            raise InvalidArgumentError(f"an arena of {capacity} bytes is too small; give it {GRANULE} or more")
+        made: list[Path] = []
+        files: list[int] = []
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            size = _capacity(folder, capacity)
+            header = Header(MAGIC, VERSION, GRANULE, size, uuid.uuid4().hex)
+            for name, length in (("arena", size), ("generations", _generations_size(size))):
+                path = folder / name
+                files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+                made.append(path)
+                os.ftruncate(files[-1], length)
+            arena = cls(folder, header, files[0], files[1], owner=True)
+            _write_whole(folder / "header", msgspec.json.encode(header))
+        except BaseException as error:
+            for file in files:
+                os.close(file)
+            for path in made:
+                path.unlink()
+            if isinstance(error, FileExistsError):
+                raise StartError(f"{error.filename} exists, so that no arena can be made in {folder}: another one, or "
+                                 f"what is left of it; remove it or choose another folder") from None  # fmt: skip
+            if isinstance(error, OSError):
+                kind = CapacityError if error.errno in _NO_ROOM else StartError
+                raise kind(f"no arena can be made in {folder} (capacity {capacity}): {error}; "
+                           f"free space there or choose another folder") from error  # fmt: skip
+            raise
+        return arena
+
+    @classmethod
+    def open(cls, folder: Path) -> Arena:
+        """Maps an arena that a unit created. AttachError, saying why, if there is none that this version can read."""
+        with contextlib.ExitStack() as closing:
+            try:
+                files = []
+                for name, mode in (("header", os.O_RDONLY), ("arena", os.O_RDWR), ("generations", os.O_RDONLY)):
+                    files.append(os.open(folder / name, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+                    closing.callback(os.close, files[-1])
+                header = _parse(folder, os.read(files[0], _HEADER_LIMIT))
+                for file, name, size in (
+                    (files[1], "arena", header.capacity),
+                    (files[2], "generations", _generations_size(header.capacity)),
+                ):
+                    found = os.fstat(file)
+                    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+                        raise AttachError(f"{folder / name} has {found.st_size} bytes and its header says {size}; "
+                                          f"the arena is damaged, restart the system")  # fmt: skip
+                return cls(folder, header, files[1], files[2], owner=False)
+            except OSError as error:
+                raise AttachError(f"no arena can be opened in {folder}: {error}; is its storage unit running, "
+                                  f"on this machine and as this user?") from error  # fmt: skip
+
+    def view(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.view`."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.memory.size:
+            raise ProtocolError(
+                f"{nbytes} bytes at offset {offset} are not in the arena {self.folder} of {self.memory.size} bytes"
+            )
+        return self.memory[offset : offset + nbytes]
+
+    def generation(self, offset: int) -> int:
+        """See `Memory.generation`."""
+        granule = offset // GRANULE
+        if not 0 <= granule < self.generations.size:
+            raise ProtocolError(f"offset {offset} is not in the arena {self.folder} of {self.memory.size} bytes")
+        return int(self.generations[granule])
+
+    def bump(self, offset: int, length: int) -> None:
+        """Ends the generations of these granules: what was read there before is from now on seen to be gone."""
+        self.generations[offset // GRANULE : (offset + length) // GRANULE] += np.uint64(1)
+
+    def settle(self, offset: int, length: int) -> int:
+        """One generation, at least 1, for granules about to be leased as one extent.
+
+        It is the greatest they have. No descriptor of before names it: those of a granule's earlier
+        extents name less than what the granule has had since they were freed.
+        """
+        granules = self.generations[offset // GRANULE : (offset + length) // GRANULE]
+        generation = max(1, int(granules.max()))
+        granules[:] = generation
+        return generation
+
+    def grow(self, least: int) -> int:
+        """Allocates at least this many more bytes after `held`, usually a segment; answers how many.
+
+        CapacityError, with nothing allocated, if the capacity or the file system does not let it.
+        """
+        least = round_up(least)
+        room = self.capacity - self.held
+        if least > room:
+            raise self._full(least, f"its capacity is {self.capacity} bytes")
+        available = _available(self.folder)
+        if least > available:
+            raise self._full(least, f"the file system has {available} bytes left")
+        step = max(least, min(SEGMENT, room, available // GRANULE * GRANULE))
+        while (error := self._allocate(step)) is not None:
+            if step == least or error.errno not in _NO_ROOM:
+                raise self._full(least, f"the file system refuses: {error}")
+            step = max(least, round_up(step // 2))
+        self.held += step
+        return step
+
+    def prefault_some(self, max_bytes: int) -> bool:
+        """Makes up to this many held bytes resident; whether more remain. Call it when there is nothing to do.
+
+        It changes no byte, so it may run over space that is leased already.
+        """
+        end = min(self.held, self.warm + max_bytes)
+        if end > self.warm:
+            self._make_resident(self.warm, end)
+            self.warm = end
+        return self.warm < self.held
+
+    def close(self) -> None:
+        """Lets go of the files. The mappings stay for as long as views of them live."""
+        for file in self._files:
+            os.close(file)
+        self._files = ()
+        self._mapping = None
+        self.memory = np.empty(0, np.uint8)
+        self.generations = np.empty(0, np.uint64)
+
+    def remove(self) -> None:
+        """Unlinks the files; the space returns when the last process has let go of it."""
+        for name in ("header", "arena", "generations"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _allocate(self, step: int) -> OSError | None:
+        """Allocates both files for `step` bytes after `held`, or answers why not and leaves nothing over."""
+        if not self._files:
+            raise ProtocolError(f"the arena {self.folder} is grown by its storage unit only, while it is open")
+        memory, generations = self._files
+        first, count = self.held // GRANULE * _GENERATION_BYTES, step // GRANULE * _GENERATION_BYTES
+        try:
+            _allocate(generations, first, count)
+            _allocate(memory, self.held, step)
+        except OSError as error:
+            # tmpfs takes back what it gave, other file systems keep it
+            os.ftruncate(memory, self.held)
+            os.ftruncate(memory, self.capacity)
+            return error
+        return None
+
+    def _make_resident(self, start: int, end: int) -> None:
+        start -= start % _PAGE
+        if self._populates and self._mapping is not None:
+            try:
+                self._mapping.madvise(_POPULATE_WRITE, start, end - start)
+            except (OSError, AttributeError):
+                self._populates = False
+            else:
+                return
+        self.memory[start:end:_PAGE].max(initial=0)  # reads a byte of each page
+
+    def _full(self, wanted: int, why: str) -> CapacityError:
+        return CapacityError(f"no capacity in the arena {self.folder}: {wanted} bytes more wanted, {self.held} held, "
+                             f"and {why}; clear samples or give storage more room")  # fmt: skip
+
+
+def _capacity(folder: Path, wanted: int | None) -> int:
+    """Bytes, in whole granules: what is wanted, but no more than the file system and the limits allow."""
+    system = os.statvfs(folder)
+    total = system.f_blocks * system.f_frsize
+    if total == 0:  # a tmpfs without a size
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY:
+        total = min(total, limit)
+    size = (total if wanted is None else min(total, wanted)) // GRANULE * GRANULE
+    if size == 0:
+        raise OSError(errno.ENOSPC, f"its file system has {total} bytes and {GRANULE} are the least")
+    return size
+
+
+def _available(folder: Path) -> int:
+    system = os.statvfs(folder)
+    if system.f_blocks == 0:  # a tmpfs without a size: there is no telling
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return system.f_bavail * system.f_frsize
+
+
+def _generations_size(capacity: int) -> int:
+    return capacity // GRANULE * _GENERATION_BYTES
+
+
+def _allocate(file: int, offset: int, length: int) -> None:
+    """Allocates a range of a file that nobody uses yet; by writing zeros where there is no other way."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, offset, length)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
+            return
+    zeros = memoryview(bytes(min(length, 1 << 20)))
+    while length > 0:
+        written = os.pwrite(file, zeros[:length], offset)
+        offset += written
+        length -= written
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """A file that appears with all its content or not at all."""
+    draft = path.with_name(path.name + ".new")
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            os.write(file, content)
+        finally:
+            os.close(file)
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _parse(folder: Path, content: bytes) -> Header:
+    """The header, if this version can read such an arena."""
+    path = folder / "header"
+    try:
+        header = msgspec.json.decode(content, type=Header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AttachError(f"{path} is not the header of an arena ({error}); remove the folder") from None
+    if header.magic != MAGIC:
+        raise AttachError(f"{path} begins with {header.magic[:40]!r} and not {MAGIC!r}; it is not an arena's")
+    if header.version != VERSION:
+        raise AttachError(f"{path} is of version {header.version} and this package reads version {VERSION}; "
+                          f"use the same release on both sides")  # fmt: skip
+    if header.granule != GRANULE:
+        raise AttachError(f"{path} has granules of {header.granule} bytes and this package wants {GRANULE}; "
+                          f"use the same release on both sides")  # fmt: skip
+    if header.capacity <= 0 or header.capacity % GRANULE:
+        raise AttachError(f"{path} says a capacity of {header.capacity} bytes, which is not in whole granules; "
+                          f"the arena is damaged, restart the system")  # fmt: skip
+    return header

@@ -1,0 +1,27 @@
+"""What a storage unit wants done: the server carries these out and branches on nothing but their type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from transfer_queue.messages import AnyReply, WriterGone
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send `reply` to the request `sequence` of the connection `peer`."""
+
+    peer: int
+    sequence: int
+    reply: AnyReply
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Send this to the controller, and again until it has answered."""
+
+    body: WriterGone
+
+
+Effect = Union[Answer, Report]

@@ -1,0 +1,401 @@
+"""The storage unit: leases extents of its arena to writers, and takes back what is certain to be unused.
+
+It owns the table of extents, the slots and the generations. It knows neither what lies in an extent nor
+who reads it; the controller does, and says with `free` when nothing lives in a closed extent any more.
+No sockets and no clock: requests and the time come in, effects go out (`storage.effects`).
+
+The rules of a slot:
+
+    opening    OpenSlot was answered; the writer may not have locked the slot file yet, so that a free lock
+               proves nothing. The first lease ends this, and is refused unless the lock is held.
+               If the last connection ends here and the lock is free, the slot is withdrawn without a word.
+    in use     the writer holds the lock, as every lease makes sure.
+    suspect    its last connection ended and the lock is still held. Asked again every PROBE_INTERVAL;
+               any request of the writer makes it in use again. A writer stopped for ever stays here.
+    gone       the unit was granted the lock: the controller is told WriterGone, and the extents stay
+               leased until it has freed them.
+
+A lease that cannot be met and may wait is parked. Parked leases are met in the order they came, one that
+is too large for now not holding up those behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError
+from transfer_queue.messages import (
+    AnyReply,
+    AnyRequest,
+    Cancel,
+    Done,
+    Failure,
+    Lease,
+    LeaseReply,
+    OpenSlot,
+    Return,
+    SlotReply,
+    UnitStatus,
+    UnitStatusReply,
+    WriterGone,
+)
+from transfer_queue.storage.arena import SEGMENT, Arena
+from transfer_queue.storage.effects import Answer, Effect, Report
+from transfer_queue.storage.extents import Extent, ExtentTable, round_up
+from transfer_queue.storage.ownership import Slots
+
+PROBE_INTERVAL = 0.25
+"""Seconds between two looks at the locks of suspects."""
+PREFAULT_STEP = 4 * 1024 * 1024
+"""Bytes made resident in one idle moment: a few milliseconds."""
+_RECENT_GRANTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a unit refuses to go beyond.
+
+    slots: writers registered and not yet known to be gone. extents: leased to one slot and not yet freed.
+    parked: leases waiting for space, of all writers.
+    """
+
+    slots: int = 4096
+    extents: int = 1 << 20
+    parked: int = 4096
+
+
+@dataclass(slots=True)
+class _Slot:
+    number: int
+    writer: str
+    path: str
+    opening: bool = True
+    peers: set[int] = field(default_factory=set)
+    """All and only the open connections on which this writer has asked for something."""
+    grants: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
+    """(peer, sequence) -> extent, of the latest leases: what a Cancel that crossed its reply takes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    slot: _Slot
+    peer: int
+    sequence: int
+    nbytes: int
+    want: int
+    since: float
+    deadline: float
+
+
+class StorageUnit:
+    """One storage unit. number: its number in the system."""
+
+    def __init__(self, number: int, arena: Arena, slots: Slots, limits: Limits = Limits()) -> None:
+        self.number = number
+        self.arena = arena
+        self.table = ExtentTable()
+        self._files = slots
+        self._limits = limits
+        self._slots: dict[int, _Slot] = {}
+        """Number -> slot, of all and only the slots opening, in use or suspect."""
+        self._writers: dict[str, _Slot] = {}
+        """Writer -> its slot; exactly the values of `_slots`."""
+        self._peers: dict[int, _Slot] = {}
+        """Connection -> the slot whose `peers` it is in."""
+        self._suspects: dict[int, _Slot] = {}
+        """The slots whose last connection ended and whose lock was held when last asked."""
+        self._probe_at = math.inf
+        """When suspects are looked at next; infinite while there are none."""
+        self._gone: dict[int, str] = {}
+        """Slot -> writer, of the dead whose extents are not all freed."""
+        self._parked: dict[tuple[int, int], _Parked] = {}
+        """(peer, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
+        self._next_slot = 1
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, writer: str, peer: int, sequence: int, body: AnyRequest, now: float) -> list[Effect]:
+        """A request of `writer`, as its connection `peer` has proved it to be. Never raises for what a peer sends."""
+        self._heard_of(writer, peer)
+        try:
+            if isinstance(body, Lease):
+                return self._lease(writer, peer, sequence, body, now)
+            if isinstance(body, Return):
+                return self._return(writer, peer, sequence, body)
+            if isinstance(body, Cancel):
+                return self._cancel(writer, peer, sequence, body)
+            if isinstance(body, OpenSlot):
+                return [Answer(peer, sequence, self._open(writer, peer, body))]
+            if isinstance(body, UnitStatus):
+                return [Answer(peer, sequence, self._status())]
+            raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
+        except TransferQueueError as error:
+            return [Answer(peer, sequence, Failure(type(error).__name__, str(error)))]
+        except OSError as error:
+            text = f"storage unit {self.number} failed at {type(body).__name__}: {error}; see its log"
+            return [Answer(peer, sequence, Failure("TransferQueueError", text))]
+
+    def disconnected(self, peer: int, now: float) -> list[Effect]:
+        """A connection ended: its parked leases are dropped, and a writer without another one is looked at."""
+        for key in [key for key in self._parked if key[0] == peer]:
+            del self._parked[key]
+        slot = self._peers.pop(peer, None)
+        if slot is None:
+            return []
+        slot.peers.discard(peer)
+        for key in [key for key in slot.grants if key[0] == peer]:
+            del slot.grants[key]
+        if slot.peers:
+            return []
+        self._suspects[slot.number] = slot
+        self._probe_at = min(self._probe_at, now + PROBE_INTERVAL)
+        return self._probe(slot)
+
+    def free(self, extents: Sequence[int]) -> list[Effect]:
+        """The controller says that nothing lives in these extents any more.
+
+        Those freed before are passed over, for a retry. ProtocolError, with nothing changed, if one was
+        never leased.
+        """
+        for number in extents:
+            if not self.table.was_leased(number):
+                raise ProtocolError(f"extent {number} of unit {self.number} is not there: {self.table.story(number)}")
+        self._release_all(extents)
+        return self._serve()
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is next due; None if nothing waits."""
+        due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
+        due = min(due, self._probe_at)
+        return None if due == math.inf else due
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ends waits that are over and looks at suspects, where due."""
+        effects: list[Effect] = []
+        if any(parked.deadline <= now for parked in self._parked.values()):
+            effects += self._serve()  # others on this machine may have left room in the file system
+        for key, parked in list(self._parked.items()):
+            if parked.deadline <= now:
+                del self._parked[key]
+                effects.append(self._refusal(parked, now))
+        if self._probe_at <= now:
+            self._probe_at = now + PROBE_INTERVAL
+            for slot in list(self._suspects.values()):
+                effects += self._probe(slot)
+        return effects
+
+    def idle(self) -> bool:
+        """Does a few milliseconds of work ahead of time; whether there is more. Call it when no request waits."""
+        if self.arena.prefault_some(PREFAULT_STEP):
+            return True
+        room = self.arena.capacity - self.arena.held
+        if self._parked or not room or self.table.free_bytes >= SEGMENT // 2:
+            return False
+        return self._grow(min(SEGMENT // 4, room))
+
+    def unsettled(self) -> list[Report]:
+        """What a controller that has connected anew must be told again."""
+        return [self._report(number, writer) for number, writer in self._gone.items()]
+
+    def check(self) -> None:
+        """Recounts everything; AssertionError where the unit contradicts itself."""
+        self.table.check()
+        assert self.table.held == self.arena.held, "held bytes of table and arena"
+        assert {slot.writer: slot.number for slot in self._slots.values()} == {
+            writer: slot.number for writer, slot in self._writers.items()
+        }, "index of writers"
+        assert {peer: slot.number for slot in self._slots.values() for peer in slot.peers} == {
+            peer: slot.number for peer, slot in self._peers.items()
+        }, "index of connections"
+        assert set(self._suspects) == {slot.number for slot in self._slots.values() if not slot.peers}, "suspects"
+        assert (self._probe_at == math.inf) == (not self._suspects), "time of the next probe"
+        assert not set(self._gone) & set(self._slots), "slots both gone and in use"
+        assert all(self.table.count(number) for number in self._gone), "gone without extents"
+        assert all(parked.slot.number in self._slots for parked in self._parked.values()), "parked for a gone slot"
+        assert len(self._parked) <= self._limits.parked, "parked leases"
+
+    # ------------------------------------------------------------ requests
+
+    def _open(self, writer: str, peer: int, body: OpenSlot) -> SlotReply:
+        if body.writer != writer:
+            raise ProtocolError(f"{writer!r} asked for a slot for {body.writer!r}; a writer asks for its own")
+        slot = self._writers.get(writer)
+        if slot is None:
+            if len(self._slots) >= self._limits.slots:
+                raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
+                                    f"{len(self._slots)}; end some clients")  # fmt: skip
+            slot = _Slot(self._next_slot, writer, self._files.make(self._next_slot))
+            self._next_slot += 1
+            self._slots[slot.number] = self._writers[writer] = slot
+            self._heard_of(writer, peer)
+        return SlotReply(slot.number, slot.path)
+
+    def _lease(self, writer: str, peer: int, sequence: int, body: Lease, now: float) -> list[Effect]:
+        slot = self._slot(writer, body.slot)
+        if body.nbytes <= 0 or body.want < body.nbytes:
+            raise InvalidArgumentError(f"a lease of {body.nbytes} bytes, {body.want} wanted: it must be one or more, "
+                                       f"and no more than wanted")  # fmt: skip
+        if body.wait is not None and math.isnan(body.wait):
+            raise InvalidArgumentError("a wait of nan seconds; give a number of seconds or None")
+        if (peer, sequence) in self._parked:
+            raise ProtocolError(f"request {sequence} is waiting already; number requests upwards")
+        want = min(body.want, self.arena.capacity)
+        waits = max(0.0, body.wait or 0.0)
+        parked = _Parked(slot, peer, sequence, body.nbytes, want, now, now + waits)
+        if round_up(body.nbytes) > self.arena.capacity:
+            return [self._refusal(parked, now)]
+        if self.table.count(slot.number) >= self._limits.extents:
+            raise CapacityError(f"no capacity for another extent: {writer!r} has {self._limits.extents} in storage "
+                                f"unit {self.number}; clear samples, or write larger batches")  # fmt: skip
+        if self._files.is_dead(slot.number):
+            raise ProtocolError(f"{writer!r} does not hold the lock of slot {slot.number} ({slot.path}); a writer "
+                                f"locks it first, and nothing else in its process may open it")  # fmt: skip
+        slot.opening = False
+        # The newcomer queues up like all others: an earlier one that can be met now goes first.
+        self._parked[peer, sequence] = parked
+        effects = self._serve()
+        if (peer, sequence) in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
+            del self._parked[peer, sequence]
+            effects.append(self._refusal(parked, now))
+        return effects
+
+    def _return(self, writer: str, peer: int, sequence: int, body: Return) -> list[Effect]:
+        slot = self._slot(writer, body.slot)
+        if len(set(body.extents)) != len(body.extents):
+            raise InvalidArgumentError(f"extents {body.extents} are returned twice in one request; name each once")
+        for number in body.extents:
+            extent = self.table.get(number)
+            if extent is None and self.table.was_leased(number):
+                continue  # returned before, and the answer was lost
+            if extent is None or extent.slot != slot.number:
+                raise ProtocolError(f"extent {number} of unit {self.number} cannot be returned by {writer!r}: "
+                                    f"{self.table.story(number)}")  # fmt: skip
+        self._release_all(body.extents)
+        return [Answer(peer, sequence, Done()), *self._serve()]
+
+    def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
+        """Drops a parked lease; or takes back one just granted, as its writer will not look at the reply."""
+        done = Answer(peer, sequence, Done(True))
+        if self._parked.pop((peer, body.sequence), None) is not None:
+            text = f"request {body.sequence} was cancelled by its client while it waited for space"
+            return [Answer(peer, body.sequence, Failure("WaitTimeoutError", text)), done]
+        slot = self._writers.get(writer)
+        number = slot.grants.pop((peer, body.sequence), 0) if slot else 0
+        extent = self.table.get(number)
+        if slot is None or extent is None or extent.slot != slot.number:
+            return [Answer(peer, sequence, Done(False))]
+        self._release_all([number])
+        return [done, *self._serve()]
+
+    def _status(self) -> UnitStatusReply:
+        table = self.table
+        return UnitStatusReply(self.arena.capacity, table.held, table.leased, table.free_bytes)
+
+    # ------------------------------------------------------------ slots
+
+    def _slot(self, writer: str, number: int) -> _Slot:
+        slot = self._slots.get(number)
+        if slot is None:
+            raise ProtocolError(f"slot {number} is not known to storage unit {self.number}; ask for one with OpenSlot")
+        if slot.writer != writer:
+            raise ProtocolError(f"slot {number} is not {writer!r}'s; a writer uses its own")
+        return slot
+
+    def _heard_of(self, writer: str, peer: int) -> None:
+        """Notes that this connection is the writer's, which makes a suspect one in use."""
+        slot = self._writers.get(writer)
+        if slot is not None and peer not in slot.peers:
+            slot.peers.add(peer)
+            self._peers[peer] = slot
+            self._trust(slot)
+
+    def _trust(self, slot: _Slot) -> None:
+        self._suspects.pop(slot.number, None)
+        if not self._suspects:
+            self._probe_at = math.inf
+
+    def _probe(self, slot: _Slot) -> list[Effect]:
+        """Ends a suspect's slot if the kernel proves that nobody holds it."""
+        if not self._files.withdraw(slot.number):
+            return []
+        del self._slots[slot.number], self._writers[slot.writer]
+        self._trust(slot)
+        if slot.opening:
+            return []
+        if self.table.count(slot.number):
+            self._gone[slot.number] = slot.writer
+        return [self._report(slot.number, slot.writer)]
+
+    def _report(self, slot: int, writer: str) -> Report:
+        return Report(WriterGone(writer, self.number, self.table.of_slot(slot)))
+
+    # ------------------------------------------------------------ space
+
+    def _release_all(self, extents: Sequence[int]) -> None:
+        """Frees those of these extents that are leased.
+
+        Their generations come first: who has read there must see it before anybody writes there.
+        """
+        for number in extents:
+            extent = self.table.get(number)
+            if extent is None:
+                continue
+            self.arena.bump(extent.offset, extent.length)
+            self.table.free(number)
+            if extent.slot in self._gone and not self.table.count(extent.slot):
+                del self._gone[extent.slot]
+
+    def _serve(self) -> list[Effect]:
+        """Meets the parked leases that can be met, in order of arrival."""
+        effects: list[Effect] = []
+        too_much = math.inf  # this many bytes could not be had, so that no more need be tried
+        for key, parked in list(self._parked.items()):
+            if round_up(parked.nbytes) >= too_much:
+                continue
+            extent = self._take(parked.slot.number, parked.want) or self._take(parked.slot.number, parked.nbytes)
+            if extent is None:
+                too_much = round_up(parked.nbytes)
+                continue
+            del self._parked[key]
+            effects.append(Answer(parked.peer, parked.sequence, self._grant(parked, extent)))
+        return effects
+
+    def _grant(self, parked: _Parked, extent: Extent) -> AnyReply:
+        grants = parked.slot.grants
+        grants[parked.peer, parked.sequence] = extent.number
+        if len(grants) > _RECENT_GRANTS:
+            grants.popitem(last=False)
+        generation = self.arena.settle(extent.offset, extent.length)
+        return LeaseReply(extent.number, extent.offset, extent.length, generation)
+
+    def _take(self, slot: int, nbytes: int) -> Extent | None:
+        """Leases space that is held, or else grows the arena for it; None if neither can be done."""
+        extent = self.table.lease(slot, nbytes)
+        if extent is None and self._grow(round_up(nbytes) - self.table.tail):
+            extent = self.table.lease(slot, nbytes)
+        return extent
+
+    def _grow(self, least: int) -> bool:
+        try:
+            grown = self.arena.grow(least)
+        except CapacityError:
+            return False
+        self.table.grow(grown)
+        return True
+
+    def _refusal(self, parked: _Parked, now: float) -> Answer:
+        status = self._status()
+        waited = f" after {now - parked.since:.1f} s" if now > parked.since else ""
+        advice = "clear samples, let consumers catch up, or raise the capacity of storage"
+        if parked.nbytes > status.capacity:
+            advice = "write smaller batches, or raise the capacity of storage"
+        elif len(self._parked) >= self._limits.parked:
+            advice += f" ({len(self._parked)} leases wait already, which is the limit)"
+        text = (
+            f"no capacity in storage unit {self.number}{waited}: {parked.nbytes} bytes wanted in one piece, capacity "
+            f"{status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}"
+        )
+        return Answer(parked.peer, parked.sequence, Failure("CapacityError", text))

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+MIB = 1 << 20
+
+
+class StandInSlots:
+    """Slots whose writers live in this process: a set of paths instead of locks of the kernel."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.withdrawn: set[str] = set()
+
+    def path(self, slot: int) -> str:
+        return f"/slots/{slot}.lock"
+
+    def make(self, slot: int) -> str:
+        return self.path(slot)
+
+    def is_dead(self, slot: int) -> bool:
+        return self.path(slot) not in self.held
+
+    def withdraw(self, slot: int) -> bool:
+        if not self.is_dead(slot):
+            return False
+        self.withdrawn.add(self.path(slot))
+        return True
+
+
+@pytest.fixture
+def slots() -> StandInSlots:
+    return StandInSlots()
+
+
+class Child:
+    """A child process that runs a piece of Python; `say` sends it a line, `hear` waits for one."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def start(code: str, *arguments: str) -> Child:
+        children.append(Child(code, *arguments))
+        return children[-1]
+
+    yield start
+    for one in children:
+        one.end()
+
+
+@pytest.fixture
+def small_tmpfs() -> Iterator[Path]:
+    """A memory file system of 16 MiB of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        done = subprocess.CompletedProcess([], 127, "", "there is no mount command")
+    if done.returncode:
+        shutil.rmtree(folder)
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from transfer_queue.errors import InvalidArgumentError, ProtocolError
+from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable
+
+
+def table_of(granules: int) -> ExtentTable:
+    table = ExtentTable()
+    table.grow(granules)
+    return table
+
+
+def leased(table: ExtentTable, nbytes: int, slot: int = 1) -> Extent:
+    extent = table.lease(slot, nbytes)
+    assert extent is not None
+    return extent
+
+
+def test_a_lease_is_rounded_up_to_granules_and_counted() -> None:
+    table = table_of(4)
+    assert leased(table, 1) == Extent(1, 0, GRANULE, 1)
+    assert leased(table, GRANULE + 1) == Extent(2, GRANULE, 2 * GRANULE, 1)
+    assert (table.held, table.leased, table.free_bytes, table.tail) == (
+        4 * GRANULE, 3 * GRANULE, GRANULE, GRANULE,
+    )  # fmt: skip
+    assert table.lease(1, 2 * GRANULE) is None
+    table.check()
+
+
+def test_the_lowest_space_that_fits_is_used_first() -> None:
+    table = table_of(8)
+    for _ in range(3):
+        leased(table, GRANULE)
+    table.free(1)
+    table.free(3)
+    assert leased(table, GRANULE).offset == 0
+    assert leased(table, 2 * GRANULE).offset == 2 * GRANULE
+
+
+def test_neighbours_are_joined_on_both_sides() -> None:
+    table = table_of(3)
+    for _ in range(3):
+        leased(table, GRANULE)
+    for number in (1, 3, 2):
+        table.free(number)
+        table.check()
+    assert leased(table, 3 * GRANULE).offset == 0
+
+
+def test_growth_joins_the_free_end() -> None:
+    table = table_of(1)
+    assert table.lease(1, 2 * GRANULE) is None
+    table.grow(1)
+    assert table.tail == 2 * GRANULE
+    assert leased(table, 2 * GRANULE).offset == 0
+    assert table.tail == 0
+
+
+def test_a_number_is_never_used_again() -> None:
+    table = table_of(1)
+    numbers = []
+    for _ in range(5):
+        numbers.append(leased(table, 1).number)
+        table.free(numbers[-1])
+    assert numbers == [1, 2, 3, 4, 5]
+
+
+def test_what_is_not_leased_cannot_be_freed() -> None:
+    table = table_of(1)
+    number = leased(table, 1).number
+    table.free(number)
+    with pytest.raises(ProtocolError, match="freed before"):
+        table.free(number)
+    with pytest.raises(ProtocolError, match="ever leased"):
+        table.free(99)
+    assert "slot 1" in table.story(leased(table, 1).number)
+    table.check()
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_an_extent_has_bytes(nbytes: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        table_of(1).lease(1, nbytes)
+    with pytest.raises(InvalidArgumentError):
+        ExtentTable().grow(nbytes)
+
+
+class AgainstGranules(RuleBasedStateMachine):
+    """The table against one that keeps an owner for each granule."""
+
+    extents = Bundle("extents")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ExtentTable()
+        self.granules: list[int] = []
+        self.last = 0
+
+    @rule(granules=st.integers(1, 12))
+    def grow(self, granules: int) -> None:
+        self.table.grow(granules)
+        self.granules += [0] * granules
+
+    @rule(target=extents, slot=st.integers(1, 3), nbytes=st.integers(1, 6 * GRANULE))
+    def lease(self, slot: int, nbytes: int):  # noqa: ANN201
+        count = -(-nbytes // GRANULE)
+        fits = [i for i in range(len(self.granules)) if self.granules[i : i + count] == [0] * count]
+        extent = self.table.lease(slot, nbytes)
+        if not fits:
+            assert extent is None
+            return multiple()
+        assert extent is not None
+        assert (extent.offset, extent.length) == (fits[0] * GRANULE, count * GRANULE)
+        assert extent.number > self.last
+        self.last = extent.number
+        self.granules[fits[0] : fits[0] + count] = [extent.number] * count
+        assert extent.number in self.table.of_slot(slot)
+        return extent
+
+    @rule(extent=consumes(extents))
+    def free(self, extent: Extent) -> None:
+        assert self.table.free(extent.number) == extent
+        self.granules = [0 if number == extent.number else number for number in self.granules]
+
+    @invariant()
+    def counters(self) -> None:
+        self.table.check()
+        free = self.granules.count(0)
+        assert self.table.held == len(self.granules) * GRANULE
+        assert self.table.free_bytes == free * GRANULE
+        assert self.table.leased == (len(self.granules) - free) * GRANULE
+        tail = len(self.granules) - max((i + 1 for i, number in enumerate(self.granules) if number), default=0)
+        assert self.table.tail == tail * GRANULE
+
+
+TestAgainstGranules = AgainstGranules.TestCase
+TestAgainstGranules.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
