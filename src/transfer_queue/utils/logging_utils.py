@@ -39,7 +39,8 @@ def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logge
         package.addHandler(handler)
     logger = logging.getLogger(name)
     level = asked or config.level_number("default_level", default_level)
-    # A logger that inherits its level follows what the program sets for the whole package later.
-    if logger.level == logging.NOTSET and logger.getEffectiveLevel() != level:
+    # One that wants the package's usual level inherits it, and so follows what the program sets for the package.
+    inherits = name.startswith(_PACKAGE + ".") and level == (asked or logging.WARNING)
+    if logger.level == logging.NOTSET and not inherits:
         logger.setLevel(level)
     return logger

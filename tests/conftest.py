@@ -1,0 +1,60 @@
+"""Fixtures of all tests: a runtime directory of the run's own, and the proof that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leftovers import files_in, wait_for_none
+
+# Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
+# UNIX socket has room for about 100 characters.
+_RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
+os.environ["TQ_RUNTIME_DIR"] = str(_RUNTIME_DIR)
+for _name in [name for name in os.environ if name.startswith("TQ_") and name not in {"TQ_RUNTIME_DIR", "TQ_CI_RUN"}]:
+    del os.environ[_name]
+
+SECONDS = 10  # within which what was closed must be gone
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """After the last test no process of the run is alive, and its runtime directory is empty."""
+    yield
+    processes = wait_for_none(_RUNTIME_DIR, SECONDS)
+    files = files_in(_RUNTIME_DIR)
+    assert processes == []
+    assert files == []
+
+
+def pytest_unconfigure() -> None:
+    """Removes the runtime directory, also of a run that only collected."""
+    shutil.rmtree(_RUNTIME_DIR, ignore_errors=True)
+
+
+def is_attached() -> bool:
+    """Whether this process is attached to a system."""
+    interface = sys.modules.get("transfer_queue.interface")
+    return interface is not None and interface._TQ_CONTROLLER is not None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything_is_closed() -> Iterator[None]:
+    """A module that has called `init` has called `close` when its last test is over."""
+    yield
+    left = is_attached()
+    if left:
+        sys.modules["transfer_queue"].close()
+    assert not left, "a test of this module left a system attached: call tq.close()"
+
+
+@pytest.fixture
+def runtime_dir() -> Path:
+    """The TQ_RUNTIME_DIR of this run."""
+    return _RUNTIME_DIR

@@ -1,0 +1,56 @@
+"""What a test run leaves behind: processes and files, counted from /proc and the file system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+# multiprocessing keeps these two until its process ends.
+_OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def processes_of(runtime_dir: Path) -> list[psutil.Process]:
+    """The processes that were started with this TQ_RUNTIME_DIR, and those forked from here."""
+    here = psutil.Process()
+    own = {here.pid, *(parent.pid for parent in here.parents())}
+    mine = {child.pid: child for child in here.children(recursive=True)}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TQ_RUNTIME_DIR") == str(runtime_dir):
+                mine[process.pid] = process
+        except psutil.Error:  # it ended, or is not ours to look at
+            continue
+    return [process for pid, process in mine.items() if pid not in own and _counts(process)]
+
+
+def _counts(process: psutil.Process) -> bool:
+    try:
+        # what has ended and waits for its parent to ask holds nothing any more
+        dead = process.status() == psutil.STATUS_ZOMBIE
+        return not dead and not any(part in argument for argument in process.cmdline() for part in _OF_PYTHON)
+    except psutil.Error:
+        return False
+
+
+def wait_for_none(runtime_dir: Path, seconds: float) -> list[str]:
+    """The processes still there after so long, as text; they are ended."""
+    _, alive = psutil.wait_procs(processes_of(runtime_dir), timeout=seconds)
+    shown = [f"{process.pid} {_line(process)}" for process in alive]
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=seconds)
+    return shown
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:300]
+    except psutil.Error:
+        return "(ended)"
+
+
+def files_in(folder: Path) -> list[str]:
+    """Every file, socket and folder below the folder, relative to it."""
+    return sorted(os.path.relpath(path, folder) for path in folder.rglob("*"))

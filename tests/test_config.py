@@ -1,0 +1,381 @@
+"""The merged conf, the settings for the servers, the environment."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import logging
+import pickle
+import subprocess
+import sys
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_queue import config
+from transfer_queue.config import KEYS, Settings, merge, sampler_from
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+
+
+class Newest(BaseSampler):
+    """A sampler of a user's."""
+
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        rows = list(ready_indexes)[-batch_size:]
+        return rows, rows
+
+
+class NeedsAnArgument(Newest):
+    def __init__(self, bound):
+        super().__init__()
+        self.bound = bound
+
+
+def held(value) -> DictConfig:
+    """A conf that holds an object as its sampler."""
+    conf = OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
+    assert isinstance(conf, DictConfig)
+    return conf
+
+
+class TestMerge:
+    def test_nothing_is_the_defaults(self):
+        """merge(None) and merge({}) are the resource as it stands."""
+        text = (importlib.resources.files("transfer_queue") / "config.yaml").read_text("utf-8")
+        assert merge() == merge({}) == OmegaConf.create(text)
+
+    def test_over_the_defaults(self):
+        """What is given wins, key by key."""
+        merged = merge({"controller": {"polling_mode": True}})
+        assert (merged.controller.polling_mode, merged.controller.sampler) == (True, "SequentialSampler")
+
+    def test_unknown_keys(self):
+        """Unknown keys are kept, at every depth."""
+        merged = merge({"mine": {"a": 1}, "controller": {"also": [1, 2]}})
+        assert (merged.mine.a, list(merged.controller.also)) == (1, [1, 2])
+
+    @pytest.mark.parametrize("flag", ["struct", "readonly"])
+    def test_flags(self, flag):
+        """Struct-mode and read-only nodes are accepted; the result is neither."""
+        conf = OmegaConf.create({"controller": {"polling_mode": True, "mine": 1}, "new": 2}, flags={flag: True})
+        merged = merge(conf)
+        merged.another = 3
+        merged.controller.another = 4
+        assert (merged.new, merged.another, merged.controller.mine, merged.controller.another) == (2, 3, 1, 4)
+
+    def test_caller_keeps_its_conf(self):
+        """The caller's conf is never changed, nor shared with the result."""
+        given = {"controller": {"polling_mode": True}}
+        conf = OmegaConf.create(given)
+        merge(given).controller.polling_mode = False
+        merge(conf).controller.polling_mode = False
+        assert given == conf == {"controller": {"polling_mode": True}}
+
+    def test_objects(self):
+        """Objects are kept where the conf allows objects, and in a dict."""
+        sampler = RankAwareSampler()
+        assert merge(held(sampler)).controller.sampler is sampler
+        assert merge({"controller": {"sampler": Newest}}).controller.sampler is Newest
+
+    def test_interpolation_to_the_outside(self):
+        """A node of a larger conf is taken with what it refers to there."""
+        whole = OmegaConf.create({"polling": True, "queue": {"controller": {"polling_mode": "${polling}"}}})
+        assert merge(whole.queue).controller.polling_mode is True
+
+    def test_interpolation_to_a_default(self):
+        """An interpolation may refer to a default."""
+        assert merge({"mine": "${backend.storage_backend}"}).mine == "SimpleStorage"
+
+    def test_missing_value(self):
+        """A value that is still missing ("???") leaves the default."""
+        assert merge({"controller": {"sampler": "???"}}).controller.sampler == "SequentialSampler"
+
+    def test_merging_twice(self):
+        """A merged conf over the defaults is itself."""
+        once = merge({"mine": 1, "metrics": {"port": 9000}})
+        assert merge(once) == once
+
+    def test_pickles(self):
+        """A merged conf pickles."""
+        merged = merge({"mine": 1})
+        assert pickle.loads(pickle.dumps(merged)) == merged
+
+    @pytest.mark.parametrize("conf", [5, "text", ["controller"]])
+    def test_no_mapping(self, conf):
+        """Anything but a mapping is refused."""
+        with pytest.raises(InvalidArgumentError, match="conf is"):
+            merge(conf)
+
+
+class TestSettings:
+    def test_defaults(self):
+        """The defaults are valid, and are these."""
+        assert Settings.from_config().to_json() == {
+            "name": None,
+            "runtime": "auto",
+            "sampler": "SequentialSampler",
+            "polling_mode": False,
+            "storage_backend": "SimpleStorage",
+            "total_storage_size": None,
+            "num_data_storage_units": 1,
+            "arena_bytes": None,
+            "arena_folder": None,
+            "metrics_enabled": False,
+            "metrics_port": 0,
+            "allow_pickle": True,
+            "start_timeout": 30.0,
+            "call_timeout": 60.0,
+        }
+
+    def test_json(self):
+        """Settings travel as JSON, and back; what a newer release adds is left out."""
+        settings = Settings.from_config({"backend": {"SimpleStorage": {"total_storage_size": 5}}})
+        values = json.loads(json.dumps(settings.to_json()))
+        assert Settings.from_json({**values, "newer": 1}) == settings
+
+    def test_keys_are_those_of_the_resource(self):
+        """Every field has a key of the conf, and every key a default."""
+        assert set(KEYS) == set(Settings.from_config().to_json())
+        for key in KEYS.values():
+            parent, _, leaf = key.rpartition(".")
+            assert leaf in (OmegaConf.select(merge(), parent) if parent else merge())
+
+    def test_a_round_float_is_a_number(self):
+        """YAML reads 1e6 as a float; it means a million rows."""
+        conf = OmegaConf.create("backend: {SimpleStorage: {total_storage_size: 1e6}}")
+        assert Settings.from_config(conf).total_storage_size == 1_000_000
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("system.name", "a/b"),
+            ("system.name", ".."),
+            ("system.name", ""),
+            ("system.name", "x" * 65),
+            ("system.name", 5),
+            ("runtime", "cluster"),
+            ("controller", None),
+            ("controller", "SequentialSampler"),
+            ("controller.polling_mode", "yes"),
+            ("controller.polling_mode", 1),
+            ("controller.polling_mode", None),
+            ("backend.storage_backend", "Simple"),
+            ("backend.storage_backend", None),
+            ("backend.SimpleStorage.total_storage_size", 0),
+            ("backend.SimpleStorage.total_storage_size", 1.5),
+            ("backend.SimpleStorage.num_data_storage_units", 0),
+            ("backend.SimpleStorage.num_data_storage_units", True),
+            ("backend.SimpleStorage.arena_bytes", -1),
+            ("backend.SimpleStorage.arena_folder", "relative/path"),
+            ("metrics.enabled", "on"),
+            ("metrics.port", 65536),
+            ("metrics.port", -1),
+            ("security.allow_pickle", "no"),
+            ("timeouts.start", 0),
+            ("timeouts.start", "soon"),
+            ("timeouts.call", float("nan")),
+            ("timeouts.call", float("inf")),
+        ],
+    )
+    def test_refused(self, key, value):
+        """An error names the key, the value and what is allowed."""
+        conf = OmegaConf.create({})
+        OmegaConf.update(conf, key, value)
+        with pytest.raises(InvalidArgumentError) as error:
+            Settings.from_config(conf)
+        text = str(error.value)
+        assert text.startswith(f"{key} is {value!r}; allowed: ")
+        assert len(text) > len(f"{key} is {value!r}; allowed: ")
+
+    @pytest.mark.parametrize("key", ["total_storage_size", "arena_bytes", "arena_folder"])
+    def test_null_means_unset(self, key):
+        """null is a value for what may be unlimited or chosen."""
+        assert getattr(Settings.from_config({"backend": {"SimpleStorage": {key: None}}}), key) is None
+
+    def test_sampler_as_a_path(self):
+        """A class that another process can import travels by its path; an object must travel itself."""
+        assert Settings.from_config(held(Newest)).sampler == f"{__name__}:Newest"
+        assert Settings.from_config(held(Newest())).sampler is None
+
+        class Local(Newest):
+            pass
+
+        assert Settings.from_config(held(Local)).sampler is None
+
+    def test_sampler_object(self):
+        """What must travel itself is found in the conf."""
+        sampler = Newest()
+        assert config.sampler_object(held(sampler)) is sampler
+        assert config.sampler_object(held(Newest)) is None
+        assert config.sampler_object(None) is None
+
+
+class TestSamplerFrom:
+    @pytest.mark.parametrize("name", config.SAMPLERS)
+    def test_built_in(self, name):
+        """A built-in name."""
+        assert type(sampler_from(name)).__name__ == name
+
+    @pytest.mark.parametrize("separator", [":", "."])
+    def test_import_path(self, separator):
+        """ "package.module:Class" and "package.module.Class"."""
+        path = f"transfer_queue.sampler.sequential_sampler{separator}SequentialSampler"
+        assert type(sampler_from(path)) is SequentialSampler
+
+    def test_class_and_instance(self):
+        """A class is made, an instance stays itself."""
+        sampler = GRPOGroupNSampler(4)
+        assert sampler_from(sampler) is sampler
+        assert type(sampler_from(Newest)) is Newest
+
+    def test_any_object_that_samples(self):
+        """An object with a `sample` is a sampler, whatever its class."""
+
+        class Duck:
+            def sample(self, ready_indexes, batch_size, *args, **kwargs):
+                return [], []
+
+        assert type(sampler_from(Duck)) is Duck
+
+    @pytest.mark.parametrize("name", ["NoSuchSampler", "no.such.module:Sampler", "json:NoSuchClass", "", ":", "a:"])
+    def test_unknown(self, name):
+        """An unknown name is a ValueError naming it."""
+        with pytest.raises(ValueError, match=r"controller\.sampler") as error:
+            sampler_from(name)
+        assert repr(name) in str(error.value)
+
+    @pytest.mark.parametrize("value", ["json:dumps", "json:JSONDecoder", 5, None, dict])
+    def test_no_sampler(self, value):
+        """What is no sampler is refused, with what would be one."""
+        with pytest.raises(InvalidArgumentError, match="allowed: "):
+            sampler_from(value)
+
+    def test_class_that_needs_arguments(self):
+        """Of a class that cannot be made, an instance is asked for."""
+        with pytest.raises(InvalidArgumentError, match="an instance"):
+            sampler_from(NeedsAnArgument)
+
+
+NUMBERS = [
+    ("TQ_PRE_ALLOC_SAMPLE_NUM", config.pre_alloc_sample_num, 1, "8", 8),
+    ("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", config.empty_batch_sleep_interval, 1.0, "0.25", 0.25),
+    ("TQ_CONTROLLER_GET_METADATA_TIMEOUT", config.get_metadata_timeout, 60.0, "5", 5.0),
+]
+FOLDERS = [("TQ_RUNTIME_DIR", config.runtime_dir), ("TQ_ADDRESS", config.address)]
+
+
+class TestEnvironment:
+    @pytest.mark.parametrize(("name", "read", "default", "text", "value"), NUMBERS)
+    def test_numbers(self, name, read, default, text, value, monkeypatch):
+        """Numbers are read at the moment of the call; unset or empty is the default."""
+        monkeypatch.delenv(name, raising=False)
+        assert read() == default
+        monkeypatch.setenv(name, "")
+        assert read() == default
+        monkeypatch.setenv(name, f" {text} ")
+        assert read() == value
+
+    @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+    @pytest.mark.parametrize(("name", "read"), [(row[0], row[1]) for row in NUMBERS])
+    def test_nonsense(self, name, read, text, monkeypatch):
+        """Nonsense is an error naming the variable and its value."""
+        monkeypatch.setenv(name, text)
+        with pytest.raises(InvalidArgumentError, match=f"{name} is '{text}'; allowed: "):
+            read()
+
+    def test_half_a_sample(self, monkeypatch):
+        """TQ_PRE_ALLOC_SAMPLE_NUM is a whole number."""
+        monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", "1.5")
+        with pytest.raises(InvalidArgumentError, match="whole number"):
+            config.pre_alloc_sample_num()
+
+    @pytest.mark.parametrize(("name", "read"), FOLDERS)
+    def test_folders(self, name, read, monkeypatch, tmp_path):
+        """Folders are absolute paths, None where unset."""
+        monkeypatch.delenv(name, raising=False)
+        assert read() is None
+        monkeypatch.setenv(name, str(tmp_path))
+        assert read() == str(tmp_path)
+        monkeypatch.setenv(name, "relative")
+        with pytest.raises(InvalidArgumentError, match=f"{name} is 'relative'; allowed: an absolute path"):
+            read()
+
+    def test_system_name(self, monkeypatch):
+        """TQ_SYSTEM is a name, None where unset."""
+        monkeypatch.delenv("TQ_SYSTEM", raising=False)
+        assert config.system_name() is None
+        monkeypatch.setenv("TQ_SYSTEM", "train-1")
+        assert config.system_name() == "train-1"
+        monkeypatch.setenv("TQ_SYSTEM", "../elsewhere")
+        with pytest.raises(InvalidArgumentError, match="TQ_SYSTEM"):
+            config.system_name()
+
+    @pytest.mark.parametrize(
+        ("text", "level"), [("DEBUG", logging.DEBUG), ("info", logging.INFO), ("15", 15), ("", None)]
+    )
+    def test_logging_level(self, text, level, monkeypatch):
+        """TQ_LOGGING_LEVEL is a level by name or number."""
+        monkeypatch.setenv("TQ_LOGGING_LEVEL", text)
+        assert config.logging_level() == level
+
+    @pytest.mark.parametrize("text", ["LOUD", "0", "-5"])
+    def test_logging_nonsense(self, text, monkeypatch):
+        """Nonsense is an error with the names of the levels."""
+        monkeypatch.setenv("TQ_LOGGING_LEVEL", text)
+        with pytest.raises(InvalidArgumentError, match=f"TQ_LOGGING_LEVEL is '{text}'; allowed: DEBUG"):
+            config.logging_level()
+
+
+LOGGING = """
+import logging, os, sys
+{before}
+from transfer_queue.utils.logging_utils import get_logger
+for _ in range(3):
+    logger = get_logger("transfer_queue.part")
+logger.info("an info"); logger.warning("a warning")
+get_logger("transfer_queue").warning("of the root")
+print(len(logging.getLogger().handlers), len(logging.getLogger("transfer_queue").handlers), len(logger.handlers))
+"""
+
+
+class TestLogger:
+    def run(self, before="", **environment):
+        """Standard output and error of a process that logs."""
+        import os
+
+        env = {name: value for name, value in os.environ.items() if name != "TQ_LOGGING_LEVEL"}
+        code = LOGGING.format(before=before)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(), done.stderr.splitlines()
+
+    def test_one_handler(self):
+        """One handler, on the package's own root logger; each record once; warnings by default."""
+        handlers, lines = self.run()
+        assert handlers == ["0", "1", "0"]
+        assert [line.rpartition(" WARNING ")[2] for line in lines] == [
+            "transfer_queue.part: a warning",
+            "transfer_queue: of the root",
+        ]
+
+    def test_environment(self):
+        """TQ_LOGGING_LEVEL sets the level."""
+        assert len(self.run(TQ_LOGGING_LEVEL="INFO")[1]) == 3
+        assert self.run(TQ_LOGGING_LEVEL="ERROR")[1] == []
+
+    def test_program_that_logs_itself(self):
+        """Where the program configures logging, its handlers write, and each record once."""
+        _, lines = self.run("logging.basicConfig(format='mine %(message)s')")
+        assert lines == ["mine a warning", "mine of the root"]
+
+    def test_program_that_sets_the_level(self):
+        """A level that the program sets for the package holds for its loggers."""
+        assert len(self.run("logging.getLogger('transfer_queue').setLevel('DEBUG')")[1]) == 3
+
+    def test_default_level(self):
+        """default_level is that of a logger without TQ_LOGGING_LEVEL."""
+        _, lines = self.run(
+            "from transfer_queue.utils.logging_utils import get_logger as g; g('transfer_queue.part', 'INFO')"
+        )
+        assert len(lines) == 3

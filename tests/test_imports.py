@@ -1,0 +1,231 @@
+"""The directions of imports in src/transfer_queue, read from the source: nothing is imported to check it.
+
+errors, messages <- core, sampler, wire <- storage, net <- node, client <- interface, dataloader <- cli.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
+
+# A part of the package (a module or folder directly below it) -> the parts that it may import.
+LOWEST = {"errors", "messages"}
+SETTINGS = {"config", "utils"}
+BYTES = LOWEST | {"wire"}
+META = {"metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_samples", "field_columns", "tag_values"}
+SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "net"}
+CLIENT = BYTES | SETTINGS | META | {"storage", "net", "node"}
+MAY_IMPORT = {
+    "errors": set(),
+    "messages": {"errors"},
+    "config": {"errors", "sampler"},
+    "utils": {"errors", "config"},
+    "sampler": {"errors"},
+    "wire": LOWEST,
+    "core": LOWEST | {"sampler"},
+    **dict.fromkeys(META, BYTES | META),
+    "storage": BYTES | SETTINGS,
+    "net": BYTES | SETTINGS,
+    "node": SERVERS,
+    "client": CLIENT,
+    "interface": CLIENT | SERVERS | {"client"},
+    "dataloader": CLIENT | {"client", "interface"},
+    "testing": SERVERS | CLIENT | {"client", "interface", "dataloader"},
+    "cli": SERVERS | CLIENT | {"client", "interface", "dataloader"},
+    "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
+}
+
+# Parts that are pure: they know neither torch nor a machine.
+PURE = ("core", "sampler", "wire")
+TENSORS = {"torch", "tensordict"}
+MACHINE = {
+    *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
+    *("subprocess", "tempfile", "threading", "time", "datetime"),
+}
+# Two exceptions: copies over two threads, and the warning about uneven shares that users are promised.
+EXCUSED = {
+    ("wire/copies.py", "threading"),
+    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.utils.logging_utils"),
+}
+# The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
+WITH_TENSORS = {"wire/tensors.py", "wire/encode.py", "wire/gather.py"}
+TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
+# What the processes of controller and units import: numpy and msgspec, nothing else from outside.
+SERVER_PARTS = ("core", "sampler", "storage", "net", "messages", "errors", "config", "utils")
+SERVER_OUTSIDE = {"numpy", "msgspec"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: where it stands, what it names, whether it runs when the module is imported."""
+
+    file: str
+    line: int
+    module: str
+    at_import: bool
+    for_types: bool
+
+    @property
+    def top(self) -> str:
+        """The package that it names."""
+        return self.module.partition(".")[0]
+
+    @property
+    def part(self) -> str:
+        """The part of this package that it names, '' for the package itself."""
+        return self.module.split(".")[1] if "." in self.module else ""
+
+    @property
+    def excused(self) -> bool:
+        """Whether it is one of the exceptions."""
+        named = self.for_types and (part_of(self.file), self.module) in EXCUSED_FOR_TYPES
+        return named or (self.file, self.module) in EXCUSED
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+def for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports_of(path: Path) -> list[Import]:
+    """Every import of a file, `from package import module` as package.module."""
+    file = path.relative_to(SOURCE).as_posix()
+    package = ["transfer_queue", *path.relative_to(SOURCE).parts[:-1]]
+    found: list[Import] = []
+
+    def walk(node: ast.AST, at_import: bool, for_types: bool) -> None:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # Of the package itself, what is imported is a part of it.
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "transfer_queue" else [module]
+        found.extend(Import(file, node.lineno, name, at_import, for_types) for name in names)  # type: ignore[attr-defined]
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            walk(child, at_import and not inside, for_types or for_type_checkers(node))
+
+    walk(ast.parse(path.read_text("utf-8")), True, False)
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+IMPORTS = [found for path in FILES for found in imports_of(path)]
+
+
+def part_of(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def in_parts(found: Import, parts: tuple[str, ...]) -> bool:
+    return part_of(found.file) in parts
+
+
+def test_every_part_has_a_place():
+    """A new module or folder must be put into the table, with what it may import."""
+    assert {part_of(path.relative_to(SOURCE).as_posix()) for path in FILES} <= set(MAY_IMPORT)
+
+
+def test_exceptions_are_needed():
+    """An exception that nobody needs any more is taken off."""
+    assert {(found.file, found.module) for found in IMPORTS} >= EXCUSED
+
+
+@pytest.mark.parametrize("part", [part for part, allowed in MAY_IMPORT.items() if allowed is not None])
+def test_direction(part):
+    """A part imports the parts below it, and itself."""
+    allowed = (MAY_IMPORT[part] or set()) | {part}
+    inside = [found for found in IMPORTS if found.top == "transfer_queue" and part_of(found.file) == part]
+    assert [str(found) for found in inside if found.part not in allowed and not found.excused] == []
+
+
+def test_package_imports_nothing():
+    """Importing the package imports none of its modules."""
+    here = [found for found in IMPORTS if found.file == "__init__.py" and found.at_import and not found.for_types]
+    assert [str(found) for found in here if found.top == "transfer_queue"] == []
+
+
+def test_pure_parts_import_no_tensors():
+    """core, sampler and wire import no torch, but for the client's side of the wire."""
+    wrong = [
+        found
+        for found in IMPORTS
+        if found.top in TENSORS
+        and in_parts(found, PURE)
+        and found.file not in WITH_TENSORS
+        and not found.for_types
+        and not (found.file in TENSORS_INSIDE_FUNCTIONS and not found.at_import)
+    ]
+    assert [str(found) for found in wrong] == []
+
+
+def test_pure_parts_know_no_machine():
+    """core, sampler and wire import neither sockets, clocks, threads, processes nor logging."""
+    wrong = [found for found in IMPORTS if found.top in MACHINE and in_parts(found, PURE) and not found.excused]
+    assert [str(found) for found in wrong] == []
+
+
+def test_core_knows_no_operating_system():
+    """Not even os: what the core does follows from its events alone."""
+    assert [
+        str(found) for found in IMPORTS if found.top in {"os", "random", "secrets"} and in_parts(found, ("core",))
+    ] == []
+
+
+def test_servers_import_numpy_and_msgspec_only():
+    """What controller and units import when they start is the standard library, numpy and msgspec."""
+    wrong = [
+        found
+        for found in IMPORTS
+        if in_parts(found, SERVER_PARTS)
+        and found.at_import
+        and not found.for_types
+        and found.top not in SERVER_OUTSIDE | {"transfer_queue"} | standard_library()
+    ]
+    assert [str(found) for found in wrong] == []
+
+
+def test_nobody_reads_the_environment_but_config():
+    """Environment variables are read in config.py and nowhere else."""
+    wrong = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in FILES
+        if path.name != "config.py"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute)
+        and node.attr in {"environ", "getenv", "environb"}
+        and not is_environment_of_a_child(path, node)
+    ]
+    assert wrong == []
+
+
+def is_environment_of_a_child(path: Path, node: ast.Attribute) -> bool:
+    """`{**os.environ, ...}`, `dict(os.environ)` or `os.environ.copy()`: passed on to a process, not read."""
+    for parent in ast.walk(ast.parse(path.read_text("utf-8"))):
+        copied = isinstance(parent, ast.Attribute) and parent.attr == "copy" and same(parent.value, node)
+        spread = isinstance(parent, ast.Dict) and any(
+            key is None and same(value, node) for key, value in zip(parent.keys, parent.values, strict=True)
+        )
+        made = isinstance(parent, ast.Call) and ast.unparse(parent.func) == "dict" and same(parent.args[:1], node)
+        if copied or spread or made:
+            return True
+    return False
+
+
+def same(one: ast.AST | list[ast.expr], other: ast.Attribute) -> bool:
+    first = one[0] if isinstance(one, list) and one else one
+    return isinstance(first, ast.Attribute) and (first.lineno, first.col_offset) == (other.lineno, other.col_offset)
+
+
+def standard_library() -> frozenset[str]:
+    return sys.stdlib_module_names | {"__future__"}

@@ -1,0 +1,113 @@
+"""The package's public names: complete, lazy, plain attributes after their first use."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import transfer_queue
+from transfer_queue import errors
+
+HEAVY = ["torch", "tensordict", "omegaconf", "numpy", "msgspec"]
+
+
+def in_fresh_process(code: str) -> str:
+    """What the code prints in a Python of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loaded_after(statement: str) -> list[str]:
+    """Which of the heavy packages are loaded after the statement, in a fresh process."""
+    return in_fresh_process(f"{statement}\nimport sys\nprint(*[m for m in {HEAVY} if m in sys.modules])").split()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import transfer_queue",
+        "import transfer_queue.config",
+        "import transfer_queue.utils.logging_utils",
+        "import transfer_queue; transfer_queue.StorageKeyNotFoundError; transfer_queue.__version__",
+    ],
+)
+def test_light_imports(statement):
+    """None of these loads anything heavy."""
+    assert loaded_after(statement) == []
+
+
+def test_servers_load_no_torch():
+    """The core and the storage load numpy and msgspec alone."""
+    modules = ["core.controller", "storage.simple", "net.server"]
+    assert set(loaded_after("; ".join(f"import transfer_queue.{m}" for m in modules))) == {"numpy", "msgspec"}
+
+
+@pytest.mark.parametrize("name", transfer_queue.__all__)
+def test_name_resolves(name):
+    """Every public name is found, and stays in the module as a plain attribute."""
+    value = getattr(transfer_queue, name)
+    assert vars(transfer_queue)[name] is value
+
+
+@pytest.mark.parametrize("name", ["client", "dataloader", "errors", "interface", "metadata", "sampler", "utils"])
+def test_modules_are_attributes(name):
+    """Modules are found as attributes, without an import of their own."""
+    printed = in_fresh_process(f"import transfer_queue; print(transfer_queue.{name}.__name__)")
+    assert printed == f"transfer_queue.{name}"
+
+
+def test_unknown_name():
+    """An unknown name is an AttributeError that names it."""
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = transfer_queue.no_such_name
+
+
+def test_all_is_sorted_and_distinct():
+    """`__all__` has each name once."""
+    assert len(set(transfer_queue.__all__)) == len(transfer_queue.__all__)
+
+
+def test_all_is_what_type_checkers_see():
+    """The imports for type checkers are the names of `__all__`, from where they really live."""
+    tree = ast.parse(Path(transfer_queue.__file__ or "").read_text("utf-8"))
+    seen = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transfer_queue"):
+            seen.update({alias.name: node.module for alias in node.names})
+    assert sorted([*seen, "__version__"]) == sorted(transfer_queue.__all__)
+    for name, module in seen.items():
+        assert getattr(importlib.import_module(str(module)), name) is getattr(transfer_queue, name), name
+
+
+def test_every_error_is_public():
+    """Users catch errors by name: each class of the tree is a name of the package."""
+    classes = {n for n, v in vars(errors).items() if inspect.isclass(v) and issubclass(v, errors.TransferQueueError)}
+    assert classes <= set(transfer_queue.__all__)
+
+
+def test_dir_lists_the_public_names():
+    """`dir()` shows names that were not used yet."""
+    shown = in_fresh_process("import transfer_queue; print(*dir(transfer_queue))").split()
+    assert set(transfer_queue.__all__) <= set(shown)
+
+
+def test_version_is_that_of_the_project():
+    """`__version__` is what pyproject.toml states."""
+    text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text("utf-8")
+    assert f'version = "{transfer_queue.__version__}"' in text
+
+
+def test_replacing_a_name(monkeypatch):
+    """Code sets names and puts them back."""
+    original = transfer_queue.BatchMeta
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer_queue, "BatchMeta", 5)
+        assert transfer_queue.BatchMeta == 5
+    assert transfer_queue.BatchMeta is original
