@@ -48,11 +48,13 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Two exceptions: copies over two threads, and the warning about uneven shares that users are promised.
+# Exceptions: copies over two threads, and the warning about uneven shares that users are promised.
 EXCUSED = {
     ("wire/copies.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.utils.logging_utils"),
 }
+# The drivers name the type of what the client's operations yield.
+EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {"wire/tensors.py", "wire/encode.py", "wire/gather.py"}
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
