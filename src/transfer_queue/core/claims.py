@@ -159,6 +159,13 @@ def _decide_by_deal(partition: Partition, sampler: RankConsistentSampler, claim:
                 f"before, and its rows are cleared since; it is not replaced by other rows. Ask for the next "
                 f"batch_index, or clear rows only when all replicas have fetched them."
             )
+    declared = partition.groups.size
+    wanted = getattr(sampler, "n_samples_per_prompt", declared)
+    if declared is not None and wanted != declared:
+        raise InvalidArgumentError(
+            f"partition {partition.name!r} has groups of {declared} samples (its group_size), but "
+            f"{type(sampler).__name__} deals groups of {wanted}; set n_samples_per_prompt to {declared}"
+        )
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
     view = PartitionView(partition)

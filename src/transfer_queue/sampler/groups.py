@@ -16,12 +16,15 @@ def pick_groups(ready_indexes: Sequence[int], size: int, count: int) -> list[lis
     """
     if len(ready_indexes) < size * count:
         return []
-    if isinstance(ready_indexes, ReadyIndexes):
-        groups = ready_indexes.whole_groups(size)
-    else:
-        groups = _runs(sorted(map(int, ready_indexes)), size)
-    picked = list(islice(groups, count))
+    picked = list(islice(whole_groups(ready_indexes, size), count))
     return picked if len(picked) == count else []
+
+
+def whole_groups(ready_indexes: Sequence[int], size: int) -> Iterator[list[int]]:
+    """All whole groups of `size`, the first ones first, found one by one."""
+    if isinstance(ready_indexes, ReadyIndexes):
+        return ready_indexes.whole_groups(size)
+    return _runs(sorted(map(int, ready_indexes)), size)
 
 
 def _runs(ascending: list[int], size: int) -> Iterator[list[int]]:

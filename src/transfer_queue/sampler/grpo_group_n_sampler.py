@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
-from transfer_queue.sampler.groups import pick_groups
+from transfer_queue.sampler.groups import pick_groups, whole_groups
 
 
 class GRPOGroupNSampler(RankConsistentSampler):
@@ -27,6 +27,10 @@ class GRPOGroupNSampler(RankConsistentSampler):
         """Raises InvalidArgumentError for a batch_size that is no multiple of the group, or a negative rank."""
         super().validate(batch_size, sampling_config)
         self._groups_in(batch_size)
+
+    def remainder(self, ready_indexes: Sequence[int]) -> int:
+        """All whole groups."""
+        return sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt)) * self.n_samples_per_prompt
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """(dp_rank, batch_index); None unless both are given."""

@@ -20,7 +20,7 @@ from transfer_queue.sampler.base import (
     positive,
     saved,
 )
-from transfer_queue.sampler.groups import pick_groups
+from transfer_queue.sampler.groups import pick_groups, whole_groups
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
 
@@ -51,18 +51,17 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a batch_size of no whole groups, a missing rank or one beyond dp_size."""
+        """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
         super().validate(batch_size, sampling_config)
-        self._groups_in(batch_size)
-        missing = [name for name in ("dp_rank", "batch_index") if sampling_config.get(name) is None]
-        if missing:
-            # With a default every later batch would be the first one again.
-            raise InvalidArgumentError(
-                f"SeqlenBalancedSampler needs {' and '.join(missing)}; give dp_rank and batch_index in sampling_config"
-            )
-        rank, _ = self.deal_key(sampling_config)
+        self._groups_in(batch_size, self._ranks_of(sampling_config))
+        rank = natural(sampling_config, "dp_rank") or 0
         if rank >= self.dp_size:
             raise InvalidArgumentError(f"dp_rank ({rank}) must be less than the sampler's dp_size ({self.dp_size})")
+
+    def remainder(self, ready_indexes: Sequence[int]) -> int:
+        """Whole groups, the same number for every rank."""
+        groups = sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt))
+        return groups // self.dp_size * self.n_samples_per_prompt
 
     def needed(self, batch_size: int) -> int:
         """Rows for all ranks."""
@@ -73,32 +72,36 @@ class SeqlenBalancedSampler(RankConsistentSampler):
 
         dp_rank and batch_index are 0 where they are not given.
         """
-        if self.deal_key(kwargs)[0] >= self.dp_size:
+        for name in ("dp_rank", "batch_index"):
+            kwargs[name] = natural(kwargs, name) or 0
+        if kwargs["dp_rank"] >= self.dp_size:
             return [], []
         return super().sample(ready_indexes, batch_size, *args, **kwargs)
 
-    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
-        """(dp_rank, batch_index), each 0 where it is not given."""
-        return natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index") or 0
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """(dp_rank, batch_index), the rank 0 where it is not given; None without batch_index."""
+        rank, batch = natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index")
+        return None if batch is None else (rank, batch)
 
     def deal(
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
     ) -> dict[int, Share]:
-        """The shares of all ranks, by rank.
+        """The shares of all ranks, by rank. Without batch_index: whole groups for this caller alone.
 
         Without a partition the split is equal, in order. Raises InvalidArgumentError for a tag that is no length.
         """
-        count = self._groups_in(batch_size)
+        ranks = self._ranks_of(config)
+        count = self._groups_in(batch_size, ranks)
         groups = pick_groups(ready_indexes, self.n_samples_per_prompt, count)
         if len(groups) < count:
             return {}
         if count == 0:
-            return {rank: ([], []) for rank in range(self.dp_size)}
-        even = count % self.dp_size == 0
+            return {rank: ([], []) for rank in range(ranks)}
+        even = count % ranks == 0
         if partition is None:
-            parts = _in_order(count, self.dp_size)
+            parts = _in_order(count, ranks)
         else:
-            parts = get_seqlen_balanced_partitions(_group_lengths(groups, partition), self.dp_size, even)
+            parts = get_seqlen_balanced_partitions(_group_lengths(groups, partition), ranks, even)
         shares = {}
         for rank, part in enumerate(parts):
             sampled = list(chain.from_iterable(groups[position] for position in part))
@@ -128,19 +131,23 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         if shares:
             self._balanced_cache[(*names, batch_index)] = [sampled for sampled, _ in shares.values()]
 
-    def _groups_in(self, batch_size: int) -> int:
-        """Groups in a deal for all ranks."""
+    def _ranks_of(self, config: Mapping[str, Any]) -> int:
+        """How many ranks a deal is for: without batch_index no other rank could come for its share."""
+        return 1 if config.get("batch_index") is None else self.dp_size
+
+    def _groups_in(self, batch_size: int, ranks: int) -> int:
+        """Groups in a deal for so many ranks."""
         check_batch_size(batch_size)
         size = self.n_samples_per_prompt
-        count, rest = divmod(batch_size * self.dp_size, size)
+        count, rest = divmod(batch_size * ranks, size)
         if rest:
             raise InvalidArgumentError(
-                f"batch_size ({batch_size}) times dp_size ({self.dp_size}) must be a multiple of "
+                f"batch_size ({batch_size}) times dp_size ({ranks}) must be a multiple of "
                 f"n_samples_per_prompt ({size})"
             )
-        if 0 < count < self.dp_size:
+        if 0 < count < ranks:
             raise InvalidArgumentError(
-                f"batch_size ({batch_size}) gives {count} groups of {size} to {self.dp_size} ranks, "
+                f"batch_size ({batch_size}) gives {count} groups of {size} to {ranks} ranks, "
                 f"so that a rank gets none; it must be {size} or more"
             )
         return count
