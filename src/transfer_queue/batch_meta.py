@@ -530,11 +530,14 @@ def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, siz
     """A production status as an array of the batch's own.
 
     Raises:
-        InvalidArgumentError: not one entry a sample.
+        InvalidArgumentError: not one small number a sample.
     """
     if isinstance(status, torch.Tensor):
         status = status.detach().cpu().numpy()
-    array = np.array(status, dtype=np.int8)
+    try:
+        array = np.array(status, dtype=np.int8)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"production_status must be 0 or 1 for each sample, but {error}") from None
     if array.shape != (size,):
         raise InvalidArgumentError(
             f"production_status must have one entry a sample: wanted {size}, got the shape {list(array.shape)}"

@@ -19,6 +19,7 @@ from transfer_queue.errors import InvalidArgumentError
 _UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
 # the equality of classes that define none
 _IDENTITY: Any = object.__eq__
+_ABSENT = object()
 
 
 def copied(value: Any) -> Any:
@@ -117,11 +118,13 @@ def _same_tensor(one: Any, other: Any) -> bool:
 
 def changed_entries(tag: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """The entries of `tag` that `saved` lacks, or holds with another value or type. Removed ones are not in it."""
-    return {
-        key: value
-        for key, value in tag.items()
-        if key not in saved or type(value) is not type(saved[key]) or not same_value(value, saved[key])
-    }
+    changes = {}
+    for key, value in tag.items():
+        old = saved.get(key, _ABSENT)
+        # most values are unchanged, and those that cannot change are shared by the copy
+        if old is not value and (type(old) is not type(value) or not same_value(old, value)):
+            changes[key] = value
+    return changes
 
 
 def united(infos: Iterable[Mapping[str, Any]], validate: bool = True) -> dict[str, Any]:
