@@ -1,0 +1,131 @@
+"""Every code block of README.md and docs/ runs, in the order of its page, one process a page.
+
+Python blocks of a page share their names, as a reader would type them one after another. In a console block the
+lines that start with `$ ` are commands, run by bash in the page's folder; the rest is what they print. A command
+`$ make TARGET` is not run: that the target exists is enough (the tests would start themselves).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from leftovers import files_in, wait_for_none
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python", "console", "text", "yaml", "toml", "json", "mermaid"}
+SECONDS = 120  # for one page
+MAKE = "make "
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the number of its first line (from 1), its lines without the fence's indent."""
+
+    language: str
+    line: int
+    lines: list[str]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The fenced blocks of a page in order."""
+    blocks: list[Block] = []
+    inside: Block | None = None
+    indent = 0
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        fence = re.match(r"( *)```(\w*)\s*$", line)
+        if fence and inside is None:
+            indent, inside = len(fence[1]), Block(fence[2], number + 1, [])
+        elif fence and inside is not None:
+            blocks.append(inside)
+            inside = None
+        elif inside is not None:
+            assert not line[:indent].strip(), f"{page.name}:{number}: less indented than its fence"
+            inside.lines.append(line[indent:])
+    assert inside is None, f"{page.name}: a block is not closed"
+    return blocks
+
+
+def commands_of(block: Block) -> list[tuple[int, str]]:
+    """The commands of a console block, each with its line's number."""
+    return [(block.line + i, line[2:]) for i, line in enumerate(block.lines) if line.startswith("$ ")]
+
+
+def program_of(page: Path) -> str:
+    """The page as one program: every line of code at the line's own number, so that tracebacks name the page."""
+    lines = [""] * (len(page.read_text("utf-8").splitlines()) + 1)
+    for block in blocks_of(page):
+        if block.language == "python":
+            lines[block.line - 1 : block.line - 1 + len(block.lines)] = block.lines
+        elif block.language == "console":
+            for number, command in commands_of(block):
+                if not command.startswith(MAKE):
+                    call = f"__import__('subprocess').run(['bash', '-ec', {command!r}], check=True)"
+                    lines[number - 1] = call
+    return "\n".join(lines)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_languages(page):
+    """Each block says its language: one that is run, or one that is only read."""
+    wrong = [f"{name_of(page)}:{block.line}" for block in blocks_of(page) if block.language not in LANGUAGES]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_make_targets(page):
+    """A target that a page tells its reader to make is in the Makefile."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE))
+    commands = [c for block in blocks_of(page) if block.language == "console" for _, c in commands_of(block)]
+    told = {word for command in commands if command.startswith(MAKE) for word in command.split()[1:] if "=" not in word}
+    assert told <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links(page):
+    """A link to a file of the repository leads to one."""
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")) + re.findall(
+        r'src="([^"]+)"', page.read_text("utf-8")
+    )
+    wrong = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if program_of(page).strip()], ids=name_of)
+def test_blocks_run(page, tmp_path):
+    """The page's blocks run in order, and leave no process and no file behind."""
+    program = tmp_path / page.name
+    program.write_text(program_of(page), "utf-8")
+    with tempfile.TemporaryDirectory(prefix="tq-docs-") as folder:
+        environment = {
+            **os.environ,
+            "TQ_RUNTIME_DIR": folder,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        try:
+            done = subprocess.run(
+                [sys.executable, str(program)],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            left = wait_for_none(Path(folder), 10)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert left == []
+        assert files_in(Path(folder)) == []
