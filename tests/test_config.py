@@ -167,6 +167,7 @@ class TestSettings:
             ("backend.SimpleStorage.num_data_storage_units", 0),
             ("backend.SimpleStorage.num_data_storage_units", True),
             ("backend.SimpleStorage.arena_bytes", -1),
+            ("backend.SimpleStorage.arena_bytes", 65535),
             ("backend.SimpleStorage.arena_folder", "relative/path"),
             ("metrics.enabled", "on"),
             ("metrics.port", 65536),

@@ -56,7 +56,7 @@ EXCUSED = {
 # The drivers name the type of what the client's operations yield.
 EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
-WITH_TENSORS = {"wire/tensors.py", "wire/encode.py", "wire/gather.py"}
+WITH_TENSORS = {"wire/tensors.py", "wire/encode.py", "wire/gather.py", "wire/torch_objects.py"}
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
 SERVER_PARTS = ("core", "sampler", "storage", "net", "messages", "errors", "config", "utils")

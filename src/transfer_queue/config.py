@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("auto", "local", "ray")
 BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
+LEAST_ARENA = 64 * 1024  # one granule of `storage.extents`
 SAMPLERS = ("SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler")
 
 
@@ -227,7 +228,7 @@ class Settings:
             storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
             total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
             num_data_storage_units=_checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1),
-            arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, 1),
+            arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, LEAST_ARENA),
             arena_folder=None if folder is None else _checked_folder(KEYS["arena_folder"], folder),
             metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
             metrics_port=_checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
