@@ -128,6 +128,7 @@ class Running:
         self.server = Server(self.service, KEY, **self._options)
         self.address = self.server.listen(self.address)
         if isinstance(self.service, EchoService):
+            self.service.peers.clear()  # of a server before
             self.service.drop = lambda peer: self.server._drop(self.server._peers[peer])
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

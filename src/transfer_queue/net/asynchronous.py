@@ -52,7 +52,7 @@ async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply
     try:
         while True:
             try:
-                link = links.ready(call.target) or await links.connect(call.target)
+                link = links.ready(call.target) or await links.connect(call.target, attempts.deadline)
                 return outcome(await link.ask(sequence, frame, attempts.deadline))
             except TransferQueueError:
                 raise
@@ -89,7 +89,9 @@ class _Link:
         return not (self.broken or self.waiting or self._unsent) and self.connection.reader.clean
 
     async def ask(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
-        """Sends a request and waits for its reply. Raises OSError if the connection breaks."""
+        """Sends a request and waits for its reply. Raises OSError if the connection breaks, or is broken."""
+        if self.broken:  # since `connect` made it
+            raise ConnectionResetError("the server closed the connection")
         future: asyncio.Future[_Outcome] = self._loop.create_future()
         self.waiting[sequence] = future
         self._send(frame)
@@ -205,14 +207,17 @@ class _LoopLinks:
         link = self.links.get(target)
         return None if link is None or link.broken else link
 
-    async def connect(self, target: Target) -> _Link:
+    async def connect(self, target: Target, deadline: float) -> _Link:
         """A new link; calls that come meanwhile wait for the same one, and survive the cancellation of the first."""
         task = self._connecting.get(target)
         if task is None:
             task = self.loop.create_task(self._connect(target))
             self._connecting[target] = task
             task.add_done_callback(lambda task: self._connected(target, task))
-        return await asyncio.shield(task)
+        await asyncio.wait((task,), timeout=max(0.0, deadline - time.monotonic()))
+        if not task.done():
+            raise TimeoutError("no connection before the deadline")
+        return task.result()
 
     def _connected(self, target: Target, task: asyncio.Task[_Link]) -> None:
         self._connecting.pop(target, None)

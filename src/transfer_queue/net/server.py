@@ -36,6 +36,7 @@ MAX_PIECES = 64  # of one sendmsg
 BACKLOG = 1024
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
+LONGEST_SLEEP = 3600.0  # seconds; selectors refuse what does not fit into 31 bits of milliseconds
 FAREWELL_SECONDS = 1.0  # how long `run` waits at its end for output to leave
 
 logger = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ class Server:
             due = self._accept_again
         if due is None:
             return None
-        return max(0.0, due - self._clock())
+        return min(max(0.0, due - self._clock()), LONGEST_SLEEP)
 
     def _check_deadlines(self) -> None:
         due = self._service.next_deadline()

@@ -156,13 +156,14 @@ class Attempts:
     """When one call may be tried again, and how it ends when it may not.
 
     deadline: a reading of `time.monotonic` after which no reply is waited for: the time that the request may
-    stay parked, plus the session's grace.
+    stay parked, plus the session's grace, or what the call itself says.
     """
 
-    __slots__ = ("_call", "_delays", "_lost_at", "_session", "deadline")
+    __slots__ = ("_call", "_delays", "_lost_at", "_seconds", "_session", "deadline")
 
     def __init__(self, session: Session, call: Call) -> None:
-        self.deadline = time.monotonic() + (call.timeout or 0.0) + session.grace
+        self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
+        self.deadline = time.monotonic() + self._seconds
         self._session = session
         self._call = call
         self._delays = iter(RETRY_DELAYS)
@@ -191,9 +192,9 @@ class Attempts:
         return "" if self._session.log_of is None else f"; its log: {self._session.log_of(self._call.target)}"
 
     def _timed_out(self) -> WaitTimeoutError:
-        waited = (self._call.timeout or 0.0) + self._session.grace
         return WaitTimeoutError(
-            f"Timeout: {self._server()} gave no reply to {type(self._call.request).__name__} within {waited:g} s; it "
+            f"Timeout: {self._server()} gave no reply to {type(self._call.request).__name__} within "
+            f"{self._seconds:g} s; it "
             f"is overloaded or stopped{self._log()}"
         )
 

@@ -1,0 +1,299 @@
+import asyncio
+import gc
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from echo import Running, descriptors, one, parked_claim, until
+
+from transfer_queue.errors import (
+    AuthenticationError,
+    ConnectionLostError,
+    NotInitializedError,
+    StorageKeyNotFoundError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages import CheckProduction, ClaimReply, CreatePartition, Done, ListPartitions
+from transfer_queue.net.asynchronous import run_async
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.session import Session
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def session(running: Running) -> Iterator[Session]:
+    before = descriptors()
+    session = running.session()
+    yield session
+    session.close()
+    until(lambda: not running.service.peers)
+    gc.collect()
+    assert descriptors() == before
+
+
+def ask(name: str) -> CreatePartition:
+    return CreatePartition(name)
+
+
+def test_one_connection_carries_many_calls_at_once(running: Running, session: Session) -> None:
+    async def main() -> list[object]:
+        waiting = asyncio.ensure_future(run_async(session, one(parked_claim(0.2))))
+        replies = await asyncio.gather(*(run_async(session, one(ask(f"p{i}"))) for i in range(500)))
+        assert not waiting.done()
+        assert await waiting == ClaimReply(rows=b"")
+        return list(replies)
+
+    assert asyncio.run(main()) == [Done(f"p{i}") for i in range(500)]
+    assert running.server.counters["accepted"] == 1
+
+
+def test_failures_are_thrown_into_the_operation(session: Session) -> None:
+    with pytest.raises(StorageKeyNotFoundError, match="as asked"):
+        asyncio.run(run_async(session, one(CheckProduction("StorageKeyNotFoundError", []))))
+
+
+def test_a_loop_a_call_reuses_one_connection(running: Running, session: Session) -> None:
+    for i in range(50):
+        assert asyncio.run(run_async(session, one(ask(f"p{i}")))) == Done(f"p{i}")
+    assert running.server.counters["accepted"] == 1
+    assert run_blocking(session, one(ask("p"))) == Done("p")
+
+
+def test_loops_in_several_threads_at_once(running: Running, session: Session) -> None:
+    results: list[bool] = []
+
+    async def calls(number: int) -> None:
+        for i in range(100):
+            results.append(await run_async(session, one(ask(f"{number}-{i}"))) == Done(f"{number}-{i}"))
+
+    threads = [threading.Thread(target=asyncio.run, args=(calls(number),)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 600
+
+
+def test_a_loop_that_is_closed_with_a_call_outstanding(running: Running, session: Session) -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(run_async(session, one(ask("p"))))
+    task = loop.create_task(run_async(session, one(parked_claim(100))))
+    loop.run_until_complete(asyncio.sleep(0))
+    until(lambda: running.service.parked)
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    assert asyncio.run(run_async(session, one(ask("q")))) == Done("q")
+
+
+def test_cancelling_a_task_cancels_its_claim_at_the_server(running: Running, session: Session) -> None:
+    async def main() -> None:
+        await run_async(session, one(ask("p")))
+        task = asyncio.ensure_future(run_async(session, one(parked_claim(100))))
+        while not running.service.parked:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while running.service.parked:
+            await asyncio.sleep(0.001)
+        assert await run_async(session, one(ask("q"))) == Done("q")
+
+    asyncio.run(main())
+    assert running.service.cancelled == [("c", 2)]
+    assert running.server.counters["accepted"] == 1
+    # every sequence is accounted for: the claim's, its Cancel's, and those around them
+    run_blocking(session, one(ask("r")))
+    assert running.service.envelopes[-1][1].acknowledged == 4
+
+
+def test_wait_for_cancels_too(running: Running, session: Session) -> None:
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(run_async(session, one(parked_claim(100))), 0.05)
+
+    asyncio.run(main())
+    until(lambda: running.service.cancelled == [("c", 1)])
+
+
+def test_the_first_caller_may_be_cancelled_while_it_connects(running: Running, session: Session) -> None:
+    async def main() -> None:
+        first = asyncio.ensure_future(run_async(session, one(ask("first"))))
+        second = asyncio.ensure_future(run_async(session, one(ask("second"))))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == Done("second")
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(main())
+    assert running.server.counters["accepted"] == 1
+
+
+def test_a_server_that_does_not_answer_is_a_timeout(running: Running) -> None:
+    session = running.session(grace=0.1)
+
+    async def main() -> None:
+        with pytest.raises(WaitTimeoutError, match=r"Timeout.*no reply to Claim within 0\.2 s"):
+            await run_async(session, one(parked_claim(), timeout=0.1))
+        assert await run_async(session, one(ask("p"))) == Done("p")
+
+    asyncio.run(main())
+    assert running.service.cancelled == [("c", 1)]
+    session.close()
+
+
+def test_broken_connections_are_made_anew_for_everyone(running: Running, session: Session) -> None:
+    async def main() -> None:
+        await run_async(session, one(ask("p")))
+        claims = [asyncio.ensure_future(run_async(session, one(parked_claim(0.3)))) for _ in range(5)]
+        while len(running.service.parked) < 5:
+            await asyncio.sleep(0.001)
+        running.service.drops = 2
+        assert await run_async(session, one(ListPartitions())) == Done(3)
+        assert await asyncio.gather(*claims) == [ClaimReply(rows=b"")] * 5
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_gone_for_good_is_lost(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        session = running.session()
+        asyncio.run(run_async(session, one(ask("p"))))
+    with pytest.raises(ConnectionLostError, match="controller"):
+        asyncio.run(run_async(session, one(ask("p"))))
+    session.close()
+
+
+def test_wrong_keys_are_told_to_everyone_who_waits(running: Running) -> None:
+    session = running.session(key=b"x" * 32)
+
+    async def main() -> list[object]:
+        calls = (run_async(session, one(ask("p"))) for _ in range(5))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    assert [type(error) for error in asyncio.run(main())] == [AuthenticationError] * 5
+    session.close()
+
+
+def test_frames_larger_than_the_socket_takes(session: Session) -> None:
+    names = [f"{i}" * (1 << 20) for i in range(8)]
+
+    async def main() -> list[object]:
+        return list(await asyncio.gather(*(run_async(session, one(ask(name))) for name in names)))
+
+    assert asyncio.run(main()) == [Done(name) for name in names]
+
+
+def test_tcp(tmp_path: Path) -> None:
+    with Running(tmp_path, address=("127.0.0.1", 0)) as running:
+        session = running.session()
+        assert asyncio.run(run_async(session, one(ask("p")))) == Done("p")
+        session.close()
+
+
+def test_closing_ends_calls_of_loops_in_other_threads(running: Running, session: Session) -> None:
+    errors: list[BaseException] = []
+
+    async def main() -> None:
+        try:
+            await run_async(session, one(parked_claim(100), timeout=100))
+        except NotInitializedError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(running.service.parked) == 3)
+    session.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 3
+
+
+def test_closing_with_a_loop_that_rests(running: Running, session: Session) -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(run_async(session, one(ask("p"))))
+    session.close()
+    # the loop forgot the descriptor: its number can be used again
+    left, right = socket.socketpair()
+    loop.add_reader(left.fileno(), lambda: None)
+    loop.remove_reader(left.fileno())
+    left.close()
+    right.close()
+    loop.close()
+
+
+def test_closing_inside_the_loop(running: Running, session: Session) -> None:
+    async def main() -> None:
+        claim = asyncio.ensure_future(run_async(session, one(parked_claim(100), timeout=100)))
+        while not running.service.parked:
+            await asyncio.sleep(0.001)
+        session.close()
+        with pytest.raises(NotInitializedError):
+            await claim
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_inside_a_loop_leaves_the_parents_link_alone(running: Running, session: Session) -> None:
+    async def main() -> None:
+        claim = asyncio.ensure_future(run_async(session, one(parked_claim(1))))
+        while not running.service.parked:
+            await asyncio.sleep(0.001)
+        child = os.fork()
+        if not child:
+            try:
+                session.forked()
+                own = running.session("child")
+                code = 0 if run_blocking(own, one(ask("child"))) == Done("child") else 1
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert await run_async(session, one(ask("parent"))) == Done("parent")
+        assert await claim == ClaimReply(rows=b"")
+
+    asyncio.run(main())
+    assert running.server.counters["accepted"] == 2
+
+
+def fresh_loops(running: Running, count: int) -> None:
+    session = running.session(f"child-{os.getpid()}")
+    for _ in range(count):
+        assert asyncio.run(run_async(session, one(ask("p")))) == Done("p")
+    session.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_many_processes_with_fresh_loops(running: Running) -> None:
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=fresh_loops, args=(running, 20)) for _ in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+
+
+def test_the_deadline_covers_the_time_to_connect(tmp_path: Path) -> None:
+    path = str(tmp_path / "silent.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        session = Session("c", b"key", lambda target: path, grace=0.1)
+        start = time.monotonic()
+        with pytest.raises(WaitTimeoutError):
+            asyncio.run(run_async(session, one(ask("p"), timeout=0.1)))
+        assert time.monotonic() - start < 5
+        session.close()

@@ -1,0 +1,250 @@
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from echo import CONTROLLER, Running, descriptors, one, parked_claim, until
+
+from transfer_queue.client.calls import Call
+from transfer_queue.errors import (
+    ConnectionLostError,
+    FieldTypeError,
+    NotInitializedError,
+    StorageKeyNotFoundError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages import AnyReply, CheckProduction, ClaimReply, CreatePartition, Done, ListPartitions
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.session import Session
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def session(running: Running) -> Iterator[Session]:
+    before = descriptors()
+    session = running.session()
+    yield session
+    session.close()
+    until(lambda: not running.service.peers)
+    assert descriptors() == before
+
+
+def ask(name: str) -> CreatePartition:
+    return CreatePartition(name)
+
+
+def test_an_operation_runs_to_its_result(session: Session) -> None:
+    def operation() -> Generator[Call, AnyReply, list[object]]:
+        replies = []
+        for name in ("a", "b"):
+            reply = yield Call(CONTROLLER, ask(name), None)
+            assert isinstance(reply, Done)
+            replies.append(reply.value)
+        return replies
+
+    assert run_blocking(session, operation()) == ["a", "b"]
+
+
+def test_an_operation_without_calls(session: Session) -> None:
+    def operation() -> Generator[Call, AnyReply, int]:
+        return 3
+        yield
+
+    assert run_blocking(session, operation()) == 3
+
+
+def test_failures_are_thrown_into_the_operation(session: Session) -> None:
+    def operation() -> Generator[Call, AnyReply, object]:
+        with pytest.raises(StorageKeyNotFoundError, match="as asked"):
+            yield Call(CONTROLLER, CheckProduction("StorageKeyNotFoundError", []), None)
+        reply = yield Call(CONTROLLER, ask("after"), None)
+        return reply
+
+    assert run_blocking(session, operation()) == Done("after")
+    with pytest.raises(FieldTypeError):
+        run_blocking(session, one(CheckProduction("FieldTypeError", [])))
+
+
+def test_one_connection_serves_call_after_call(running: Running, session: Session) -> None:
+    for i in range(20):
+        run_blocking(session, one(ask(f"p{i}")))
+    assert running.server.counters["accepted"] == 1
+
+
+def test_threads_do_not_wait_for_each_other(running: Running, session: Session) -> None:
+    waiting = [threading.Thread(target=run_blocking, args=(session, one(parked_claim(5)))) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    until(lambda: len(running.service.parked) == 4)
+    results: list[object] = []
+
+    def work(number: int) -> None:
+        for i in range(100):
+            reply = run_blocking(session, one(ask(f"{number}-{i}")))
+            results.append(reply == Done(f"{number}-{i}"))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 400
+    running.server.call_soon(lambda: list(running.service.ticked(1e18)))
+    for thread in waiting:
+        thread.join()
+
+
+def test_inside_a_running_loop_it_just_blocks(session: Session) -> None:
+    async def main() -> object:
+        return run_blocking(session, one(ask("p")))
+
+    assert asyncio.run(main()) == Done("p")
+
+
+def test_a_server_that_does_not_answer_is_a_timeout(running: Running) -> None:
+    session = running.session(grace=0.1)
+    start = time.monotonic()
+    with pytest.raises(WaitTimeoutError, match=r"Timeout.*controller.*no reply to Claim within 0\.2 s"):
+        run_blocking(session, one(parked_claim(), timeout=0.1))
+    assert 0.2 <= time.monotonic() - start < 5
+    until(lambda: not running.service.parked)  # its connection was closed, which cancels the claim
+    assert run_blocking(session, one(ask("p"))) == Done("p")
+    session.close()
+
+
+def test_a_full_listening_queue_or_silent_server_is_a_timeout(tmp_path: Path) -> None:
+    path = str(tmp_path / "silent.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        sessions = [Session("c", b"key", lambda target: path, grace=0.05) for _ in range(3)]
+        for session in sessions:
+            with pytest.raises(WaitTimeoutError):
+                run_blocking(session, one(ask("p"), timeout=0.05))
+            session.close()
+
+
+def test_an_interrupted_call_closes_its_connection(running: Running, session: Session) -> None:
+    def interrupt() -> None:
+        until(lambda: running.service.parked)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(session, one(parked_claim(30), timeout=30))
+    thread.join()
+    until(lambda: not running.service.parked)
+    assert run_blocking(session, one(ask("p"))) == Done("p")
+
+
+def test_a_broken_connection_is_made_anew_and_the_request_sent_again(running: Running, session: Session) -> None:
+    run_blocking(session, one(ask("p")))
+    running.service.drops = 3
+    assert run_blocking(session, one(ListPartitions())) == Done(4)  # the fourth time the same sequence came
+    assert [e.sequence for _, e in running.service.envelopes] == [1, 2, 2, 2, 2]
+
+
+def test_calls_survive_a_restart_of_the_server(running: Running, session: Session) -> None:
+    held = [threading.Thread(target=run_blocking, args=(session, one(parked_claim(0.05)))) for _ in range(5)]
+    for thread in held:
+        thread.start()
+    for thread in held:
+        thread.join()
+    running.stop()
+    restart = threading.Timer(0.1, running.start)
+    restart.start()
+    assert run_blocking(session, one(ask("p"))) == Done("p")
+    restart.join()
+
+
+def test_a_server_that_is_gone_for_good_is_lost(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        session = running.session(log_of=lambda target: "/logs/it.log")
+        run_blocking(session, one(ask("p")))
+    start = time.monotonic()
+    with pytest.raises(ConnectionLostError, match=r"controller at .*\.sock has not been reachable since .*it\.log"):
+        run_blocking(session, one(ask("p")))
+    assert time.monotonic() - start < 5
+    session.close()
+
+
+def test_closing_ends_calls_under_way(running: Running, session: Session) -> None:
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            run_blocking(session, one(parked_claim(30), timeout=30))
+        except NotInitializedError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(running.service.parked) == 3)
+    session.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 3
+    with pytest.raises(NotInitializedError):
+        run_blocking(session, one(ask("p")))
+
+
+def test_a_dropped_session_closes_its_sockets(running: Running) -> None:
+    before = descriptors()
+    session = running.session()
+    run_blocking(session, one(ask("p")))
+    del session
+    until(lambda: not running.service.peers)
+    assert descriptors() == before
+
+
+def forked_child(session: Session, running: Running, results: "multiprocessing.Queue[object]") -> None:
+    inherited = descriptors()
+    session.forked()
+    closed = inherited - descriptors()
+    own = running.session("child")
+    results.put((closed, run_blocking(own, one(ask("child"))), own.begin(ask("x"))[0]))
+    own.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_leaves_its_parents_connections_alone(running: Running, session: Session) -> None:
+    claim = threading.Thread(target=run_blocking, args=(session, one(parked_claim(5))))
+    claim.start()
+    until(lambda: running.service.parked)
+    run_blocking(session, one(ask("parent")))
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=forked_child, args=(session, running, results))
+    child.start()
+    assert results.get(timeout=10) == (2, Done("child"), 2)
+    child.join()
+    assert child.exitcode == 0
+    assert running.service.parked  # the parent's claim still waits
+    accepted = running.server.counters["accepted"]
+    assert run_blocking(session, one(ask("parent"))) == Done("parent")
+    assert running.server.counters["accepted"] == accepted
+    running.server.call_soon(lambda: list(running.service.ticked(1e18)))
+    claim.join(10)
+    assert not claim.is_alive()
+
+
+def test_long_replies_arrive_whole(running: Running, session: Session) -> None:
+    name = "x" * (5 << 20)
+    assert run_blocking(session, one(ask(name))) == Done(name)
+
+
+def test_a_parked_claim_comes_back_on_its_own_connection(session: Session) -> None:
+    assert run_blocking(session, one(parked_claim(0.05))) == ClaimReply(rows=b"")

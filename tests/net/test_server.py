@@ -1,0 +1,291 @@
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from echo import CONTROLLER, KEY, EchoService, Running, descriptors, one, parked_claim, until
+
+from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
+from transfer_queue.messages import Answer, CreatePartition, Done, Envelope, Seal
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.connection import Pool, new_socket
+from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.wire.framing import HEADER, FrameReader, pack_frame
+
+ENCODE = msgspec.msgpack.Encoder().encode
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    before = descriptors()
+    with Running(tmp_path) as running:
+        yield running
+    assert descriptors() == before
+    assert not list(tmp_path.glob("*.sock"))
+
+
+def raw(address: Any, shake: bool = True) -> socket.socket:
+    """A blocking socket to the server, past its handshake."""
+    sock = new_socket(address)
+    sock.settimeout(10)
+    sock.connect(address)
+    if shake:
+        handshake = ClientHandshake("client", "raw", KEY)
+        sock.sendall(handshake.start())
+        while not handshake.done:
+            sock.sendall(handshake.receive(sock.recv(4096)))
+    return sock
+
+
+def read_frames(sock: socket.socket, count: int) -> list[tuple[bytes, bytes]]:
+    reader, frames = FrameReader(), []
+    while len(frames) < count:
+        data = sock.recv(1 << 20)
+        assert data, "the server closed the connection"
+        frames += [(body, bytes(payload or b"")) for body, payload in reader.feed(data)]
+    return frames
+
+
+def test_many_frames_in_one_read_are_answered_in_order(running: Running) -> None:
+    with raw(running.address) as sock:
+        requests = [Envelope(i, 0, CreatePartition(f"p{i}")) for i in range(1, 501)]
+        sock.sendall(b"".join(pack_frame(ENCODE(request)) for request in requests))
+        answers = [msgspec.msgpack.decode(body, type=Answer) for body, _ in read_frames(sock, 500)]
+    assert answers == [Answer(i, Done(f"p{i}")) for i in range(1, 501)]
+
+
+def test_messages_sent_together_with_the_proof_are_served(running: Running) -> None:
+    with raw(running.address, shake=False) as sock:
+        handshake = ClientHandshake("client", "raw", KEY)
+        sock.sendall(handshake.start())
+        proof = handshake.receive(sock.recv(4096))
+        sock.sendall(proof + pack_frame(ENCODE(Envelope(1, 0, CreatePartition("p")))))
+        assert msgspec.msgpack.decode(read_frames(sock, 1)[0][0], type=Answer) == Answer(1, Done("p"))
+
+
+@pytest.mark.parametrize("size", [1, 70_000, 20 << 20])
+def test_payloads_go_through_in_both_directions(running: Running, size: int) -> None:
+    payload = os.urandom(1024) * (size // 1024) + b"x" * (size % 1024)
+    with raw(running.address) as sock:
+        sender = threading.Thread(target=sock.sendall, args=(pack_frame(b"body", size) + payload,))
+        sender.start()
+        assert read_frames(sock, 1) == [(b"body", payload)]
+        sender.join()
+    assert running.service.payloads == [payload]
+
+
+def test_tcp(tmp_path: Path) -> None:
+    with Running(tmp_path, address=("127.0.0.1", 0)) as running:
+        assert running.address[1] > 0
+        session = running.session()
+        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
+        session.close()
+
+
+def test_a_socket_file_is_its_owners_alone(running: Running) -> None:
+    assert os.stat(running.address).st_mode & 0o777 == 0o600
+
+
+def test_a_failing_service_costs_one_connection(running: Running) -> None:
+    with raw(running.address) as good, raw(running.address) as bad:
+        bad.sendall(pack_frame(ENCODE(Envelope(1, 0, Seal("p")))))
+        assert bad.recv(10) == b""
+        good.sendall(pack_frame(ENCODE(Envelope(1, 0, CreatePartition("p")))))
+        assert len(read_frames(good, 1)) == 1
+    assert running.server.counters["errors"] == 1
+    until(lambda: len(running.service.gone) == 2)
+
+
+def test_bodies_that_mean_nothing_cost_one_connection(running: Running) -> None:
+    with raw(running.address) as sock:
+        sock.sendall(pack_frame(b"\xc1 no msgpack"))
+        assert sock.recv(10) == b""
+    assert running.server.counters["errors"] == 1
+
+
+def test_a_frame_over_the_limit_costs_one_connection(tmp_path: Path) -> None:
+    with Running(tmp_path, max_body=1000) as running, raw(running.address) as sock:
+        sock.sendall(HEADER.pack(1001, 0))
+        assert sock.recv(10) == b""
+        assert running.server.counters["broken"] == 1
+
+
+class Flood(EchoService):
+    """Answers every message with a megabyte, to all peers."""
+
+    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        return [Outgoing(other, b"flood", bytes(1 << 20)) for other in self.peers]
+
+
+def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(tmp_path: Path) -> None:
+    running = Running(tmp_path, service=Flood(), max_output=4 << 20)
+    with running, raw(running.address) as slow, raw(running.address) as quick:
+        until(lambda: len(running.service.peers) == 2)
+        for _ in range(20):
+            quick.sendall(pack_frame(b"more"))
+            assert read_frames(quick, 1)[0][0] == b"flood"
+        assert running.server.counters["slow"] == 1
+        assert len(running.service.gone) == 1
+        while slow.recv(1 << 20):  # what had left before, then the end
+            pass
+
+
+def test_connections_over_the_cap_are_told_why(tmp_path: Path) -> None:
+    with Running(tmp_path, max_connections=2) as running:
+        held = [raw(running.address) for _ in range(2)]
+        session = running.session()
+        with pytest.raises(AttachError, match="refuses this connection: it has 2 connections, the most it takes"):
+            run_blocking(session, one(CreatePartition("p")))
+        assert running.server.counters["refused"] == 1
+        for sock in held:
+            sock.close()
+        until(lambda: len(running.service.gone) == 2)
+        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
+        session.close()
+
+
+def test_running_out_of_descriptors_pauses_accepting_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.net.server.ACCEPT_PAUSE", 0.05)
+    exhausted = threading.Event()
+    exhausted.set()
+    accept = socket.socket.accept
+
+    def out_of_descriptors(self: socket.socket) -> Any:
+        if exhausted.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", out_of_descriptors)
+    with Running(tmp_path) as running:
+        start = time.monotonic()
+        sock = raw(running.address, shake=False)
+        until(lambda: running.server.counters["accept_errors"] >= 3)
+        assert time.monotonic() - start >= 0.1
+        exhausted.clear()
+        handshake = ClientHandshake("client", "raw", KEY)
+        sock.sendall(handshake.start())
+        handshake.receive(sock.recv(4096))
+        assert handshake.done
+        sock.close()
+
+
+def test_a_silent_connection_is_dropped_after_its_deadline(tmp_path: Path) -> None:
+    with Running(tmp_path, handshake_seconds=0.05) as running, raw(running.address, shake=False) as sock:
+        assert sock.recv(10) == b""
+        assert running.server.counters["rejected"] == 1
+        assert running.service.peers == {}
+
+
+def test_foreign_bytes_and_wrong_keys_never_reach_the_service(running: Running) -> None:
+    with raw(running.address, shake=False) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert sock.recv(100) == b""
+    stranger = running.session(key=b"?" * 32)
+    with pytest.raises(AuthenticationError):
+        run_blocking(stranger, one(CreatePartition("p")))
+    stranger.close()
+    with raw(running.address, shake=False) as sock:
+        sock.sendall(ClientHandshake("client", "c", KEY, version=99).start())
+        with pytest.raises(ProtocolError, match="version"):
+            ClientHandshake("client", "c", KEY, version=99).receive(sock.recv(100))
+    assert running.service.envelopes == []
+    assert running.service.peers == {}
+    until(lambda: not running.server._peers)
+
+
+def test_adopted_connections_are_served_like_others(running: Running) -> None:
+    ours, theirs = socket.socketpair()
+    numbers: list[int] = []
+
+    def adopt() -> list[Outgoing]:
+        peer = running.server.adopt(theirs)
+        running.service.peers[peer] = ClientHandshake  # any entry: `opened` is not called
+        numbers.append(peer)
+        return [Outgoing(peer, b"hello")]
+
+    running.server.call_soon(adopt)
+    assert read_frames(ours, 1) == [(b"hello", b"")]
+    ours.sendall(pack_frame(b"body", 3) + b"abc")
+    assert read_frames(ours, 1) == [(b"body", b"abc")]
+    ours.close()
+    until(lambda: running.service.gone == numbers)
+
+
+def test_deadlines_of_the_service_are_kept(running: Running) -> None:
+    session = running.session()
+    start = time.monotonic()
+    run_blocking(session, one(parked_claim(wait=0.1)))
+    assert 0.1 <= time.monotonic() - start < 5
+    session.close()
+
+
+class BadTicks(EchoService):
+    """Wants to be ticked all the time and fails each time."""
+
+    ticks = 0
+
+    def next_deadline(self) -> float | None:
+        return 0.0
+
+    def ticked(self, now: float) -> Iterable[Outgoing]:
+        self.ticks += 1
+        raise RuntimeError("no tick today")
+
+
+def test_a_failing_tick_neither_ends_nor_spins_the_loop(tmp_path: Path) -> None:
+    with Running(tmp_path, service=BadTicks()) as running:
+        start = time.monotonic()
+        session = running.session()
+        until(lambda: running.service.ticks >= 2)
+        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
+        assert running.service.ticks <= 2 + 10 * (time.monotonic() - start)
+        session.close()
+
+
+def test_stop_from_a_signal_handler(tmp_path: Path) -> None:
+    server = Server(EchoService(), KEY)
+    server.listen(str(tmp_path / "s.sock"))
+    previous = signal.signal(signal.SIGUSR1, lambda *_: server.stop())
+    try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        server.run()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert not (tmp_path / "s.sock").exists()
+    server.stop()  # again, after the end
+
+
+def test_what_was_queued_leaves_before_the_end(tmp_path: Path) -> None:
+    with Running(tmp_path) as running, raw(running.address) as sock:
+        size = 8 << 20
+
+        def last_words() -> list[Outgoing]:
+            running.server.stop()
+            return [Outgoing(next(iter(running.service.peers)), b"bye", bytes(size))]
+
+        until(lambda: running.service.peers)
+        running.server.call_soon(last_words)
+        assert read_frames(sock, 1) == [(b"bye", bytes(size))]
+        assert sock.recv(1) == b""
+
+
+def test_a_thousand_connections_come_and_go(running: Running) -> None:
+    session = running.session()
+    pool = session.transport(Pool)
+    for _ in range(10):
+        held = [pool.connect(session, CONTROLLER, time.monotonic() + 10) for _ in range(100)]
+        for connection in held:
+            pool.discard(connection)
+    until(lambda: not running.server._peers)
+    assert running.server.counters["accepted"] == 1000
+    session.close()

@@ -1,0 +1,137 @@
+import threading
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.client.calls import Call
+from transfer_queue.errors import (
+    ConnectionLostError,
+    NotInitializedError,
+    ProtocolError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages import Answer, Done, Envelope, Failure, ListPartitions
+from transfer_queue.net.session import RETRY_DELAYS, Attempts, Session, outcome
+from transfer_queue.wire.framing import FrameReader
+
+
+def new_session(**options: object) -> Session:
+    return Session("c", b"key", lambda target: "/somewhere/controller.sock", **options)
+
+
+def envelope(frame: bytes) -> Envelope:
+    ((body, payload),) = FrameReader().feed(frame)
+    assert payload is None
+    return msgspec.msgpack.decode(body, type=Envelope)
+
+
+def acknowledged(session: Session) -> int:
+    sequence, frame = session.begin(ListPartitions())
+    session.finish(sequence)
+    return envelope(frame).acknowledged
+
+
+def test_sequences_ascend_and_carry_the_request() -> None:
+    session = new_session()
+    frames = [session.begin(ListPartitions()) for _ in range(3)]
+    assert [sequence for sequence, _ in frames] == [1, 2, 3]
+    assert [envelope(frame) for _, frame in frames] == [Envelope(i, 0, ListPartitions()) for i in (1, 2, 3)]
+
+
+@given(order=st.permutations(range(1, 13)), stop=st.integers(0, 12))
+def test_acknowledged_is_the_end_of_the_finished_prefix(order: list[int], stop: int) -> None:
+    session = new_session()
+    for _ in range(12):
+        session.begin(ListPartitions())
+    for sequence in order[:stop]:
+        session.finish(sequence)
+        session.finish(sequence)
+    expected = 0
+    while expected + 1 in order[:stop]:
+        expected += 1
+    assert acknowledged(session) == expected
+
+
+def test_nothing_is_kept_of_what_is_finished() -> None:
+    session = new_session()
+    for _ in range(100):
+        pair = [session.begin(ListPartitions())[0] for _ in range(2)]
+        for sequence in reversed(pair):
+            session.finish(sequence)
+    assert session._finished == set()
+    assert acknowledged(session) == 200
+
+
+def test_threads_never_share_a_sequence() -> None:
+    session = new_session()
+    seen: list[int] = []
+
+    def work() -> None:
+        for _ in range(500):
+            sequence, _ = session.begin(ListPartitions())
+            seen.append(sequence)
+            session.finish(sequence)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(1, 4001))
+    assert acknowledged(session) == 4000
+
+
+def test_a_request_that_cannot_be_encoded_leaves_no_gap() -> None:
+    session = new_session()
+    with pytest.raises(TypeError):
+        session.begin(object())  # type: ignore[arg-type]
+    assert acknowledged(session) == 1
+
+
+def test_failures_become_their_exceptions() -> None:
+    assert outcome(Done(1)) == Done(1)
+    with pytest.raises(StorageKeyNotFoundError, match="row 3 was cleared"):
+        outcome(Failure("StorageKeyNotFoundError", "row 3 was cleared"))
+    with pytest.raises(TransferQueueError, match="strange"):
+        outcome(Failure("NoSuchError", "strange"))
+
+
+@given(noise=st.binary(max_size=50))
+def test_bodies_are_answers_or_protocol_errors(noise: bytes) -> None:
+    try:
+        answer = new_session().answer(noise)
+    except ProtocolError:
+        return
+    assert isinstance(answer, Answer)
+
+
+def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
+    session = new_session(log_of=lambda target: f"/logs/{target[0]}.log")
+    attempts = Attempts(session, Call(("controller", 0), ListPartitions(), None))
+    error = ConnectionResetError("gone")
+    assert [attempts.failed(error) for _ in RETRY_DELAYS] == list(RETRY_DELAYS)
+    with pytest.raises(ConnectionLostError) as raised:
+        attempts.failed(error)
+    for part in ("the controller at /somewhere/controller.sock", "since 2", "gone", "/logs/controller.log", "ListPar"):
+        assert part in str(raised.value)
+
+
+def test_past_the_deadline_there_is_no_further_try() -> None:
+    attempts = Attempts(new_session(grace=-5.0), Call(("unit", 2), ListPartitions(), 5.0))
+    with pytest.raises(WaitTimeoutError, match=r"Timeout: the storage unit 2 at .* gave no reply to ListPartitions"):
+        attempts.failed(TimeoutError())
+
+
+def test_a_closed_session_makes_no_calls() -> None:
+    session = new_session()
+    attempts = Attempts(session, Call(("unit", 2), ListPartitions(), 5.0))
+    session.close()
+    session.close()
+    with pytest.raises(NotInitializedError, match="closed"):
+        session.begin(ListPartitions())
+    with pytest.raises(NotInitializedError, match="closed during the call"):
+        attempts.failed(ConnectionResetError())
