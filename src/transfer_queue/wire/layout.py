@@ -200,9 +200,7 @@ def _mixed_shapes(spec: FieldSpec, dims: I8, position: int, rows: int) -> tuple[
     return padded, ranks, used
 
 
-def _column(
-    spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | None, offsets: I8
-) -> ColumnLayout:
+def _column(spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | None, offsets: I8) -> ColumnLayout:
     sizes = shapes if ranks is None else np.where(shapes < 0, 1, shapes)
     if sizes.size and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_BYTES):
         raise _bad_size(spec)

@@ -1,0 +1,403 @@
+"""Columns of a TensorDict to the bytes of a block: one copy, from the source straight into the arena.
+
+`encode_columns` takes a batch, `encode_row` the fields of one sample. Both only describe (schema, dims, length);
+`EncodedBlock.write_into` copies. Until then the block refers to the caller's memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, Union
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
+
+from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
+from transfer_queue.messages import FieldSpec
+from transfer_queue.wire.copies import PARALLEL, U8, copy_bytes
+from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, aligned
+from transfer_queue.wire.lowering import Refusal, encode_parts
+from transfer_queue.wire.object_codes import Buffer
+from transfer_queue.wire.tensors import NAMES, bits, copy_elements, dtype_name, is_carriable, on_host
+
+Columns = Union[TensorDictBase, Mapping[str, Any]]
+
+_MANY = 4096  # bytes from which a copy is worth letting other threads run meanwhile
+_NUMERIC = "biufc"
+
+
+class Source(Protocol):
+    """What a column is copied from."""
+
+    def write(self, memory: U8, address: int, start: int) -> None:
+        """Copies the column to memory[start:]; address is where memory begins."""
+
+
+class EncodedBlock:
+    """A block ready to be written.
+
+    schema, dims (i8), rows, nbytes: as in `messages.NewBlock`.
+    """
+
+    __slots__ = ("_sources", "dims", "nbytes", "rows", "schema")
+
+    def __init__(self, rows: int, columns: list[tuple[FieldSpec, bytes, int, Source]]):
+        self.rows = rows
+        self.schema = [column[0] for column in columns]
+        self.dims = b"".join([column[1] for column in columns])
+        self._sources: list[tuple[int, Source]] = []
+        end = 0
+        for _, _, nbytes, source in columns:
+            self._sources.append((end, source))
+            end = aligned(end + nbytes)
+        self.nbytes = end
+
+    def write_into(self, memory: memoryview | U8) -> None:
+        """Copies the columns to the start of writable memory of at least nbytes.
+
+        Raises:
+            ValueError: the memory is shorter than the block, or read-only.
+        """
+        array: U8 = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, np.uint8)
+        if array.nbytes < self.nbytes or not array.flags.writeable or not array.flags.c_contiguous:
+            raise ValueError(f"a block of {self.nbytes} bytes does not fit {array.nbytes} writable bytes in one piece")
+        address = int(array.ctypes.data)
+        for start, source in self._sources:
+            source.write(array, address, start)
+
+
+def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
+    """A batch as a block: a column a field, `rows` values each.
+
+    A TensorDict's columns are taken as TensorDict holds them; in a mapping a list is a value a row. A column whose
+    values are all tensors of one dtype is a tensor column however it is given.
+
+    Raises:
+        InvalidArgumentError: a column of another length (naming field, wanted and found rows) or of no known kind.
+        UncarriableValueError: a value that cannot be stored, naming field, row and type.
+    """
+    if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
+        # row by row: the rows may be of different shapes, and nothing is stacked only to be copied again
+        keys = list(fields.keys())
+        items: Iterable[tuple[Any, Any]] = [(key, [row.get(key) for row in fields.tensordicts]) for key in keys]
+    elif isinstance(fields, TensorDictBase):
+        items = [(key, fields.get(key)) for key in list(fields.keys())]
+    elif isinstance(fields, Mapping):
+        items = fields.items()
+    else:
+        raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, not a {type(fields).__name__}")
+    if isinstance(fields, TensorDictBase) and fields.batch_dims and fields.batch_size[0] != rows:
+        raise _wrong_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
+    return EncodedBlock(rows, [_column(_name(name), value, rows, allow_pickle) for name, value in items])
+
+
+def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> EncodedBlock:
+    """One sample as a block of one row: a tensor is that sample's row, anything else an object.
+
+    Raises:
+        InvalidArgumentError: a nested tensor.
+        UncarriableValueError: a value that cannot be stored, naming field, row and type.
+    """
+    columns = []
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                raise InvalidArgumentError(
+                    f"field {name!r}: a nested tensor is no row of one sample; put its rows as a batch"
+                )
+            tensor = _checked(_name(name), 0, value)
+            shape = tuple(tensor.shape)
+            spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
+            columns.append((spec, struct.pack(f"<{len(shape)}q", *shape), tensor.nbytes, _dense(tensor)))
+        else:
+            columns.append(_objects(_name(name), [_unwrapped(value)], allow_pickle))
+    return EncodedBlock(1, columns)
+
+
+# ---------------------------------------------------------------- sources
+
+
+class _Memory:
+    """A contiguous host tensor."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def write(self, memory: U8, address: int, start: int) -> None:
+        nbytes = self._tensor.nbytes
+        if nbytes < PARALLEL:
+            ctypes.memmove(address + start, self._tensor.data_ptr(), nbytes)
+        else:
+            copy_bytes(memory[start : start + nbytes], bits(self._tensor).reshape(-1).view(np.uint8))
+
+
+class _Strided:
+    """A host tensor whose elements are not in C order."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def write(self, memory: U8, address: int, start: int) -> None:
+        copy_elements(memory[start : start + self._tensor.nbytes], self._tensor)
+
+
+class _Array:
+    """A numeric array, of any byte order and strides."""
+
+    __slots__ = ("_array", "_dtype")
+
+    def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]):
+        self._array, self._dtype = array, dtype
+
+    def write(self, memory: U8, address: int, start: int) -> None:
+        nbytes = self._array.size * self._dtype.itemsize
+        into = memory[start : start + nbytes]
+        if self._array.dtype == self._dtype and self._array.flags.c_contiguous:
+            copy_bytes(into, self._array.reshape(-1).view(np.uint8))
+        else:
+            np.copyto(into.view(self._dtype).reshape(self._array.shape), self._array)
+
+
+class _Pieces:
+    """Sources one after the other."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: list[tuple[int, Source]]):
+        self._pieces = pieces
+
+    def write(self, memory: U8, address: int, start: int) -> None:
+        for nbytes, source in self._pieces:
+            source.write(memory, address, start)
+            start += nbytes
+
+
+class _Bytes:
+    """Encoded objects: buffers one after the other."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[Buffer]):
+        self._parts = parts
+
+    def write(self, memory: U8, address: int, start: int) -> None:
+        view = memory.data
+        for part in self._parts:
+            end = start + len(part)
+            if end - start < _MANY:
+                view[start:end] = part
+            else:
+                copy_bytes(memory[start:end], np.frombuffer(part, np.uint8))
+            start = end
+
+
+# ---------------------------------------------------------------- columns
+
+Column = tuple[FieldSpec, bytes, int, Source]
+
+
+def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
+    if isinstance(value, torch.Tensor):
+        return _tensor(name, value, rows)
+    if isinstance(value, np.ndarray):
+        return _array(name, value, rows, allow_pickle)
+    if isinstance(value, NonTensorData):
+        return _non_tensor(name, value.data, rows, allow_pickle)
+    if isinstance(value, NonTensorStack):
+        values = value.tolist() if value.batch_dims else [value]
+    elif isinstance(value, list | tuple):
+        values = list(map(_unwrapped, value))
+    elif is_tensor_collection(value) and value.batch_dims:
+        values = list(value.unbind(0))
+    else:
+        raise InvalidArgumentError(
+            f"field {name!r}: a {type(value).__name__} is no column; wanted a tensor, list or array of {rows} rows"
+        )
+    _check_length(name, rows, len(values))
+    return _values(name, values, allow_pickle)
+
+
+def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
+    """What a NonTensorData holds: a list or array of batch length is a value a row, all else repeats."""
+    if isinstance(value, list) and len(value) == rows:
+        return _values(name, list(map(_unwrapped, value)), allow_pickle)
+    if isinstance(value, np.ndarray) and value.ndim and len(value) == rows:
+        return _values(name, array_rows(value), allow_pickle)
+    if isinstance(value, torch.Tensor) and not value.is_nested:
+        whole = value.dim() > 0 and value.size(0) == rows
+        return _tensor(name, value if whole else value.expand(rows, *value.shape), rows)
+    parts = _parts(name, 0, value, allow_pickle)
+    length = sum(map(len, parts))
+    return _spec(name, "object", "object", 1, False), _i8([length]), length * rows, _Bytes(parts * rows)
+
+
+def _tensor(name: str, value: torch.Tensor, rows: int) -> Column:
+    if value.is_nested:
+        _check_length(name, rows, value.size(0))
+        return _jagged(name, value) if value.layout == torch.jagged else _nested(name, value)
+    tensor = _checked(name, 0, value)
+    if not tensor.dim():
+        raise InvalidArgumentError(f"field {name!r}: a tensor without dimensions; wanted one of {rows} rows")
+    _check_length(name, rows, tensor.size(0))
+    shape = tensor.shape[1:]
+    spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
+    return spec, _i8(shape), tensor.nbytes, _dense(tensor)
+
+
+def _jagged(name: str, value: Any) -> Column:
+    """A jagged tensor: one copy where its rows lie one after the other, else a copy a row."""
+    values = value.values()
+    if value.lengths() is not None or value._ragged_idx != 1 or not is_carriable(values):
+        return _rows(name, list(value.unbind(0)))
+    offsets = value.offsets().detach().cpu().numpy().astype(np.int64, copy=False)
+    lengths = np.diff(offsets)
+    if not len(lengths) or offsets[0] < 0 or lengths.min() < 0 or offsets[-1] > values.size(0):
+        return _rows(name, list(value.unbind(0)))
+    tensor = _checked(name, 0, values[int(offsets[0]) : int(offsets[-1])])
+    ragged = bool((lengths != lengths[0]).any())
+    shapes = np.empty((len(lengths) if ragged else 1, tensor.dim()), np.int64)
+    shapes[:, 0] = lengths if ragged else lengths[0]
+    shapes[:, 1:] = tensor.shape[1:]
+    spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.dim(), ragged)
+    return spec, shapes.tobytes(), tensor.nbytes, _dense(tensor)
+
+
+def _nested(name: str, value: torch.Tensor) -> Column:
+    """A strided nested tensor: one copy where its rows lie one after the other, else a copy a row."""
+    if not value.is_contiguous() or not value.size(0) or value.dtype not in NAMES:
+        return _rows(name, list(value.unbind(0)))
+    shapes = value._nested_tensor_size().numpy()
+    tensor = _checked(name, 0, value.values())
+    ragged = bool((shapes != shapes[0]).any())
+    spec = _spec(name, "tensor", NAMES[tensor.dtype], shapes.shape[1], ragged)
+    dims = np.ascontiguousarray(shapes if ragged else shapes[0])
+    nbytes = int(shapes.prod(axis=1).sum()) * tensor.element_size()
+    return spec, dims.tobytes(), nbytes, _dense(tensor.reshape(-1)[: nbytes // tensor.element_size()])
+
+
+def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool) -> Column:
+    if not value.ndim:
+        raise InvalidArgumentError(f"field {name!r}: an array without dimensions; wanted one of {rows} rows")
+    _check_length(name, rows, len(value))
+    if value.dtype.kind not in _NUMERIC or value.dtype.name not in ITEM_SIZES or isinstance(value, np.ma.MaskedArray):
+        return _values(name, array_rows(value), allow_pickle)
+    spec = _spec(name, "tensor", value.dtype.name, value.ndim - 1, False)
+    return spec, _i8(value.shape[1:]), value.nbytes, _Array(np.asarray(value), value.dtype.newbyteorder("<"))
+
+
+def array_rows(value: NDArray[Any]) -> list[Any]:
+    """The rows of an array as objects: str, bytes and objects themselves, else numpy's scalars and arrays."""
+    if value.ndim == 1 and value.dtype.kind in "USO":
+        rows: list[Any] = value.tolist()
+        return rows
+    return list(value)
+
+
+def _values(name: str, values: list[Any], allow_pickle: bool) -> Column:
+    """A value a row: a tensor column if all are tensors of one dtype, else objects."""
+    if values and all(isinstance(value, torch.Tensor) and not value.is_nested for value in values):
+        dtype = values[0].dtype
+        if all(value.dtype == dtype for value in values):
+            return _rows(name, values)
+    return _objects(name, values, allow_pickle)
+
+
+def _rows(name: str, values: list[torch.Tensor]) -> Column:
+    """Tensors of one dtype, one a row."""
+    tensors = [_checked(name, row, value) for row, value in enumerate(values)]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    first = shapes[0]
+    pieces = [(tensor.nbytes, _dense(tensor)) for tensor in tensors]
+    nbytes = sum([piece[0] for piece in pieces])
+    ndim, ragged = len(first), any(shape != first for shape in shapes)
+    if not ragged:
+        dims = _i8(first)
+    elif all(len(shape) == ndim for shape in shapes):
+        dims = np.array(shapes, np.int64).tobytes()
+    else:
+        ndim = MIXED_RANK
+        dims = _i8([size for shape in shapes for size in (len(shape), *shape)])
+    return _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged), dims, nbytes, _Pieces(pieces)
+
+
+def _objects(name: str, values: list[Any], allow_pickle: bool) -> Column:
+    parts: list[Buffer] = []
+    lengths = []
+    for row, value in enumerate(values):
+        encoded = _parts(name, row, value, allow_pickle)
+        parts += encoded
+        lengths.append(len(encoded[0]) if len(encoded) == 1 else sum(map(len, encoded)))
+    if len(parts) == len(values) and len(parts) > 1:
+        parts = [b"".join(parts)]
+    ragged = any(length != lengths[0] for length in lengths)
+    dims = _i8(lengths if ragged else lengths[:1] or [0])
+    return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), _Bytes(parts)
+
+
+def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:
+    try:
+        return encode_parts(value, allow_pickle=allow_pickle)
+    except Refusal as refusal:
+        raise UncarriableValueError(f"field {name!r}, row {row}: {refusal}") from refusal.__cause__
+
+
+def _dense(tensor: torch.Tensor) -> Source:
+    return _Memory(tensor) if tensor.is_contiguous() else _Strided(tensor)
+
+
+def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in host memory; UncarriableValueError where its elements are not bytes in memory."""
+    if not is_carriable(tensor):
+        what = "a meta tensor" if tensor.is_meta else f"layout {tensor.layout}, dtype {dtype_name(tensor.dtype)}"
+        raise UncarriableValueError(
+            f"field {name!r}, row {row}: a value of type {type(tensor).__name__} cannot be stored: {what}; "
+            "put a dense tensor with elements of its own"
+        )
+    try:
+        return on_host(tensor)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise UncarriableValueError(
+            f"field {name!r}, row {row}: a value of type {type(tensor).__name__} cannot be stored: {error}"
+        ) from error
+
+
+def _unwrapped(value: Any) -> Any:
+    """A row's value as tensordict shows it: what a NonTensorData holds, a NonTensorStack as a list."""
+    if isinstance(value, NonTensorData):
+        return value.data
+    if isinstance(value, NonTensorStack):
+        return value.tolist()
+    return value
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(name: str, kind: str, dtype: str, ndim: int, ragged: bool) -> FieldSpec:
+    return FieldSpec(name, kind, dtype, ndim, ragged)
+
+
+def _i8(numbers: Iterable[int]) -> bytes:
+    return np.array(tuple(numbers), np.int64).tobytes()
+
+
+def _name(name: Any) -> str:
+    if type(name) is not str:
+        raise InvalidArgumentError(f"a field's name must be a str, not {name!r}")
+    return name
+
+
+def _check_length(name: str, wanted: int, found: int) -> None:
+    if wanted != found:
+        raise _wrong_length(name, wanted, found)
+
+
+def _wrong_length(name: Any, wanted: int, found: int) -> InvalidArgumentError:
+    return InvalidArgumentError(f"field {name!r}: wanted {wanted} rows, found {found}")

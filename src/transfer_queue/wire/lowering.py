@@ -1,0 +1,240 @@
+"""Objects to bytes: the encoding half of `wire.objects`.
+
+Types are compared exactly, so that a subclass never comes back as its base; what has no code is pickled (protocol
+5), or refused where pickle is not allowed. Buffers of 64 KiB and more stay out of the msgpack part (whose
+lengths end at 2**32 - 1). torch is imported only when one of its values appears.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.wire import numpy_types
+from transfer_queue.wire import object_codes as codes
+from transfer_queue.wire.object_codes import Buffer, Reference
+
+OUT_OF_BAND = 64 << 10  # bytes from which a buffer stays out of the msgpack part
+MAX_DEPTH = 100  # of containers in containers; well within the interpreter's recursion limit when decoding
+
+Ext = msgspec.msgpack.Ext
+
+_ENCODER = msgspec.msgpack.Encoder()
+_SIMPLE = frozenset({type(None), bool, float, str})
+_PLAIN = frozenset({type(None), bool, int, float, str})
+_KEYS = frozenset({str, int})
+
+
+class Refusal(Exception):
+    """A value that cannot be carried, before field and row are known."""
+
+    def __init__(self, value: object, reason: str):
+        kind = type(value)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        super().__init__(f"a value of type {name} cannot be stored: {reason}")
+
+
+def encode_parts(value: Any, *, allow_pickle: bool = True) -> list[Buffer]:
+    """The bytes of one object as buffers to be written one after the other; large ones are the value's own memory.
+
+    Raises:
+        Refusal: the value cannot be carried.
+    """
+    kind = type(value)
+    if kind in _SIMPLE:
+        try:
+            return [b"\0" + _ENCODER.encode(value)]
+        except (UnicodeEncodeError, OverflowError):
+            pass  # a lone surrogate; carefully below
+    try:
+        try:
+            lowering = Lowering(allow_pickle, careful=False)
+            main = _ENCODER.encode(lowering.lower(value, 0))
+        except (OverflowError, ValueError):
+            # an int beyond 64 bits, a lone surrogate, a str too long for msgpack: rare, so looked for only now
+            lowering = Lowering(allow_pickle, careful=True)
+            main = _ENCODER.encode(lowering.lower(value, 0))
+    except RecursionError as error:
+        raise Refusal(value, "it is nested too deeply, or contains itself") from error
+    except (OverflowError, ValueError, MemoryError) as error:
+        raise Refusal(value, str(error)) from error
+    buffers = lowering.buffers
+    if not buffers:
+        return [b"\0" + main]
+    lengths = [len(buffer) for buffer in buffers]
+    head = codes.HEAD.pack(1, len(buffers), len(main)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+    return [head + main, *buffers]
+
+
+class Lowering:
+    """Turns one object into what msgpack can carry, and collects its buffers out of band.
+
+    careful: also looks for ints and strs that msgpack cannot carry.
+    """
+
+    def __init__(self, allow_pickle: bool, careful: bool):
+        self.buffers: list[Buffer] = []
+        self.allow_pickle = allow_pickle
+        self._careful = careful
+
+    def lower(self, value: Any, depth: int) -> Any:
+        """The value itself, or a tree of msgpack's types and Ext."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return self._checked(value) if self._careful else value
+        if depth >= MAX_DEPTH:
+            raise Refusal(value, f"it lies deeper than {MAX_DEPTH} containers, or contains itself")
+        how = _LOWERERS.get(kind)
+        if how is not None:
+            return how(self, value, depth + 1)
+        if isinstance(value, np.generic | np.ndarray):
+            lowered = self._numpy(value, depth + 1)
+        elif str(kind.__module__).startswith(("torch", "tensordict")) or _is_tensor(value):
+            from transfer_queue.wire import torch_objects
+
+            lowered = torch_objects.lower(self, value, depth + 1)
+        else:
+            lowered = None
+        return self._pickled(value) if lowered is None else lowered
+
+    def pack(self, code: int, content: Any) -> Any:
+        """An Ext of already lowered content."""
+        return Ext(code, _ENCODER.encode(content))
+
+    def reference(self, buffer: Buffer) -> Reference:
+        """Keeps a buffer, flat and of bytes: in the msgpack part where small, else out of band."""
+        if len(buffer) < OUT_OF_BAND:
+            return bytes(buffer)
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def items(self, values: Sequence[Any], depth: int) -> Sequence[Any]:
+        """Each value lowered; the sequence itself where nothing changes."""
+        if not self._careful and _PLAIN.issuperset(map(type, values)):
+            return values
+        return [self.lower(value, depth) for value in values]
+
+    def _checked(self, value: Any) -> Any:
+        if _fits(value):
+            return value
+        if type(value) is int:
+            return Ext(codes.INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        return self.pack(codes.TEXT, self.reference(value.encode("utf-8", "surrogatepass")))
+
+    def _list(self, value: list[Any], depth: int) -> Any:
+        return self.items(value, depth)
+
+    def _bytes(self, value: bytes, depth: int) -> Any:
+        return value if len(value) < OUT_OF_BAND else self.pack(codes.BYTES, self.reference(value))
+
+    def _bytearray(self, value: bytearray, depth: int) -> Any:
+        return self.pack(codes.BYTEARRAY, self.reference(value))
+
+    def _complex(self, value: complex, depth: int) -> Any:
+        return Ext(codes.COMPLEX, struct.pack("<dd", value.real, value.imag))
+
+    def _tuple(self, value: tuple[Any, ...], depth: int) -> Any:
+        return self.pack(codes.TUPLE, self.items(value, depth))
+
+    def _set(self, value: set[Any], depth: int) -> Any:
+        return self.pack(codes.SET, self.items(list(value), depth))
+
+    def _frozenset(self, value: frozenset[Any], depth: int) -> Any:
+        return self.pack(codes.FROZENSET, self.items(list(value), depth))
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        if not _KEYS.issuperset(map(type, value)) or (self._careful and not all(map(_fits, value))):
+            flat = [item for pair in value.items() for item in pair]
+            return self.pack(codes.MAPPING, self.items(flat, depth))
+        if not self._careful and _PLAIN.issuperset(map(type, value.values())):
+            return value
+        return {key: self.lower(entry, depth) for key, entry in value.items()}
+
+    def _numpy(self, value: Any, depth: int) -> Any:
+        """An array or scalar of numpy's own types; None for those of subclasses and exotic dtypes."""
+        if type(value) is np.ndarray:
+            if value.dtype == object and value.dtype.metadata is None:
+                return self.pack(codes.OBJECT_ARRAY, [value.shape, self.items(value.ravel().tolist(), depth)])
+            description = numpy_types.describe(value.dtype)
+            if description is None:
+                return None
+            order, flat = numpy_types.flat_bytes(value)
+            return self.pack(codes.ARRAY, [description, value.shape, order, self.reference(flat.data)])
+        if isinstance(value, np.ndarray) or type(value) is not value.dtype.type:
+            return None
+        if isinstance(value, np.str_ | np.bytes_):
+            plain = str(value) if isinstance(value, np.str_) else bytes(value)
+            return self.pack(codes.SCALAR, [None, self.lower(plain, depth)])
+        description = numpy_types.describe(value.dtype)
+        return None if description is None else self.pack(codes.SCALAR, [description, self.reference(value.tobytes())])
+
+    def _pickled(self, value: Any) -> Any:
+        if not self.allow_pickle:
+            raise Refusal(value, "it needs pickle, which this system does not allow; put plain values or tensors")
+        start = len(self.buffers)
+
+        def keep(buffer: pickle.PickleBuffer) -> bool:
+            """Whether the buffer goes into the pickle itself."""
+            raw = buffer.raw()
+            if len(raw) < OUT_OF_BAND:
+                return True
+            self.buffers.append(raw)
+            return False
+
+        stream = io.BytesIO()
+        try:
+            _Pickler(stream, protocol=5, buffer_callback=keep).dump(value)
+        except Exception as error:  # whatever a class of the user's raises
+            del self.buffers[start:]
+            raise Refusal(value, f"{type(error).__name__}: {error}") from error
+        numbers = list(range(start, len(self.buffers)))
+        return self.pack(codes.PICKLE, [self.reference(stream.getvalue()), numbers])
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as their own elements; torch itself would carry a view's whole storage."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if _is_tensor(obj):
+            from transfer_queue.wire import torch_objects
+
+            return torch_objects.reduced(obj)
+        return NotImplemented
+
+
+_LOWERERS: dict[type, Callable[[Lowering, Any, int], Any]] = {
+    list: Lowering._list,
+    dict: Lowering._dict,
+    bytes: Lowering._bytes,
+    bytearray: Lowering._bytearray,
+    complex: Lowering._complex,
+    tuple: Lowering._tuple,
+    set: Lowering._set,
+    frozenset: Lowering._frozenset,
+}
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _fits(value: Any) -> bool:
+    """Whether msgpack can carry a value of _PLAIN."""
+    kind = type(value)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**64)
+    if kind is not str:
+        return True
+    try:
+        encoded: bytes = value.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(encoded) < OUT_OF_BAND

@@ -1,0 +1,134 @@
+"""Python objects to bytes and back, and the values of tags.
+
+`encode_object` and `decode_object` are type-stable: a value comes back as exactly the type it was. The format is in
+`wire.object_codes`, the two halves in `wire.lowering` and `wire.raising`; this module adds what tags need.
+
+A tag's value travels inside a message that servers read: None, bool, 64-bit int, float, str, bytes, and lists and
+str-keyed dicts of these stay themselves, numpy and torch scalars become numbers, and everything else becomes
+an Ext of OBJECT_CODE that servers keep without looking into it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.errors import ProtocolError, UncarriableValueError
+from transfer_queue.messages import DELETE_CODE
+from transfer_queue.wire.lowering import MAX_DEPTH, Ext, Refusal, encode_parts
+from transfer_queue.wire.raising import decode_object
+
+OBJECT_CODE = 65  # msgpack Ext in tags: the bytes of an object
+
+__all__ = ["DELETE", "OBJECT_CODE", "decode_object", "decode_tag_value", "encode_object", "encode_tag_value"]
+
+_PLAIN = frozenset({type(None), bool, float})
+
+
+class _Delete:
+    """The type of DELETE; there is one instance."""
+
+    _only: _Delete | None = None
+
+    def __new__(cls) -> _Delete:
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "DELETE"
+
+    def __reduce__(self) -> str:
+        return "DELETE"
+
+
+DELETE = _Delete()
+"""As the value of a tag entry: removes the entry."""
+
+
+def encode_object(value: Any, *, allow_pickle: bool = True) -> bytes:
+    """The bytes of one object.
+
+    Raises:
+        UncarriableValueError: a lock, a generator, a structure deeper than MAX_DEPTH and the like; or a value that
+            needs pickle where that is not allowed.
+    """
+    try:
+        return b"".join(encode_parts(value, allow_pickle=allow_pickle))
+    except Refusal as refusal:
+        raise UncarriableValueError(str(refusal)) from refusal.__cause__
+
+
+def encode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
+    """What stands for a tag's value in a message; the value itself where msgpack carries it.
+
+    Works on a whole tag too: a dict with str keys stays one, its entries encoded.
+
+    Raises:
+        UncarriableValueError: see `encode_object`.
+    """
+    return _encoded(value, allow_pickle, 0)
+
+
+def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
+    """The inverse of `encode_tag_value`, on what msgspec decoded; changes lists and dicts in place.
+
+    Raises:
+        ProtocolError: bytes that are no object, or an unknown code.
+        UncarriableValueError: a value was pickled and pickle is not allowed.
+    """
+    kind = type(value)
+    if kind is Ext:
+        if value.code == DELETE_CODE:
+            return DELETE
+        if value.code != OBJECT_CODE:
+            raise ProtocolError(f"a tag holds a value of unknown code {value.code}")
+        return decode_object(value.data, allow_pickle=allow_pickle)
+    if kind is list:
+        for position, entry in enumerate(value):
+            value[position] = decode_tag_value(entry, allow_pickle=allow_pickle)
+    elif kind is dict:
+        for key, entry in value.items():
+            value[key] = decode_tag_value(entry, allow_pickle=allow_pickle)
+    return value
+
+
+def _encoded(value: Any, allow_pickle: bool, depth: int) -> Any:
+    kind = type(value)
+    if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**64):
+        return value
+    if (kind is str and _is_utf8(value)) or (kind is bytes and len(value) < 2**32):
+        return value
+    if kind is _Delete:
+        return Ext(DELETE_CODE, b"")
+    if depth < MAX_DEPTH:
+        if kind is list:
+            return [_encoded(entry, allow_pickle, depth + 1) for entry in value]
+        if kind is dict and all(type(key) is str and _is_utf8(key) for key in value):
+            return {key: _encoded(entry, allow_pickle, depth + 1) for key, entry in value.items()}
+        number = _number(value)
+        if number is not value:
+            return number
+    return Ext(OBJECT_CODE, encode_object(value, allow_pickle=allow_pickle))
+
+
+def _number(value: Any) -> Any:
+    """The Python number of a numpy or torch value of one element; any other value itself."""
+    if isinstance(value, np.generic | np.ndarray):
+        one = value.size == 1 and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+        return value.item() if one else value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        one = not value.is_nested and value.numel() == 1 and not value.dtype.is_complex and not value.is_quantized
+        return value.item() if one else value
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""Bytes to objects: the decoding half of `wire.objects`.
+
+Trusts nothing but pickle: no length is believed before the bytes are there, and whatever is wrong is a
+ProtocolError. The source may be overwritten by another process during a read, so each part of it is copied
+once, before anything in it is believed. torch is imported only when one of its codes appears.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer_queue.errors import ProtocolError, TransferQueueError, UncarriableValueError
+from transfer_queue.wire import numpy_types
+from transfer_queue.wire import object_codes as codes
+from transfer_queue.wire.copies import U8, allocate, copy_bytes
+
+
+def decode_object(source: Any, *, allow_pickle: bool = True) -> Any:
+    """The object of these bytes (any flat buffer of bytes): a copy, writable where its type is.
+
+    Raises:
+        ProtocolError: the bytes are no object.
+        UncarriableValueError: the object was pickled and pickle is not allowed.
+    """
+    view = memoryview(source)
+    try:
+        if len(view) and view[0] == 0:
+            return (_DECODER if allow_pickle else _STRICT_DECODER).decode(bytes(view[1:]))
+        return _decode_with_buffers(view, allow_pickle)
+    except TransferQueueError:
+        raise
+    except Exception as error:  # hostile or torn bytes, or a class of the user's that does not unpickle
+        raise ProtocolError(f"stored bytes are no object: {type(error).__name__}: {error}") from error
+
+
+def _decode_with_buffers(view: memoryview, allow_pickle: bool) -> Any:
+    tag, count, main_length = codes.HEAD.unpack(bytes(view[: codes.HEAD.size]))
+    start = codes.HEAD.size + 8 * count
+    if tag != 1 or start + main_length > len(view):
+        raise ValueError("the header is wrong")
+    lengths = struct.unpack(f"<{count}Q", bytes(view[codes.HEAD.size : start]))
+    start += main_length
+    if start + sum(lengths) != len(view):
+        raise ValueError("the lengths of the buffers do not add up")
+    main = bytes(view[start - main_length : start])
+    buffers = []
+    for length in lengths:
+        buffers.append(view[start : start + length])
+        start += length
+    return Raising(buffers, allow_pickle).decode(main)
+
+
+class Raising:
+    """Turns decoded msgpack back into objects: the inverse of `Lowering`."""
+
+    def __init__(self, buffers: list[memoryview], allow_pickle: bool):
+        self._buffers = buffers
+        self._allow_pickle = allow_pickle
+        self._decoder = msgspec.msgpack.Decoder(ext_hook=self._raise)
+        self.decode = self._decoder.decode
+
+    def memory(self, reference: Any) -> U8:
+        """A writable copy of a buffer."""
+        if type(reference) is bytes:
+            return np.frombuffer(bytearray(reference), np.uint8)
+        source: U8 = np.frombuffer(self._buffers[_natural(reference)], np.uint8)
+        copy = allocate(len(source))
+        copy_bytes(copy, source)
+        return copy
+
+    def raw(self, reference: Any) -> bytes:
+        """An unchangeable copy of a buffer."""
+        return reference if type(reference) is bytes else bytes(self._buffers[_natural(reference)])
+
+    def _raise(self, code: int, content: memoryview) -> Any:
+        how = _RAISERS.get(code)
+        if how is not None:
+            return how(self, content)
+        if code in codes.TORCH_CODES:
+            from transfer_queue.wire import torch_objects
+
+            return torch_objects.raised(self, code, self.decode(content))
+        raise ValueError(f"unknown code {code}")
+
+    def _int(self, content: memoryview) -> int:
+        return int.from_bytes(content, "little", signed=True)
+
+    def _complex(self, content: memoryview) -> complex:
+        return complex(*struct.unpack("<dd", content))
+
+    def _text(self, content: memoryview) -> str:
+        return self.raw(self.decode(content)).decode("utf-8", "surrogatepass")
+
+    def _bytes(self, content: memoryview) -> bytes:
+        return self.raw(self.decode(content))
+
+    def _bytearray(self, content: memoryview) -> bytearray:
+        return bytearray(self.raw(self.decode(content)))
+
+    def _tuple(self, content: memoryview) -> tuple[Any, ...]:
+        return tuple(self._list(content))
+
+    def _set(self, content: memoryview) -> set[Any]:
+        return set(self._list(content))
+
+    def _frozenset(self, content: memoryview) -> frozenset[Any]:
+        return frozenset(self._list(content))
+
+    def _mapping(self, content: memoryview) -> dict[Any, Any]:
+        flat = iter(self._list(content))
+        return dict(zip(flat, flat, strict=True))
+
+    def _array(self, content: memoryview) -> NDArray[Any]:
+        description, shape, order, reference = self.decode(content)
+        return numpy_types.array(description, shape, order, self.memory(reference))
+
+    def _object_array(self, content: memoryview) -> NDArray[Any]:
+        shape, items = self.decode(content)
+        if math.prod(map(_natural, shape)) != len(items):
+            raise ValueError("an array of objects of another length")
+        return np.fromiter(items, dtype=object, count=len(items)).reshape(shape)
+
+    def _scalar(self, content: memoryview) -> Any:
+        description, reference = self.decode(content)
+        if description is None:
+            return np.str_(reference) if type(reference) is str else np.bytes_(_exactly(reference, bytes))
+        return numpy_types.array(description, [1], "C", self.memory(reference))[0]
+
+    def _pickled(self, content: memoryview) -> Any:
+        if not self._allow_pickle:
+            raise UncarriableValueError("a stored value was pickled by its writer, and allow_pickle is off here")
+        reference, numbers = self.decode(content)
+        return pickle.loads(self.raw(reference), buffers=[self.memory(_natural(number)) for number in numbers])
+
+    def _list(self, content: memoryview) -> list[Any]:
+        items: list[Any] = _exactly(self.decode(content), list)
+        return items
+
+
+_RAISERS: dict[int, Callable[[Raising, memoryview], Any]] = {
+    codes.INT: Raising._int,
+    codes.COMPLEX: Raising._complex,
+    codes.TEXT: Raising._text,
+    codes.BYTES: Raising._bytes,
+    codes.BYTEARRAY: Raising._bytearray,
+    codes.TUPLE: Raising._tuple,
+    codes.SET: Raising._set,
+    codes.FROZENSET: Raising._frozenset,
+    codes.MAPPING: Raising._mapping,
+    codes.ARRAY: Raising._array,
+    codes.OBJECT_ARRAY: Raising._object_array,
+    codes.SCALAR: Raising._scalar,
+    codes.PICKLE: Raising._pickled,
+}
+
+
+def _natural(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"wanted a number from 0, found {number!r:.40}")
+    return number
+
+
+def _exactly(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"wanted a {kind.__name__}, found a {type(value).__name__}")
+    return value
+
+
+# objects without buffers out of band need no state of their own
+_DECODER = Raising([], allow_pickle=True)
+_STRICT_DECODER = Raising([], allow_pickle=False)

@@ -1,0 +1,107 @@
+"""torch's and tensordict's values inside objects: the codes of `wire.object_codes` from TENSOR on.
+
+A tensor is carried by its elements alone, as a plain host tensor: not its storage, its device or its graph.
+Imported only where torch is already there.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from transfer_queue.wire import object_codes as codes
+from transfer_queue.wire.copies import U8
+from transfer_queue.wire.lowering import Lowering
+from transfer_queue.wire.raising import Raising
+from transfer_queue.wire.tensors import (
+    DTYPES,
+    dtype_name,
+    flat_bytes,
+    is_carriable,
+    jagged_from_parts,
+    nested_from_rows,
+    tensor_over,
+)
+
+
+def lower(lowering: Lowering, value: Any, depth: int) -> Any:
+    """The value as Ext; None where it has no code of its own (and is left to pickle)."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return _lower_tensor(lowering, value, depth)
+    if kind is TensorDict:
+        names = value.names if value._has_names() else None
+        device = None if value.device is None else str(value.device)
+        entries = [item for key in value.keys() for item in (key, lowering.lower(value.get(key), depth))]  # noqa: SIM118
+        return lowering.pack(codes.TABLE, [tuple(value.batch_size), names, device, entries])
+    if kind is NonTensorData:
+        return lowering.pack(codes.NON_TENSOR, [tuple(value.batch_size), lowering.lower(value.data, depth)])
+    if kind is NonTensorStack or kind is LazyStackedTensorDict:
+        code = codes.NON_TENSOR_STACK if kind is NonTensorStack else codes.LAZY_STACK
+        rows = [lowering.lower(row, depth) for row in value.tensordicts]
+        return lowering.pack(code, [value.stack_dim, rows])
+    return None
+
+
+def _lower_tensor(lowering: Lowering, value: torch.Tensor, depth: int) -> Any:
+    if value.is_nested and value.layout == torch.jagged:
+        jagged: Any = value
+        parts = [jagged.values(), jagged.offsets(), jagged.lengths()]
+        lowered = [None if part is None else lowering.lower(part.detach(), depth) for part in parts]
+        seqlens = [jagged._maybe_min_seqlen, jagged._maybe_max_seqlen]
+        return lowering.pack(codes.JAGGED, [*lowered, jagged._ragged_idx, *seqlens])
+    if value.is_nested:
+        rows = [lowering.lower(row, depth) for row in value.detach().unbind(0)]
+        return lowering.pack(codes.NESTED, [dtype_name(value.dtype), rows])
+    if not is_carriable(value) or not _is_plain(value):
+        return None
+    content = [dtype_name(value.dtype), tuple(value.shape), lowering.reference(flat_bytes(value).data)]
+    return lowering.pack(codes.TENSOR, content)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Whether a dense tensor comes back as it was, as a torch.Tensor."""
+    return type(value) is torch.Tensor or type(value).__name__ == "MemoryMappedTensor"
+
+
+def raised(raising: Raising, code: int, content: Any) -> Any:
+    """The value of a code; ValueError and the like where the content is wrong."""
+    if code == codes.TENSOR:
+        name, shape, reference = content
+        return tensor_over(raising.memory(reference), name, shape)
+    if code == codes.JAGGED:
+        values, offsets, lengths, ragged, shortest, longest = content
+        return jagged_from_parts(values, offsets, lengths, ragged, shortest, longest)
+    if code == codes.NESTED:
+        name, rows = content
+        return nested_from_rows(rows, DTYPES[name])
+    if code == codes.TABLE:
+        batch_size, names, device, entries = content
+        pairs = iter(entries)
+        columns = dict(zip(pairs, pairs, strict=True))
+        return TensorDict(columns, batch_size=batch_size, names=names, device=device)
+    if code == codes.NON_TENSOR:
+        batch_size, data = content
+        return NonTensorData(data, batch_size=batch_size)
+    stack_dim, rows = content
+    return (NonTensorStack if code == codes.NON_TENSOR_STACK else LazyStackedTensorDict)(*rows, stack_dim=stack_dim)
+
+
+def reduced(value: torch.Tensor) -> Any:
+    """How pickle is to take a tensor inside an object; NotImplemented leaves it to torch."""
+    if type(value) is torch.nn.Parameter and is_carriable(value):
+        return torch.nn.Parameter, (value.detach(), value.requires_grad)
+    if value.is_nested or not is_carriable(value) or not _is_plain(value):
+        return NotImplemented
+    return _rebuilt, (pickle.PickleBuffer(flat_bytes(value).data), dtype_name(value.dtype), tuple(value.shape))
+
+
+def _rebuilt(memory: Any, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor of a pickled buffer: named in pickles, so never to be renamed."""
+    import numpy as np
+
+    flat: U8 = np.frombuffer(memory, np.uint8)
+    return tensor_over(flat if flat.flags.writeable else flat.copy(), name, shape)
