@@ -39,10 +39,11 @@ lint: venv
 
 types: venv
 	.venv/bin/mypy
+	.venv/bin/mypy --strict tests/typing
 	.venv/bin/pyright
 
 bench: venv
-	set -e; for file in benchmarks/bench_*.py; do .venv/bin/python $$file $(ARGS); done
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python $$file $(ARGS); done
 
 ci:
 	bash .ci/run
