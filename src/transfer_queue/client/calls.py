@@ -19,9 +19,10 @@ class Call:
 
     target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked
     at the server by its own `wait`, on top of what the driver allows for a round trip; None for a request
-    that is answered at once.
+    that is answered at once. within: seconds for the whole call instead, where the caller has set a limit.
     """
 
     target: tuple[str, int]
     request: AnyRequest
     timeout: float | None = None
+    within: float | None = None

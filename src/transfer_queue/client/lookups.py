@@ -1,0 +1,69 @@
+"""Puts lookups of several partitions together, so that one gather reads them all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.errors import FieldTypeError
+from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
+
+
+def joined(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
+    """One lookup whose row positions[i][j] is row j of replies[i]. All must have the same fields."""
+    count = sum(reply.count for reply in replies)
+    names = [t.name for t in replies[0].types]
+    firsts = np.cumsum([0, *(len(reply.blocks.rows) // 4 for reply in replies)])
+    placements = []
+    for name in names:
+        block, slot = np.empty(count, "<i4"), np.empty(count, "<i4")
+        for reply, where, first in zip(replies, positions, firsts):
+            placed = next(p for p in reply.placements if name in p.fields)
+            block[where] = np.frombuffer(placed.block, "<i4") + first
+            slot[where] = np.frombuffer(placed.slot, "<i4")
+        placements.append(Placement([name], block.tobytes(), slot.tobytes()))
+    return LookupReply(count, [_type(name, replies) for name in names], _blocks(replies), placements)
+
+
+def _blocks(replies: list[LookupReply]) -> Blocks:
+    parts = [reply.blocks for reply in replies]
+    schemas = [schema for part in parts for schema in part.schemas]
+    dims = [value for part in parts for value in part.dims_values]
+    schema_at, dims_at = [], []
+    schema_first = dims_first = 0
+    for part in parts:
+        schema_at.append(np.frombuffer(part.schema, "<i4") + schema_first)
+        dims_at.append(np.frombuffer(part.dims, "<i4") + dims_first)
+        schema_first += len(part.schemas)
+        dims_first += len(part.dims_values)
+    return Blocks(
+        unit=b"".join(part.unit for part in parts),
+        offset=b"".join(part.offset for part in parts),
+        generation=b"".join(part.generation for part in parts),
+        nbytes=b"".join(part.nbytes for part in parts),
+        rows=b"".join(part.rows for part in parts),
+        schema=np.concatenate(schema_at).astype("<i4").tobytes(),
+        dims=np.concatenate(dims_at).astype("<i4").tobytes(),
+        schemas=schemas,
+        dims_values=dims,
+    )
+
+
+def _type(name: str, replies: list[LookupReply]) -> FieldType:
+    types = [next(t for t in reply.types if t.name == name) for reply in replies]
+    first = types[0]
+    differs, mixed = 0, False
+    for other in types:
+        if (other.kind, other.dtype) != (first.kind, first.dtype):
+            raise FieldTypeError(
+                f"field {name!r} holds {first.kind}s of {first.dtype} in one partition and {other.kind}s of "
+                f"{other.dtype} in another; fetch the partitions one by one (metadata.chunk_by_partition())"
+            )
+        differs |= other.differs
+        mixed |= other.mixed_rank or other.ndim != first.ndim
+    if not mixed and first.kind == "tensor":
+        shapes = {tuple(t.shape) for t in types if t.shape is not None}
+        for shape in shapes:
+            for d, (one, two) in enumerate(zip(shape, next(iter(shapes)))):
+                differs |= (one != two) << d
+    shape = first.shape if not differs and not mixed else None
+    return FieldType(name, first.kind, first.dtype, first.ndim, shape, differs, mixed)

@@ -1,0 +1,142 @@
+"""What all operations of one client share: its session, its space, the units' memory, the settings.
+
+A forked child never uses its parent's: `ClientState.forked` drops the inherited descriptors, and the child's
+client makes a state of its own, with an id, extents and locks of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.space import Space
+from transfer_queue.config import Settings
+from transfer_queue.errors import NotInitializedError, ProtocolError
+from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo
+from transfer_queue.net.session import Session, Target
+from transfer_queue.storage.arena import GRANULE, Arena
+
+
+class SystemAddress(Protocol):
+    """Where a system is found: what `node.launcher` knows of a running one."""
+
+    @property
+    def controller(self) -> str | tuple[str, int]:
+        """Where its controller listens."""
+
+    @property
+    def key(self) -> bytes:
+        """The system's key."""
+
+    def log_of(self, target: Target) -> str:
+        """Where a server of the system writes its log."""
+
+
+class ClientState:
+    """The session of one client id in one process, and what it has learned of its system.
+
+    settings, config: known after the first call. space: where it writes.
+    """
+
+    def __init__(self, system: SystemAddress) -> None:
+        self.system = system
+        self.client_id = uuid.uuid4().hex
+        self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of)
+        self._lock = threading.Lock()
+        self._units: dict[int, UnitInfo] = {}
+        self._arenas: dict[int, Arena] = {}
+        self._space: Space | None = None
+        self._settings: Settings | None = None
+        self.config: dict[str, Any] = {}
+
+    def _resolve(self, target: Target) -> str | tuple[str, int]:
+        if target == CONTROLLER:
+            return self.system.controller
+        unit = self._units.get(target[1])
+        if unit is None:
+            raise ProtocolError(f"no storage unit {target[1]} is known to this client")
+        return unit.address
+
+    @property
+    def settings(self) -> Settings:
+        """The system's settings; `learn` must have run."""
+        if self._settings is None:
+            raise NotInitializedError("the client has not reached its system yet")
+        return self._settings
+
+    @property
+    def space(self) -> Space:
+        """Where this client writes; `learn` must have run."""
+        if self._space is None:
+            raise NotInitializedError("the client has not reached its system yet")
+        return self._space
+
+    def learn(self) -> Generator[Call, AnyReply, None]:
+        """Asks for units and settings, once."""
+        if self._space is not None:
+            return
+        reply = yield Call(CONTROLLER, Topology())
+        if not isinstance(reply, TopologyReply):
+            raise ProtocolError(f"the controller answered Topology with {type(reply).__name__}")
+        config = msgspec.json.decode(reply.config)
+        with self._lock:
+            if self._space is None:
+                self.config = config
+                self._settings = Settings.from_json(config["settings"])
+                self.session.grace = self._settings.call_timeout
+                self._units = {unit.unit: unit for unit in reply.units}
+                self._space = Space(self.client_id, sorted(self._units))
+
+    def arena(self, unit: int) -> Arena:
+        """The mapped arena of a unit, opened at its first use."""
+        found = self._arenas.get(unit)
+        if found is None:
+            with self._lock:
+                found = self._arenas.get(unit)
+                if found is None:
+                    if unit not in self._units:
+                        raise ProtocolError(f"no storage unit {unit} is known to this client")
+                    found = self._arenas[unit] = Arena.open(Path(self._units[unit].arena))
+        return found
+
+    def memory(self, unit: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """All bytes of a unit."""
+        return self.arena(unit).memory
+
+    def unchanged(self, reply: LookupReply) -> bool:
+        """Whether every block of a lookup still is what its descriptor says; to be asked after its bytes are copied."""
+        units = np.frombuffer(reply.blocks.unit, "<i4")
+        granules = np.frombuffer(reply.blocks.offset, "<i8") // GRANULE
+        generations = np.frombuffer(reply.blocks.generation, "<i8").view("<u8")
+        for unit in np.unique(units).tolist():
+            mine = units == unit
+            if not np.array_equal(self.arena(unit).generations[granules[mine]], generations[mine]):
+                return False
+        return True
+
+    def leave(self) -> Generator[Call, AnyReply, None]:
+        """Hands every leased extent back: the last thing that a client says."""
+        if self._space is None:
+            return
+        self._space.drain()
+        yield from self._space.give_back()
+        closes = self._space.closes()
+        if closes:
+            yield Call(CONTROLLER, CloseExtents(closes))
+
+    def close(self) -> None:
+        """Closes connections and gives up the slots' locks."""
+        self.session.close()
+        if self._space is not None:
+            self._space.release()
+
+    def forked(self) -> None:
+        """In a forked child: drops what was inherited."""
+        self.session.forked()
