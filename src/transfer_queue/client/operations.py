@@ -1,0 +1,733 @@
+"""What a client can do: each operation once, as a generator of calls.
+
+`tools/generate_surface.py` makes the blocking and the awaitable methods of `TransferQueueClient`, and the KV
+functions of the package, out of the signatures and docstrings here. An operation yields `Call`s and is sent the
+replies (`net/blocking.py`, `net/asynchronous.py`, `testing/`).
+
+Every operation takes `timeout=`: seconds for the whole of it, by default the system's `timeouts.call` (60 s).
+`get_meta` and the puts give it a meaning of their own, in their docstrings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from transfer_queue.client import replies
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.lookups import joined
+from transfer_queue.client.state import ClientState
+from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
+from transfer_queue.errors import (
+    ConnectionLostError,
+    InvalidArgumentError,
+    NotBuiltError,
+    NotInitializedError,
+    ProtocolError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages import (
+    AnyReply,
+    AnyRequest,
+    CheckConsumption,
+    CheckProduction,
+    Claim,
+    ClaimReply,
+    ClearKeys,
+    ClearPartition,
+    ClearRows,
+    ConsumptionStatus,
+    CreatePartition,
+    Done,
+    Explain,
+    ListKeys,
+    ListPartitions,
+    Lookup,
+    LookupReply,
+    NewBlock,
+    ProductionStatus,
+    Publish,
+    PublishReply,
+    ResetConsumption,
+    Reserve,
+    RetrieveKeys,
+    RetrieveMeta,
+    Seal,
+    Show,
+    Status,
+    StatusReply,
+    SystemStatus,
+)
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.wire.encode import EncodedBlock, encode_columns, encode_row
+from transfer_queue.wire.gather import gather
+from transfer_queue.wire.objects import encode_tag_value
+from transfer_queue.wire.parser import checked_parser_result, parser_columns
+
+T = TypeVar("T")
+Operation = Generator[Call, AnyReply, T]
+DataParser = Callable[[dict[str, Any]], dict[str, Any]]
+Tags = Sequence[Mapping[str, Any]]
+Columns = TensorDictBase | Mapping[str, Any]
+
+READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
+
+
+class Operations:
+    """The operations of one client, over its state."""
+
+    def __init__(self, state: ClientState) -> None:
+        self._state = state
+
+    # ------------------------------------------------------------ metadata interface
+
+    def get_meta(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int | None,
+        partition_id: str,
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[BatchMeta]:
+        """Metadata of samples of a partition.
+
+        mode "fetch": `batch_size` samples that have all `data_fields` and that `task_name` has not consumed, chosen
+        by the sampler, which gets `sampling_config` (dp_rank, batch_index, ...); they count as consumed then.
+        mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
+        `production_status` 1 where those of the fields that exist are produced.
+
+        timeout: seconds that a fetch waits. None: with `polling_mode: true` it answers at once with an empty
+        BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Raises:
+            WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
+            InvalidArgumentError: the arguments cannot be right, or this batch was dealt with another batch_size.
+            BatchGoneError: this dealt batch's rows are cleared. UnknownPartitionError: force_fetch of none.
+        """
+        yield from self._state.learn()
+        fields = _names(data_fields, "data_fields")
+        if mode == "insert":
+            request = Reserve(partition_id, _count(batch_size), None, pre_alloc_sample_num())
+            return replies.batch_meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
+        if mode == "force_fetch":
+            shown = yield from self._ask(Show(partition_id, fields), ClaimReply, timeout)
+            return replies.batch_meta(partition_id, shown)
+        if mode != "fetch":
+            raise InvalidArgumentError(f"mode is {mode!r}; allowed: 'fetch', 'insert', 'force_fetch'")
+        if timeout is None and not self._state.settings.polling_mode:
+            timeout = get_metadata_timeout()
+        claim = self._claim(partition_id, task_name, fields, _count(batch_size), sampling_config, timeout)
+        return replies.batch_meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
+
+    def await_batch(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        take: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[tuple[BatchMeta, bool]]:
+        """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
+
+        The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
+        everything is dealt, or because it is `finite` and the task has consumed it wholly. take=False deals
+        nothing: it returns when such a fetch could be met, or never can be.
+        """
+        yield from self._state.learn()
+        fields = _names(data_fields, "data_fields")
+        claim = self._claim(
+            partition_id, task_name, fields, _count(batch_size), sampling_config, timeout, probe=not take, finite=finite
+        )
+        try:
+            reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
+        except WaitTimeoutError:
+            return BatchMeta(), False
+        return replies.batch_meta(partition_id, reply), reply.ended
+
+    def put(
+        self,
+        data: TensorDictBase,
+        metadata: BatchMeta | None = None,
+        partition_id: str | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_ids: Sequence[str | int] | None = None,
+        timeout: float | None = None,
+    ) -> Operation[BatchMeta]:
+        """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
+
+        data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
+        the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
+        group_ids: one a row, the prompt whose sample it is. timeout: seconds to wait for space; None fails at once.
+
+        Returns:
+            The metadata given, with the fields added, or that of the new samples.
+
+        Raises:
+            InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
+            (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
+            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        """
+        yield from self._state.learn()
+        rows = len(metadata) if metadata is not None else _rows_of(data)
+        if metadata is None and partition_id is None:
+            raise InvalidArgumentError("put needs partition_id (for new samples) or metadata (for existing ones)")
+        if metadata is not None and not rows and not _rows_of(data):
+            return metadata
+        groups = _groups(group_ids, rows)
+        encoded = self._encode(data, rows, data_parser)
+        if metadata is None:
+            assert partition_id is not None
+            reply = yield from self._publish(
+                encoded, timeout, partition=partition_id, count=rows, groups=groups, pre_allocate=pre_alloc_sample_num()
+            )
+            indexes = np.frombuffer(reply.rows, "<i8")
+            return BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
+        tags = metadata._changed_tags()
+        parts = metadata._split_by_partition()
+        for name, positions in parts:
+            if len(parts) == 1:
+                mine = encoded
+            else:
+                mine = self._encode(data[torch.from_numpy(positions)], len(positions), data_parser)
+            yield from self._publish(
+                mine, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
+                tags=None if tags is None else [_tag(tags[p]) for p in positions.tolist()],
+                groups=None if groups is None else [groups[p] for p in positions.tolist()],
+            )  # fmt: skip
+        metadata._add_columns(replies.encoded_fields(encoded))
+        metadata._tags_saved()
+        return metadata
+
+    def get_data(
+        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
+    ) -> Operation[TensorDict]:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        yield from self._state.learn()
+        if not len(metadata):
+            return TensorDict({}, batch_size=0)
+        fields = metadata.field_names
+        if not fields:
+            return TensorDict({}, batch_size=len(metadata))
+        parts = metadata._split_by_partition()
+        requests = [Lookup(name, metadata._rows()[positions].tobytes(), None, fields) for name, positions in parts]
+
+        def look() -> Operation[LookupReply]:
+            found = []
+            for request in requests:
+                found.append((yield from self._ask(request, LookupReply, timeout)))
+            return found[0] if len(found) == 1 else joined(found, [positions for _, positions in parts])
+
+        return (yield from self._read(look, layout))
+
+    def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
+        """Replaces the tag of each of these samples by the metadata's custom_meta."""
+        yield from self._state.learn()
+        tags = metadata.get_all_custom_meta()
+        for name, positions in metadata._split_by_partition():
+            yield from self._publish(
+                None, None, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
+                tags=[_tag(tags[p]) for p in positions.tolist()], replace_tags=True,
+            )  # fmt: skip
+        metadata._tags_saved()
+
+    def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
+        """Drops these samples with their values, keys and tags; those that are gone already are fine."""
+        for name, positions in metadata._split_by_partition():
+            yield from self._ask(ClearRows(name, metadata._rows()[positions].tobytes()), Done, timeout)
+
+    def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
+        """Drops a partition and all its samples; an unknown one is fine."""
+        yield from self._ask(ClearPartition(partition_id), Done, timeout)
+
+    def create_partition(
+        self, partition_id: str, group_size: int | None = None, producers: int = 1, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Makes a partition ahead of its first sample; False if it exists.
+
+        group_size: samples of each declared group. producers: how many `seal`s seal it.
+        """
+        request = CreatePartition(partition_id, pre_alloc_sample_num(), group_size, producers)
+        return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def seal(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
+        """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
+        yield from self._ask(Seal(partition_id), Done, timeout)
+
+    # ------------------------------------------------------------ progress
+
+    def get_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """(int64 indexes [rows], int8 [rows, fields]): 1 where a sample has a field; ascending, reserved rows included.
+
+        (None, None) for an unknown partition or field.
+        """
+        fields = _names(data_fields, "data_fields")
+        reply = yield from self._ask(ProductionStatus(partition_id, fields), StatusReply, timeout)
+        return replies.status(reply, len(fields))
+
+    def get_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """(int64 indexes [rows], int8 [rows]): 1 where the task has consumed a sample; (None, None) if unknown."""
+        reply = yield from self._ask(ConsumptionStatus(partition_id, task_name), StatusReply, timeout)
+        return replies.status(reply, None)
+
+    def check_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Whether every sample has every one of these fields; False for an unknown partition or field."""
+        request = CheckProduction(partition_id, _names(data_fields, "data_fields"))
+        return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def check_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Whether the task has consumed every sample; False for an unknown partition."""
+        return bool((yield from self._ask(CheckConsumption(partition_id, task_name), Done, timeout)).value)
+
+    def reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
+        return bool((yield from self._ask(ResetConsumption(partition_id, task_name), Done, timeout)).value)
+
+    def get_partition_list(self, *, timeout: float | None = None) -> Operation[list[str]]:
+        """The names of all partitions, in order of creation."""
+        return list((yield from self._ask(ListPartitions(), Done, timeout)).value)
+
+    def explain(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        task: str | None = None,
+        fields: Sequence[str] | str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[str]:
+        """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
+
+        Without a sample: the rows nearest to ready for `task` and `fields`.
+        """
+        names = None if fields is None else _names(fields, "fields")
+        request = Explain(partition_id, global_index, key, task, names)
+        return str((yield from self._ask(request, Done, timeout)).value)
+
+    def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
+        """Progress of every partition by field and task, and the controller's counters."""
+        return (yield from self._ask(Status(), SystemStatus, timeout))
+
+    # ------------------------------------------------------------ keys
+
+    def kv_retrieve_meta(
+        self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
+    ) -> Operation[BatchMeta]:
+        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
+
+        Unknown keys are left out, or made (create=True).
+        """
+        wanted = _keys(keys)
+        request: AnyRequest = RetrieveMeta(partition_id, wanted)
+        if create:
+            request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
+        return replies.batch_meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
+
+    def kv_retrieve_keys(
+        self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[list[str | None]]:
+        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
+        rows = np.atleast_1d(np.asarray(global_indexes, dtype="<i8"))
+        return list((yield from self._ask(RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
+
+    def kv_put(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Columns | None = None,
+        tag: Mapping[str, Any] | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_id: str | int | None = None,
+        timeout: float | None = None,
+    ) -> Operation[KVBatchMeta]:
+        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+
+        fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
+        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
+        timeout: seconds to wait for space; None fails at once.
+
+        Raises:
+            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
+            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+        """
+        yield from self._state.learn()
+        if not isinstance(key, str):
+            raise InvalidArgumentError(f"key must be a str, not a {type(key).__name__}")
+        encoded = None
+        if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
+            encoded = self._encode(_one_row(fields), 1, data_parser)
+        elif fields is not None:
+            if not isinstance(fields, Mapping):
+                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
+            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
+        groups = None if group_id is None else [str(group_id)]
+        return (yield from self._put_keys([key], partition_id, encoded, None if tag is None else [tag], groups, timeout))
+
+    def kv_batch_put(
+        self,
+        keys: Sequence[str] | str,
+        partition_id: str,
+        fields: Columns | None = None,
+        tags: Tags | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_ids: Sequence[str | int] | None = None,
+        timeout: float | None = None,
+    ) -> Operation[KVBatchMeta]:
+        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+
+        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
+        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
+        sample it is. timeout: seconds to wait for space; None fails at once.
+
+        Returns:
+            Keys, merged tags, and the fields that every one of these keys has after the put.
+
+        Raises:
+            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
+            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        """
+        yield from self._state.learn()
+        names = _keys(keys)
+        encoded = None
+        if fields is not None:
+            encoded = self._encode(fields, len(names), data_parser)
+        groups = _groups(group_ids, len(names))
+        return (yield from self._put_keys(names, partition_id, encoded, tags, groups, timeout))
+
+    def kv_batch_get(
+        self,
+        keys: Sequence[str] | str,
+        partition_id: str,
+        select_fields: Sequence[str] | str | None = None,
+        *,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> Operation[TensorDict]:
+        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+
+        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
+        gives all of these. layout: see `get_data`.
+
+        Raises:
+            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+        """
+        yield from self._state.learn()
+        wanted = _keys(keys)
+        fields = None if select_fields is None else _names(select_fields, "select_fields", least=0)
+        request = Lookup(partition_id, None, wanted, fields)
+
+        def look() -> Operation[LookupReply]:
+            reply = yield from self._ask(request, LookupReply, timeout)
+            if not reply.count:
+                raise InvalidArgumentError(
+                    f"keys {_shown(wanted)} were not found in partition {partition_id!r}; kv_list() shows what is there"
+                )
+            if reply.count > 0 and not reply.types:
+                raise InvalidArgumentError(
+                    f"keys {_shown(wanted)} of partition {partition_id!r} are not ready: they share no field yet; "
+                    f"client.explain(partition_id, key=...) says what each of them has"
+                )
+            return reply
+
+        return (yield from self._read(look, layout))
+
+    def kv_batch_get_by_meta(
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str] | str | None = None,
+        *,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> Operation[TensorDict]:
+        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+
+        Raises:
+            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+        """
+        if meta.partition_id is None:
+            raise InvalidArgumentError("the KVBatchMeta has no partition_id; a put returns one that has")
+        there = meta.fields
+        fields = list(there or []) if select_fields is None else _names(select_fields, "select_fields", least=0)
+        absent = [name for name in fields if name not in (there or [])]
+        if there is None or absent:
+            raise InvalidArgumentError(
+                f"select_fields {absent or fields} not found in the KVBatchMeta, whose fields are {there}"
+            )
+        return (yield from self.kv_batch_get(meta.keys, meta.partition_id, fields, layout=layout, timeout=timeout))
+
+    def kv_list(
+        self, partition_id: str | None = None, *, timeout: float | None = None
+    ) -> Operation[dict[str, dict[str, dict[str, Any]]]]:
+        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
+        yield from self._state.learn()
+        listed = (yield from self._ask(ListKeys(partition_id), Done, timeout)).value
+        allow = self._state.settings.allow_pickle
+        return {
+            name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()
+        }
+
+    def kv_clear(self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
+        """Drops the samples of these keys; unknown keys and partitions are fine."""
+        yield from self._ask(ClearKeys(partition_id, _keys(keys)), Done, timeout)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> Operation[None]:
+        """Of a later release: raises NotBuiltError."""
+        raise _not_built()
+        yield  # makes this a generator, as all operations are
+
+    def load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> Operation[None]:
+        """Of a later release: raises NotBuiltError."""
+        raise _not_built()
+        yield
+
+    def save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> Operation[None]:
+        """Of a later release: raises NotBuiltError."""
+        raise _not_built()
+        yield
+
+    def load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> Operation[None]:
+        """Of a later release: raises NotBuiltError."""
+        raise _not_built()
+        yield
+
+    # ------------------------------------------------------------ shared
+
+    def _ask(
+        self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
+    ) -> Operation[T]:
+        yield from self._state.learn()
+        reply = yield Call(CONTROLLER, request, parked, timeout)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
+        return reply
+
+    def _claim(
+        self,
+        partition_id: str,
+        task_name: str | None,
+        fields: list[str],
+        count: int,
+        sampling_config: Mapping[str, Any] | None,
+        wait: float | None,
+        probe: bool = False,
+        finite: bool = False,
+    ) -> Claim:
+        sampling = _plain(sampling_config)
+        task = task_name if task_name is not None else sampling.get("task_name")
+        if not isinstance(task, str):
+            raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
+        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite)
+
+    def _encode(self, data: Columns, rows: int, data_parser: DataParser | None) -> EncodedBlock:
+        columns: Columns = data
+        if data_parser is not None:
+            before = parser_columns(data, rows)
+            columns = checked_parser_result(before, data_parser(dict(before)), rows)
+        return encode_columns(columns, rows, allow_pickle=self._state.settings.allow_pickle)
+
+    def _put_keys(
+        self,
+        keys: list[str],
+        partition_id: str,
+        encoded: EncodedBlock | None,
+        tags: Tags | None,
+        groups: list[str] | None,
+        timeout: float | None,
+    ) -> Operation[KVBatchMeta]:
+        if tags is not None and len(tags) != len(keys):
+            raise InvalidArgumentError(f"{len(tags)} tags for {len(keys)} keys: one dict a key is needed")
+        if encoded is None and tags is None:
+            raise InvalidArgumentError("a put needs fields or tags; it has neither")
+        if not keys:
+            return KVBatchMeta(partition_id=partition_id, fields=[])
+        reply = yield from self._publish(
+            encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
+            tags=None if tags is None else [_tag(tag) for tag in tags], groups=groups,
+            pre_allocate=pre_alloc_sample_num(),
+        )  # fmt: skip
+        merged = replies.tags(reply.tags, self._state.settings.allow_pickle)
+        return KVBatchMeta(
+            keys=keys, tags=[{} for _ in keys] if merged is None else merged, partition_id=partition_id,
+            fields=reply.fields,
+        )  # fmt: skip
+
+    def _publish(self, encoded: EncodedBlock | None, wait: float | None, **target: Any) -> Operation[PublishReply]:
+        """Writes a block, where there is one, and publishes it. A put that failed leaves nothing."""
+        if encoded is None:
+            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait)
+            return _published(reply)
+        space = self._state.space
+        reserved = yield from space.reserve(encoded.nbytes, wait)
+        closes: list[tuple[int, int]] = []
+        try:
+            encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
+            closes = space.closes(reserved)
+            block = NewBlock(
+                reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
+                encoded.schema, encoded.dims,
+            )  # fmt: skip
+            reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait)
+        except (ConnectionLostError, NotInitializedError, WaitTimeoutError):
+            space.published(reserved)  # nobody can tell whether it was
+            raise
+        except Exception:
+            space.keep(closes)
+            space.abandon(reserved)
+            yield from space.give_back()
+            raise
+        except BaseException:  # cancelled or interrupted: its answer may be on the way
+            space.published(reserved)
+            raise
+        space.published(reserved)
+        return _published(reply)
+
+    def _read(self, look: Callable[[], Operation[LookupReply]], layout: str) -> Operation[TensorDict]:
+        """Copies out what a lookup names; looks again where it was replaced or freed meanwhile."""
+        failure: TransferQueueError | None = None
+        for _ in range(READ_ATTEMPTS):
+            reply = yield from look()
+            if not reply.types:
+                return TensorDict({}, batch_size=0)
+            try:
+                values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
+                failure = None
+            except ProtocolError as error:  # bytes of another block were read, or these bytes are damaged
+                failure = error
+            if self._state.unchanged(reply):
+                if failure is not None:
+                    raise failure
+                return values
+        raise StorageKeyNotFoundError(
+            f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
+        )
+
+
+def _published(reply: AnyReply) -> PublishReply:
+    if not isinstance(reply, PublishReply):
+        raise ProtocolError(f"the controller answered Publish with {type(reply).__name__}")
+    return reply
+
+
+def _names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
+    out = [names] if isinstance(names, str) else list(names)
+    if len(out) < least or not all(isinstance(name, str) for name in out):
+        raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
+    return list(dict.fromkeys(out))
+
+
+def _keys(keys: Sequence[str] | str) -> list[str]:
+    out = [keys] if isinstance(keys, str) else list(keys)
+    for key in out:
+        if not isinstance(key, str):
+            raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
+    return out
+
+
+def _count(batch_size: int | None) -> int:
+    try:
+        count = int(batch_size.__index__())  # type: ignore[union-attr]
+    except (AttributeError, TypeError):
+        raise InvalidArgumentError(f"batch_size must be an int, not {batch_size!r}") from None
+    if count < 0:
+        raise InvalidArgumentError(f"batch_size must not be negative, and is {count}")
+    return count
+
+
+def _rows_of(data: Columns) -> int:
+    if isinstance(data, TensorDictBase):
+        if not data.batch_dims:
+            raise InvalidArgumentError("data has no batch dimension; give the TensorDict batch_size=[rows]")
+        return int(data.batch_size[0])
+    if not isinstance(data, Mapping) or not data:
+        raise InvalidArgumentError(f"data must be a TensorDict with a batch dimension, not a {type(data).__name__}")
+    first = next(iter(data.values()))
+    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
+
+
+def _one_row(fields: Columns) -> Columns:
+    """The fields of one sample as columns of one row."""
+    if isinstance(fields, TensorDictBase):
+        if not fields.batch_dims or fields.batch_size[0] != 1:
+            raise InvalidArgumentError(f"kv_put takes a TensorDict of batch size 1, not {list(fields.batch_size)}")
+        return fields
+    if not isinstance(fields, Mapping):
+        raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
+    columns: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                raise InvalidArgumentError(f"field {name!r} of one sample is a nested tensor, which holds several")
+            columns[name] = value.unsqueeze(0)
+        else:
+            columns[name] = [value]
+    return columns
+
+
+def _groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
+    if group_ids is None:
+        return None
+    groups = [str(group) for group in group_ids]
+    if len(groups) != rows:
+        raise InvalidArgumentError(f"{len(groups)} group_ids for {rows} rows: one a row is needed")
+    return groups
+
+
+def _tag(tag: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if tag is None:
+        return None
+    if not isinstance(tag, Mapping):
+        raise InvalidArgumentError(f"a tag must be a dict, not a {type(tag).__name__}")
+    for name in tag:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"names of tag entries must be str, and {name!r} is a {type(name).__name__}")
+    return {name: encode_tag_value(value) for name, value in tag.items()}
+
+
+def _plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
+
+
+def _shown(keys: list[str]) -> str:
+    return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"
+
+
+def _not_built() -> NotBuiltError:
+    return NotBuiltError("checkpoints come with a later release; this one keeps its data while the system runs")
+
+

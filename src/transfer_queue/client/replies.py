@@ -1,0 +1,82 @@
+"""Turns replies into what users hold: BatchMeta, tags, status tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from transfer_queue.field_columns import FieldColumn
+from transfer_queue.messages import ClaimReply, FieldType, StatusReply
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.objects import decode_tag_value
+
+
+def batch_meta(partition_id: str, reply: ClaimReply) -> BatchMeta:
+    """The BatchMeta of the rows of a reply; an empty one where there are none."""
+    rows = np.frombuffer(reply.rows, "<i8")
+    if not len(rows):
+        return BatchMeta()
+    produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
+    fields = [_column(field, reply.shapes) for field in reply.fields]
+    return BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, True))
+
+
+def _column(field: FieldType, shapes: dict[str, bytes]) -> FieldColumn:
+    if field.kind != "tensor":
+        return FieldColumn(field.name, None, is_non_tensor=True)
+    dtype = getattr(torch, field.dtype)
+    if field.shape is not None:
+        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape))
+    listed = shapes.get(field.name)
+    if listed is None:
+        return FieldColumn(field.name, dtype)
+    return FieldColumn(field.name, dtype, field.ndim, None, np.frombuffer(listed, "<i8").reshape(-1, field.ndim))
+
+
+def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
+    """The fields of a block just written, as a BatchMeta tells them."""
+    columns = []
+    dims = np.frombuffer(encoded.dims, "<i8")
+    at = 0
+    for spec in encoded.schema:
+        if spec.ndim < 0:
+            shapes = []
+            for _ in range(encoded.rows):
+                rank = int(dims[at])
+                shapes.append(tuple(dims[at + 1 : at + 1 + rank].tolist()))
+                at += 1 + rank
+            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), None, None, shapes))
+            continue
+        size = spec.ndim * (encoded.rows if spec.ragged else 1)
+        part = dims[at : at + size]
+        at += size
+        if spec.kind != "tensor":
+            columns.append(FieldColumn(spec.name, None, is_non_tensor=True))
+        elif spec.ragged:
+            columns.append(FieldColumn.of_shapes(spec.name, getattr(torch, spec.dtype), part.reshape(-1, spec.ndim)))
+        else:
+            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(part.tolist())))
+    return columns
+
+
+def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
+    """Tags with opaque values decoded; None stays None."""
+    if listed is None:
+        return None
+    for i, tag in enumerate(listed):
+        if any(isinstance(value, msgspec.msgpack.Ext) for value in tag.values()):
+            listed[i] = {name: decode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
+    return listed
+
+
+def status(reply: StatusReply, fields: int | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(int64 indexes, int8 matrix [rows, fields], or [rows] where fields is None); (None, None) where unknown."""
+    if not reply.known:
+        return None, None
+    rows = torch.from_numpy(np.frombuffer(reply.rows, "<i8").copy())
+    matrix = torch.from_numpy(np.frombuffer(reply.matrix, "i1").copy())
+    return rows, matrix if fields is None else matrix.reshape(len(rows), fields)
