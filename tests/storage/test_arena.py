@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -94,7 +95,8 @@ def test_a_lease_has_one_generation_that_no_earlier_one_had(tmp_path: Path) -> N
     arena.grow(MIB)
     seen: list[set[int]] = [set() for _ in range(4)]
     for first, count in [(0, 1), (0, 1), (0, 2), (1, 3), (0, 4), (2, 1), (0, 4)]:
-        generation = arena.settle(first * GRANULE, count * GRANULE)
+        arena.settle(first * GRANULE, count * GRANULE)
+        generation = arena.generation(first * GRANULE)
         for granule in range(first, first + count):
             assert generation not in seen[granule]
             assert arena.generation(granule * GRANULE) == generation
@@ -268,16 +270,18 @@ def test_a_strange_header_is_refused(tmp_path: Path, content: bytes, complaint: 
         Arena.open(tmp_path / "a")
 
 
+noisy = st.tuples(st.integers(0, 120), st.binary(min_size=1, max_size=3)).map(
+    lambda noise: header()[: noise[0]] + noise[1] + header()[noise[0] :]
+)
+
+
 @settings(max_examples=300, deadline=None)
-@given(content=st.one_of(st.binary(max_size=300), st.integers(0, 120).flatmap(
-    lambda at: st.binary(min_size=1, max_size=3).map(lambda noise: header()[:at] + noise + header()[at:]))))  # fmt: skip
+@given(content=st.one_of(st.binary(max_size=300), noisy))
 def test_no_header_does_worse_than_being_refused(content: bytes) -> None:
-    try:
+    parsed = None
+    with contextlib.suppress(AttachError):
         parsed = arena_module._parse(Path("/a"), content)
-    except AttachError as error:
-        assert "/a/header" in str(error)
-    else:
-        assert parsed.capacity % GRANULE == 0 < parsed.capacity
+    assert parsed is None or parsed.capacity % GRANULE == 0 < parsed.capacity
 
 
 def test_missing_and_odd_files_are_refused(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class AgainstGranules(RuleBasedStateMachine):
         self.granules += [0] * granules
 
     @rule(target=extents, slot=st.integers(1, 3), nbytes=st.integers(1, 6 * GRANULE))
-    def lease(self, slot: int, nbytes: int):  # noqa: ANN201
+    def lease(self, slot: int, nbytes: int):
         count = -(-nbytes // GRANULE)
         fits = [i for i in range(len(self.granules)) if self.granules[i : i + count] == [0] * count]
         extent = self.table.lease(slot, nbytes)

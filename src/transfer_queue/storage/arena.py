@@ -198,16 +198,14 @@ class Arena(Memory):
         """Ends the generations of these granules: what was read there before is from now on seen to be gone."""
         self.generations[offset // GRANULE : (offset + length) // GRANULE] += np.uint64(1)
 
-    def settle(self, offset: int, length: int) -> int:
-        """One generation, at least 1, for granules about to be leased as one extent.
+    def settle(self, offset: int, length: int) -> None:
+        """Gives one generation, at least 1, to granules about to be leased as one extent.
 
         It is the greatest they have. No descriptor of before names it: those of a granule's earlier
         extents name less than what the granule has had since they were freed.
         """
         granules = self.generations[offset // GRANULE : (offset + length) // GRANULE]
-        generation = max(1, int(granules.max()))
-        granules[:] = generation
-        return generation
+        granules[:] = max(1, int(granules.max()))
 
     def grow(self, least: int) -> int:
         """Allocates at least this many more bytes after `held`, usually a segment; answers how many.

@@ -17,6 +17,9 @@ The rules of a slot:
 
 A lease that cannot be met and may wait is parked. Parked leases are met in the order they came, one that
 is too large for now not holding up those behind it.
+
+A client numbers its requests over all its connections, and asks again by the same number when one broke:
+a lease that is parked goes on waiting for the new connection, one just granted is answered as before.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ from dataclasses import dataclass, field
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.messages import (
-    AnyReply,
     AnyRequest,
     Cancel,
     Done,
@@ -44,7 +46,7 @@ from transfer_queue.messages import (
 )
 from transfer_queue.storage.arena import SEGMENT, Arena
 from transfer_queue.storage.effects import Answer, Effect, Report
-from transfer_queue.storage.extents import Extent, ExtentTable, round_up
+from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, round_up
 from transfer_queue.storage.ownership import Slots
 
 PROBE_INTERVAL = 0.25
@@ -75,11 +77,11 @@ class _Slot:
     opening: bool = True
     peers: set[int] = field(default_factory=set)
     """All and only the open connections on which this writer has asked for something."""
-    grants: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
-    """(peer, sequence) -> extent, of the latest leases: what a Cancel that crossed its reply takes back."""
+    grants: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    """Sequence -> extent, of the latest leases; their replies may have been lost, or never be looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Parked:
     slot: _Slot
     peer: int
@@ -112,7 +114,7 @@ class StorageUnit:
         self._gone: dict[int, str] = {}
         """Slot -> writer, of the dead whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _Parked] = {}
-        """(peer, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
+        """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
         self._next_slot = 1
 
     # ------------------------------------------------------------ events
@@ -140,14 +142,12 @@ class StorageUnit:
 
     def disconnected(self, peer: int, now: float) -> list[Effect]:
         """A connection ended: its parked leases are dropped, and a writer without another one is looked at."""
-        for key in [key for key in self._parked if key[0] == peer]:
-            del self._parked[key]
         slot = self._peers.pop(peer, None)
         if slot is None:
             return []
+        for key in [key for key, parked in self._parked.items() if parked.peer == peer]:
+            del self._parked[key]
         slot.peers.discard(peer)
-        for key in [key for key in slot.grants if key[0] == peer]:
-            del slot.grants[key]
         if slot.peers:
             return []
         self._suspects[slot.number] = slot
@@ -157,12 +157,8 @@ class StorageUnit:
     def free(self, extents: Sequence[int]) -> list[Effect]:
         """The controller says that nothing lives in these extents any more.
 
-        Those freed before are passed over, for a retry. ProtocolError, with nothing changed, if one was
-        never leased.
+        Numbers that are not leased are passed over: freed before, or a client's mistake.
         """
-        for number in extents:
-            if not self.table.was_leased(number):
-                raise ProtocolError(f"extent {number} of unit {self.number} is not there: {self.table.story(number)}")
         self._release_all(extents)
         return self._serve()
 
@@ -240,8 +236,13 @@ class StorageUnit:
                                        f"and no more than wanted")  # fmt: skip
         if body.wait is not None and math.isnan(body.wait):
             raise InvalidArgumentError("a wait of nan seconds; give a number of seconds or None")
-        if (peer, sequence) in self._parked:
-            raise ProtocolError(f"request {sequence} is waiting already; number requests upwards")
+        key = (slot.number, sequence)
+        if key in self._parked:
+            self._parked[key].peer = peer
+            return []
+        granted = self._granted(slot, sequence)
+        if granted is not None:
+            return [Answer(peer, sequence, self._describe(granted))]
         want = min(body.want, self.arena.capacity)
         waits = max(0.0, body.wait or 0.0)
         parked = _Parked(slot, peer, sequence, body.nbytes, want, now, now + waits)
@@ -255,10 +256,10 @@ class StorageUnit:
                                 f"locks it first, and nothing else in its process may open it")  # fmt: skip
         slot.opening = False
         # The newcomer queues up like all others: an earlier one that can be met now goes first.
-        self._parked[peer, sequence] = parked
+        self._parked[key] = parked
         effects = self._serve()
-        if (peer, sequence) in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
-            del self._parked[peer, sequence]
+        if key in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
+            del self._parked[key]
             effects.append(self._refusal(parked, now))
         return effects
 
@@ -278,17 +279,19 @@ class StorageUnit:
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drops a parked lease; or takes back one just granted, as its writer will not look at the reply."""
-        done = Answer(peer, sequence, Done(True))
-        if self._parked.pop((peer, body.sequence), None) is not None:
-            text = f"request {body.sequence} was cancelled by its client while it waited for space"
-            return [Answer(peer, body.sequence, Failure("WaitTimeoutError", text)), done]
         slot = self._writers.get(writer)
-        number = slot.grants.pop((peer, body.sequence), 0) if slot else 0
-        extent = self.table.get(number)
-        if slot is None or extent is None or extent.slot != slot.number:
+        if slot is None:
             return [Answer(peer, sequence, Done(False))]
-        self._release_all([number])
-        return [done, *self._serve()]
+        parked = self._parked.pop((slot.number, body.sequence), None)
+        if parked is not None:
+            text = f"request {body.sequence} was cancelled by its client while it waited for space"
+            failure = Answer(parked.peer, body.sequence, Failure("WaitTimeoutError", text))
+            return [failure, Answer(peer, sequence, Done(True))]
+        granted = self._granted(slot, body.sequence)
+        if granted is None:
+            return [Answer(peer, sequence, Done(False))]
+        self._release_all([granted.number])
+        return [Answer(peer, sequence, Done(True)), *self._serve()]
 
     def _status(self) -> UnitStatusReply:
         table = self.table
@@ -363,13 +366,20 @@ class StorageUnit:
             effects.append(Answer(parked.peer, parked.sequence, self._grant(parked, extent)))
         return effects
 
-    def _grant(self, parked: _Parked, extent: Extent) -> AnyReply:
+    def _grant(self, parked: _Parked, extent: Extent) -> LeaseReply:
         grants = parked.slot.grants
-        grants[parked.peer, parked.sequence] = extent.number
+        grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
-        generation = self.arena.settle(extent.offset, extent.length)
-        return LeaseReply(extent.number, extent.offset, extent.length, generation)
+        self.arena.settle(extent.offset, extent.length)
+        return self._describe(extent)
+
+    def _granted(self, slot: _Slot, sequence: int) -> Extent | None:
+        """The extent that this request was granted lately, if it is still leased."""
+        return self.table.get(slot.grants.get(sequence, 0))
+
+    def _describe(self, extent: Extent) -> LeaseReply:
+        return LeaseReply(extent.number, extent.offset, extent.length, self.arena.generation(extent.offset))
 
     def _take(self, slot: int, nbytes: int) -> Extent | None:
         """Leases space that is held, or else grows the arena for it; None if neither can be done."""
@@ -383,7 +393,7 @@ class StorageUnit:
             grown = self.arena.grow(least)
         except CapacityError:
             return False
-        self.table.grow(grown)
+        self.table.grow(grown // GRANULE)
         return True
 
     def _refusal(self, parked: _Parked, now: float) -> Answer:

@@ -1,0 +1,502 @@
+"""Where a client writes, against storage units in this process."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from transfer_queue.client.calls import Call
+from transfer_queue.client.space import ALIGNMENT, DEDICATED, LARGEST_EXTENT, OPEN_EXTENTS, SMALLEST_EXTENT, Space
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, by_name
+from transfer_queue.messages import AnyReply, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.effects import Answer
+from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.simple import StorageUnit
+
+MIB = 1 << 20
+T = TypeVar("T")
+
+
+class Locks:
+    """Slots of one unit and the writer's side of them, in one process."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+        self.held: set[str] = set()
+        self.withdrawn: set[str] = set()
+
+    def make(self, slot: int) -> str:
+        return f"/{self.unit}/{slot}.lock"
+
+    def is_dead(self, slot: int) -> bool:
+        return self.make(slot) not in self.held
+
+    def withdraw(self, slot: int) -> bool:
+        if self.is_dead(slot):
+            self.withdrawn.add(self.make(slot))
+        return self.is_dead(slot)
+
+
+class Lock:
+    def __init__(self, locks: Locks, path: str) -> None:
+        self.locks, self.path = locks, path
+
+    def release(self) -> None:
+        self.locks.held.discard(self.path)
+
+
+class Servers:
+    """Storage units, and a driver that carries out calls on them one at a time."""
+
+    def __init__(self, folder: Path, *capacities: int) -> None:
+        self.locks = [Locks(number) for number in range(len(capacities))]
+        self.units = [
+            StorageUnit(number, Arena.create(folder / str(number), capacity), self.locks[number])
+            for number, capacity in enumerate(capacities)
+        ]
+        self.mutex = threading.Lock()
+        self.sequence = 0
+        self.calls: list[Call] = []
+        self.holds = 0
+
+    def hold(self, path: Path) -> Lock:
+        locks = self.locks[int(path.parent.name)]
+        assert str(path) not in locks.held, "a slot file is opened once"
+        if str(path) in locks.withdrawn:
+            raise ProtocolError("withdrawn")
+        locks.held.add(str(path))
+        self.holds += 1
+        return Lock(locks, str(path))
+
+    def space(self, writer: str = "w") -> Space:
+        return Space(writer, range(len(self.units)), self.hold)
+
+    def answer(self, call: Call, writer: str = "w") -> AnyReply:
+        with self.mutex:
+            self.calls.append(call)
+            self.sequence += 1
+            kind, number = call.target
+            assert kind == "unit"
+            unit = self.units[number]
+            effects = unit.handle(writer, 1, self.sequence, call.request, 0.0)
+            if not effects:
+                assert isinstance(call.request, Lease)
+                assert call.timeout == call.request.wait
+                effects = unit.tick(1e9)
+            unit.check()
+            [effect] = effects
+            assert isinstance(effect, Answer)
+            return effect.reply
+
+    def run(self, operation: Generator[Call, AnyReply, T], writer: str = "w") -> T:
+        try:
+            call = next(operation)
+            while True:
+                reply = self.answer(call, writer)
+                if isinstance(reply, Failure):
+                    call = operation.throw(by_name(reply.kind)(reply.message))
+                else:
+                    call = operation.send(reply)
+        except StopIteration as stop:
+            return stop.value
+
+    def leased(self) -> set[tuple[int, int]]:
+        return {(unit.number, number) for unit in self.units for number in unit.table._extents}
+
+    def close(self) -> None:
+        for unit in self.units:
+            unit.arena.close()
+            unit.arena.remove()
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    servers = Servers(tmp_path, 32 * MIB)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def space(servers: Servers) -> Space:
+    return servers.space()
+
+
+def put(servers: Servers, space: Space, nbytes: int) -> Reserved:
+    """A put that succeeds; what it closes is freed, as if all of it had been cleared before."""
+    reserved = servers.run(space.reserve(nbytes))
+    servers.units[0].free([number for _, number in space.closes(reserved)])
+    space.published(reserved)
+    return reserved
+
+
+def test_small_blocks_share_an_extent(servers: Servers, space: Space) -> None:
+    blocks = [put(servers, space, nbytes) for nbytes in (100, 1, 64, 0, 65)]
+    assert [block.offset for block in blocks] == [0, 128, 192, 256, 320]
+    assert {(block.unit, block.extent, block.generation) for block in blocks} == {(0, 1, 1)}
+    assert [block.nbytes for block in blocks] == [100, 1, 64, 0, 65]
+    assert [type(call.request) for call in servers.calls] == [OpenSlot, Lease]
+    assert servers.calls[1] == Call(("unit", 0), Lease(1, 128, SMALLEST_EXTENT, None), None)
+
+
+def test_extents_double_as_they_are_used_up(servers: Servers, space: Space) -> None:
+    for _ in range(400):
+        put(servers, space, GRANULE // 2)
+    wants = [call.request.want for call in servers.calls if isinstance(call.request, Lease)]
+    assert wants[:7] == [SMALLEST_EXTENT << i for i in range(7)]
+    assert set(wants[7:]) == {LARGEST_EXTENT}
+
+
+def test_a_large_block_has_an_extent_of_its_own(servers: Servers, space: Space) -> None:
+    small = servers.run(space.reserve(10))
+    large = servers.run(space.reserve(DEDICATED + 1))
+    assert servers.units[0].table.get(large.extent).length == DEDICATED + GRANULE  # type: ignore[union-attr]
+    after = servers.run(space.reserve(10))
+    assert after.extent == small.extent != large.extent
+    assert space.closes(large) == [(0, large.extent)]
+    space.published(large)
+    assert space.closes() == []
+
+
+def test_a_large_block_published_without_its_close_is_closed_later(servers: Servers, space: Space) -> None:
+    large = servers.run(space.reserve(DEDICATED))
+    assert space.closes() == []
+    space.published(large)
+    assert space.closes() == [(0, large.extent)]
+    assert space.closes() == []
+
+
+def test_a_full_extent_is_closed_with_its_last_block(servers: Servers, space: Space) -> None:
+    first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
+    assert space.closes(last) == []  # the first is still in flight
+    space.published(last)
+    assert space.closes(first) == [(0, first.extent)]
+    space.published(first)
+    assert space.closes() == []
+
+
+def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space: Space) -> None:
+    first, second = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
+    space.published(first)
+    space.drain()
+    assert (space.closes(), space.returns()) == ([], [])
+    space.published(second)
+    assert space.closes() == [(0, first.extent)]
+
+
+def test_closes_of_a_failed_publish_are_kept(servers: Servers, space: Space) -> None:
+    before = servers.run(space.reserve(DEDICATED))
+    space.published(before)
+    failed = servers.run(space.reserve(DEDICATED))
+    closes = space.closes(failed)
+    assert closes == [(0, before.extent), (0, failed.extent)]
+    space.keep(closes)
+    space.abandon(failed)
+    assert space.closes() == [(0, before.extent)]
+    assert space.returns() == [(0, failed.extent)]
+
+
+def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: Space) -> None:
+    failed = servers.run(space.reserve(DEDICATED))
+    closes = space.closes(failed)
+    space.abandon(failed)
+    space.keep(closes)
+    assert space.closes() == []
+    assert space.returns() == [(0, failed.extent)]
+
+
+def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, space: Space) -> None:
+    lost = servers.run(space.reserve(DEDICATED))
+    space.keep(space.closes(lost))
+    space.published(lost)
+    assert space.closes() == [(0, lost.extent)]
+    assert space.returns() == []
+
+
+def test_an_abandoned_block_leaves_its_bytes_to_the_next(servers: Servers, space: Space) -> None:
+    kept, failed = servers.run(space.reserve(100)), servers.run(space.reserve(100))
+    space.published(kept)
+    space.abandon(failed)
+    assert servers.run(space.reserve(7)).offset == failed.offset
+
+
+def test_a_gap_is_wasted_until_nothing_is_left(servers: Servers, space: Space) -> None:
+    first, second = servers.run(space.reserve(64)), servers.run(space.reserve(64))
+    space.abandon(first)
+    third = servers.run(space.reserve(64))
+    assert third.offset == second.offset + 64
+    space.abandon(second)
+    space.abandon(third)
+    assert servers.run(space.reserve(64)).offset == first.offset
+
+
+def test_abandoned_extents_go_back_to_their_unit(servers: Servers, space: Space) -> None:
+    for _ in range(2):
+        space.abandon(servers.run(space.reserve(DEDICATED)))
+    small = servers.run(space.reserve(1))
+    space.abandon(small)
+    space.drain()
+    servers.run(space.give_back())
+    assert servers.calls[-1].request == Return(1, [1, 2, 3])
+    assert servers.leased() == set()
+    servers.run(space.give_back())
+    assert space.returns() == []
+
+
+def test_what_cannot_be_returned_stays_queued(servers: Servers, space: Space) -> None:
+    large = servers.run(space.reserve(DEDICATED))
+    space.abandon(large)
+    operation = space.give_back()
+    next(operation)
+    with pytest.raises(ConnectionError):
+        operation.throw(ConnectionError("lost"))
+    assert space.returns() == [(0, large.extent)]
+
+
+def test_a_reservation_ends_once(servers: Servers, space: Space) -> None:
+    reserved = servers.run(space.reserve(1))
+    space.published(reserved)
+    for end in (space.published, space.abandon, space.closes):
+        with pytest.raises(InvalidArgumentError, match="not in flight"):
+            end(reserved)
+    with pytest.raises(InvalidArgumentError):
+        space.published(Reserved(0, 99, 0, 1, 1))
+
+
+def test_nothing_is_left_of_a_lease_that_failed(servers: Servers, space: Space) -> None:
+    with pytest.raises(CapacityError, match="capacity"):
+        servers.run(space.reserve(33 * MIB))
+    with pytest.raises(InvalidArgumentError):
+        servers.run(space.reserve(-1))
+    assert servers.leased() == set()
+    held = servers.run(space.reserve(20 * MIB))
+    with pytest.raises(CapacityError, match="capacity"):
+        servers.run(space.reserve(20 * MIB, wait=5.0))
+    assert servers.calls[-1].timeout == 5.0
+    assert servers.leased() == {(0, held.extent)}
+
+
+def test_a_call_that_is_given_up_leaves_the_space_whole(servers: Servers, space: Space) -> None:
+    for steps in (1, 2):
+        operation = space.reserve(10)
+        call = next(operation)
+        for _ in range(steps - 1):
+            call = operation.send(servers.answer(call))
+        operation.close()
+    assert servers.run(space.reserve(10)).offset == 0
+
+
+def test_threads_that_run_out_together_open_few_extents(servers: Servers, space: Space) -> None:
+    space.published(servers.run(space.reserve(0)))
+    operations = [space.reserve(SMALLEST_EXTENT // 2 + 1) for _ in range(OPEN_EXTENTS + 3)]
+    space.drain()
+    calls = [next(operation) for operation in operations]
+    for operation, call in zip(operations, calls, strict=True):
+        with pytest.raises(StopIteration) as stop:
+            operation.send(servers.answer(call))
+        space.published(stop.value.value)
+    assert len(space._open) == OPEN_EXTENTS
+    assert len(space.closes()) == 4  # the drained one, and what is too many
+
+
+def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: Space) -> None:
+    first, second = space.reserve(1), space.reserve(1)
+    calls = [next(first), next(second)]
+    assert [call.request for call in calls] == [OpenSlot("w")] * 2
+    for operation, call in zip((first, second), calls, strict=True):
+        assert isinstance(operation.send(servers.answer(call)).request, Lease)
+    assert servers.holds == 1
+    assert space.slot(0) == 1
+
+
+def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: Space) -> None:
+    operation = space.reserve(1)
+    reply = servers.answer(next(operation))
+    servers.units[0].disconnected(1, 0.0)
+    call = operation.send(reply)
+    assert call.request == OpenSlot("w")
+    call = operation.send(servers.answer(call))
+    assert isinstance(call.request, Lease)
+    assert call.request.slot == space.slot(0) == 2
+
+
+def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) -> None:
+    def never(_: Path) -> Lock:
+        raise ProtocolError("withdrawn")
+
+    with pytest.raises(ProtocolError, match="withdrawn"):
+        servers.run(Space("w", [0], never).reserve(1))
+    assert [type(call.request) for call in servers.calls] == [OpenSlot] * 3
+
+
+@pytest.mark.parametrize("replies", [[Done()], [SlotReply(1, "/0/1.lock"), Done()],
+                                     [SlotReply(1, "/0/1.lock"), LeaseReply(1, 0, 0, 1)],
+                                     [SlotReply(1, "/0/1.lock"), LeaseReply(1, 1, GRANULE, 1)]])  # fmt: skip
+def test_strange_replies_are_refused(space: Space, replies: list[AnyReply]) -> None:
+    operation = space.reserve(1)
+    next(operation)
+    with pytest.raises(ProtocolError, match="answered"):  # noqa: PT012
+        for reply in replies:
+            operation.send(reply)
+
+
+def test_a_client_that_releases_its_slots_is_taken_for_dead(servers: Servers, space: Space) -> None:
+    servers.run(space.reserve(1))
+    assert servers.units[0].disconnected(1, 0.0) == []
+    space.release()
+    assert len(servers.units[0].tick(1e9)) == 1
+
+
+def test_another_unit_is_used_where_one_is_full(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, 2 * MIB, 2 * MIB)
+    space = servers.space()
+    blocks = [servers.run(space.reserve(2 * MIB)) for _ in range(2)]
+    assert [block.unit for block in blocks] == [0, 1]
+    with pytest.raises(CapacityError, match="storage unit 1"):
+        servers.run(space.reserve(2 * MIB))
+    with pytest.raises(CapacityError, match="storage unit 0 after"):
+        servers.run(space.reserve(2 * MIB, wait=1.0))
+    for block in blocks:
+        space.abandon(block)
+    servers.run(space.give_back())
+    assert servers.leased() == set()
+    with pytest.raises(InvalidArgumentError):
+        Space("w", [])
+    servers.close()
+
+
+def test_threads_never_share_bytes(servers: Servers, space: Space) -> None:
+    """Each thread fills its blocks with its own mark, and finds it there when all have written."""
+    threads, rounds = 8, 60
+    arena = Arena.open(servers.units[0].arena.folder)
+    barrier = threading.Barrier(threads)
+    kept: list[list[Reserved]] = [[] for _ in range(threads)]
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            barrier.wait()
+            for turn in range(rounds):
+                nbytes = (37 * (turn + 1) * (number + 1)) % 9000 if turn % 20 else DEDICATED
+                reserved = servers.run(space.reserve(nbytes))
+                arena.view(reserved.offset, reserved.nbytes)[:] = number + 1
+                if turn % 3 == 0:
+                    space.abandon(reserved)
+                    servers.run(space.give_back())
+                else:
+                    space.closes(reserved)
+                    space.published(reserved)
+                    kept[number].append(reserved)
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert errors == []
+    for number, blocks in enumerate(kept):
+        assert len(blocks) == rounds * 2 // 3
+        for block in blocks:
+            assert (arena.view(block.offset, block.nbytes) == number + 1).all()
+    arena.close()
+
+
+class Life(RuleBasedStateMachine):
+    """One client's blocks, with a controller that frees an extent when it is closed and empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="tq-test-")
+        self.servers = Servers(Path(self.folder.name), 8 * MIB)
+        self.space = self.servers.space()
+        self.flying: list[Reserved] = []
+        self.live: list[Reserved] = []
+        self.closed: set[tuple[int, int]] = set()
+
+    def teardown(self) -> None:
+        for reserved in self.flying:
+            self.space.published(reserved)
+            self.live.append(reserved)
+        self.space.drain()
+        self.closed.update(self.space.closes())
+        self.servers.run(self.space.give_back())
+        self.live.clear()
+        self.free()
+        assert self.servers.leased() == set()
+        assert (self.space._extents, self.space._open) == ({}, [])
+        self.servers.close()
+        self.folder.cleanup()
+
+    def free(self) -> None:
+        over = self.closed - {(block.unit, block.extent) for block in self.live}
+        assert over <= self.servers.leased(), "an extent is closed once"
+        self.servers.units[0].free([number for _, number in over])
+        self.closed -= over
+
+    @rule(nbytes=st.one_of(st.integers(0, 3000), st.integers(0, 70_000), st.integers(DEDICATED, 2 * DEDICATED)))
+    def reserve(self, nbytes: int) -> None:
+        try:
+            reserved = self.servers.run(self.space.reserve(nbytes))
+        except CapacityError:
+            return
+        assert (reserved.nbytes, reserved.offset % ALIGNMENT) == (nbytes, 0)
+        assert reserved.generation == self.servers.units[0].arena.generation(reserved.offset)
+        self.flying.append(reserved)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), carries=st.booleans(), succeeds=st.booleans())
+    def publish(self, data: st.DataObject, carries: bool, succeeds: bool) -> None:
+        reserved = data.draw(st.sampled_from(self.flying))
+        self.flying.remove(reserved)
+        closes = self.space.closes(reserved if carries else None)
+        if succeeds:
+            self.space.published(reserved)
+            self.live.append(reserved)
+            assert not self.closed & set(closes)
+            self.closed.update(closes)
+            assert not {(block.unit, block.extent) for block in self.flying} & set(closes)
+            self.free()
+        else:
+            self.space.keep(closes)
+            self.space.abandon(reserved)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        self.live.remove(data.draw(st.sampled_from(self.live)))
+        self.free()
+
+    @rule()
+    def give_back(self) -> None:
+        self.servers.run(self.space.give_back())
+
+    @rule()
+    def drain(self) -> None:
+        self.space.drain()
+
+    @invariant()
+    def nobody_shares_bytes(self) -> None:
+        leased = {(unit.number, number): extent for unit in self.servers.units
+                  for number, extent in unit.table._extents.items()}  # fmt: skip
+        end = 0
+        for block in sorted(self.flying + self.live, key=lambda block: block.offset):
+            assert block.offset >= end
+            end = block.offset + block.nbytes
+            extent = leased[block.unit, block.extent]
+            assert extent.offset <= block.offset
+            assert end <= extent.offset + extent.length
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -1,0 +1,166 @@
+"""The locks of slots, between real processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.errors import AttachError, ProtocolError
+from transfer_queue.storage.ownership import SlotFolder, hold_slot, is_dead
+
+HOLDER = """
+import sys
+from pathlib import Path
+from transfer_queue.storage.ownership import hold_slot
+lock = hold_slot(Path(sys.argv[1]))
+print("held", flush=True)
+for line in sys.stdin:
+    if line.strip() == "release":
+        lock.release()
+        lock.release()
+    print("done", flush=True)
+"""
+
+# The parent holds the slot; its forked child closes the descriptor it inherited, and ends.
+FORKER = """
+import os, sys
+from pathlib import Path
+from transfer_queue.storage.ownership import hold_slot
+lock = hold_slot(Path(sys.argv[1]))
+child = os.fork()
+if not child:
+    lock.release()
+    os._exit(0)
+os.waitpid(child, 0)
+print("child ended", flush=True)
+sys.stdin.readline()
+"""
+
+# The parent dies and leaves a child with the inherited descriptor behind.
+ORPHANER = """
+import os, sys
+from pathlib import Path
+from transfer_queue.storage.ownership import hold_slot
+lock = hold_slot(Path(sys.argv[1]))
+child = os.fork()
+if not child:
+    print("orphan", os.getpid(), flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    return SlotFolder(tmp_path / "slots")
+
+
+def test_a_slot_is_private_and_new(folder: SlotFolder) -> None:
+    path = Path(folder.make(1))
+    assert path == folder.path(1)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert folder.folder.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(FileExistsError):
+        folder.make(1)
+
+
+def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, child: Callable) -> None:
+    writer = child(HOLDER, folder.make(1))
+    assert writer.hear() == "held"
+    for _ in range(3):  # asking leaves the lock where it is
+        assert not folder.is_dead(1)
+    assert not folder.withdraw(1)
+    writer.process.kill()
+    writer.process.wait()
+    assert folder.is_dead(1)
+
+
+def test_a_released_lock_proves_the_writer_gone(folder: SlotFolder, child: Callable) -> None:
+    writer = child(HOLDER, folder.make(1))
+    writer.hear()
+    writer.say("release")
+    assert writer.hear() == "done"
+    assert folder.is_dead(1)
+
+
+def test_a_stopped_writer_is_not_dead(folder: SlotFolder, child: Callable) -> None:
+    writer = child(HOLDER, folder.make(1))
+    writer.hear()
+    writer.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, writer.process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert not folder.is_dead(1)
+    writer.process.send_signal(signal.SIGCONT)
+    writer.say("hello")
+    assert writer.hear() == "done"
+    assert not folder.is_dead(1)
+
+
+def test_a_forked_child_takes_no_lock_away(folder: SlotFolder, child: Callable) -> None:
+    writer = child(FORKER, folder.make(1))
+    assert writer.hear() == "child ended"
+    assert not folder.is_dead(1)
+
+
+def test_a_forked_child_keeps_no_lock_alive(folder: SlotFolder, child: Callable) -> None:
+    writer = child(ORPHANER, folder.make(1))
+    word, orphan = writer.hear().split()
+    assert word == "orphan"
+    assert not folder.is_dead(1)
+    writer.process.kill()
+    writer.process.wait()
+    os.kill(int(orphan), 0)  # it lives, and holds the descriptor
+    assert folder.is_dead(1)
+    writer.say("end")
+
+
+def test_a_held_slot_is_refused_to_others(folder: SlotFolder, child: Callable) -> None:
+    writer = child(HOLDER, folder.make(1))
+    writer.hear()
+    with pytest.raises(ProtocolError, match="locked by another process"):
+        hold_slot(folder.path(1))
+    assert not folder.is_dead(1)
+
+
+def test_a_withdrawn_slot_can_be_held_by_nobody(folder: SlotFolder) -> None:
+    folder.make(1)
+    assert folder.withdraw(1)
+    with pytest.raises(ProtocolError, match="withdrawn"):
+        hold_slot(folder.path(1))
+
+
+def test_a_slot_withdrawn_between_opening_and_locking_is_noticed(
+    folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(folder.make(1))
+    real = fcntl.lockf
+
+    def late(descriptor: int, operation: int) -> None:
+        path.unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProtocolError, match="withdrawn"):
+        hold_slot(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_dead(folder.path(7))
+    assert not folder.withdraw(7)
+    folder.make(1)
+
+    def no_locks(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    assert not folder.is_dead(1)
+    with pytest.raises(AttachError, match="no locks"):
+        hold_slot(folder.path(1))

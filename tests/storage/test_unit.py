@@ -1,0 +1,605 @@
+"""The storage unit, with writers that live in this process."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from slot_standin import StandInSlots
+
+from transfer_queue.messages import (
+    AnyReply,
+    AnyRequest,
+    Cancel,
+    Done,
+    Failure,
+    Lease,
+    LeaseReply,
+    ListPartitions,
+    OpenSlot,
+    Return,
+    SlotReply,
+    UnitStatus,
+    UnitStatusReply,
+    WriterGone,
+)
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.effects import Answer, Effect, Report
+from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.simple import PREFAULT_STEP, PROBE_INTERVAL, Limits, StorageUnit
+
+CAPACITY = 16 * GRANULE
+
+
+class Writer:
+    """A writer with one connection."""
+
+    def __init__(self, unit: StorageUnit, slots: StandInSlots, name: str, peer: int) -> None:
+        self.unit, self.slots, self.name, self.peer = unit, slots, name, peer
+        self.sequence = 0
+        reply = self.ask(OpenSlot(name))
+        assert isinstance(reply, SlotReply)
+        self.slot = reply.slot
+        self.path = reply.lock_path
+
+    def locked(self) -> Writer:
+        self.slots.held.add(self.path)
+        return self
+
+    def send(self, body: AnyRequest, now: float = 0.0, sequence: int | None = None) -> list[Effect]:
+        if sequence is None:
+            self.sequence += 1
+            sequence = self.sequence
+        effects = self.unit.handle(self.name, self.peer, sequence, body, now)
+        self.unit.check()
+        return effects
+
+    def ask(self, body: AnyRequest, now: float = 0.0) -> AnyReply:
+        """The reply to this request; there must be no other effect."""
+        [effect] = self.send(body, now)
+        assert isinstance(effect, Answer)
+        assert (effect.peer, effect.sequence) == (self.peer, self.sequence)
+        return effect.reply
+
+    def lease(self, granules: int, want: int = 0, wait: float | None = None, now: float = 0.0) -> LeaseReply:
+        reply = self.ask(Lease(self.slot, granules * GRANULE, max(want, granules) * GRANULE, wait), now)
+        assert isinstance(reply, LeaseReply), reply
+        return reply
+
+    def park(self, granules: int, wait: float, now: float = 0.0) -> int:
+        assert self.send(Lease(self.slot, granules * GRANULE, granules * GRANULE, wait), now) == []
+        return self.sequence
+
+
+@pytest.fixture
+def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
+    return StorageUnit(3, Arena.create(tmp_path / "arena", CAPACITY), slots, Limits(slots=4, extents=8, parked=3))
+
+
+@pytest.fixture
+def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
+    return Writer(unit, slots, "w", 1).locked()
+
+
+@pytest.fixture
+def other(unit: StorageUnit, slots: StandInSlots) -> Writer:
+    return Writer(unit, slots, "o", 2).locked()
+
+
+def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
+    if isinstance(reply, Answer):
+        reply = reply.reply
+    assert isinstance(reply, Failure), reply
+    assert reply.kind == kind
+    for word in words:
+        assert word in reply.message
+
+
+def test_a_lease_is_the_wanted_size_where_there_is_room(unit: StorageUnit, writer: Writer) -> None:
+    assert writer.lease(1, want=4) == LeaseReply(1, 0, 4 * GRANULE, 1)
+    assert writer.lease(1) == LeaseReply(2, 4 * GRANULE, GRANULE, 1)
+    assert writer.ask(UnitStatus()) == UnitStatusReply(CAPACITY, CAPACITY, 5 * GRANULE, 11 * GRANULE)
+
+
+def test_a_lease_is_what_is_needed_where_there_is_no_more(unit: StorageUnit, writer: Writer) -> None:
+    writer.lease(12)
+    assert writer.lease(2, want=5).length == 2 * GRANULE
+    assert writer.lease(2, want=1000).length == 2 * GRANULE
+
+
+def test_no_room_is_an_error_with_numbers(unit: StorageUnit, writer: Writer) -> None:
+    writer.lease(15)
+    reply = writer.ask(Lease(writer.slot, 2 * GRANULE, 2 * GRANULE))
+    failure(reply, "CapacityError", "capacity", f"{2 * GRANULE} bytes wanted", f"capacity {CAPACITY}")
+    failure(reply, "CapacityError", f"held {CAPACITY}", f"leased {15 * GRANULE}", f"free {GRANULE}", "clear samples")
+
+
+def test_freed_space_has_a_new_generation_before_it_is_leased(unit: StorageUnit, writer: Writer) -> None:
+    first = writer.lease(16)
+    reader = Arena.open(unit.arena.folder)
+    for granule in range(16):
+        assert reader.generation(granule * GRANULE) == first.generation
+    assert unit.free([first.extent]) == []
+    for granule in range(16):
+        assert reader.generation(granule * GRANULE) > first.generation
+    again = writer.lease(16)
+    assert (again.offset, again.extent) == (0, 2)
+    assert again.generation > first.generation
+
+
+def test_a_reader_sees_that_its_block_was_overwritten(unit: StorageUnit, writer: Writer) -> None:
+    reader, hand = Arena.open(unit.arena.folder), Arena.open(unit.arena.folder)
+    lease = writer.lease(1)
+    hand.view(lease.offset, 64)[:] = 1
+    copy = reader.view(lease.offset, 64).copy()
+    assert reader.generation(lease.offset) == lease.generation
+    assert copy.tolist() == [1] * 64
+    unit.free([lease.extent])
+    again = writer.lease(1)
+    hand.view(again.offset, 64)[:] = 2
+    assert again.offset == lease.offset
+    assert reader.view(lease.offset, 64)[0] == 2
+    assert reader.generation(lease.offset) != lease.generation
+
+
+def test_all_granules_of_a_lease_agree(unit: StorageUnit, writer: Writer) -> None:
+    first, second = writer.lease(1), writer.lease(1)
+    unit.free([first.extent])
+    third = writer.lease(1)
+    unit.free([third.extent, second.extent])
+    lease = writer.lease(2)
+    assert {unit.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
+
+
+def test_freeing_twice_or_what_never_was_is_passed_over(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(1)
+    unit.free([99, 0, -1, lease.extent])
+    again = writer.lease(1)
+    unit.free([lease.extent])
+    unit.check()
+    assert unit.table.get(again.extent) is not None
+
+
+def test_parked_leases_are_met_in_order(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    big = writer.lease(14)
+    small = writer.lease(2)
+    first, second = other.park(3, 10), writer.park(2, 10)
+    assert unit.next_deadline() == 10
+    effects = unit.free([small.extent])  # too small for the first, which holds nobody up
+    assert [(effect.peer, effect.sequence) for effect in effects] == [(1, second)]
+    effects = unit.free([big.extent])
+    assert [(effect.peer, effect.sequence) for effect in effects] == [(2, first)]
+    assert unit.next_deadline() is None
+    unit.check()
+
+
+def test_a_newcomer_does_not_overtake_one_that_fits(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    lease = writer.lease(16)
+    waiting = other.park(10, 10)
+    [met] = unit.free([lease.extent])
+    assert (met.peer, met.sequence) == (2, waiting)
+    failure(writer.ask(Lease(writer.slot, 10 * GRANULE, 10 * GRANULE)), "CapacityError")
+
+
+def test_a_wait_ends_with_an_error(unit: StorageUnit, writer: Writer) -> None:
+    writer.lease(16)
+    first, second = writer.park(1, 5, now=1), writer.park(1, 2, now=1)
+    assert unit.next_deadline() == 3
+    assert unit.tick(2.9) == []
+    [effect] = unit.tick(3)
+    assert effect.sequence == second
+    failure(effect, "CapacityError", "capacity", "after 2.0 s")
+    assert [effect.sequence for effect in unit.tick(100)] == [first]
+    assert unit.next_deadline() is None
+
+
+def test_a_wait_without_end_never_ends(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(16)
+    writer.park(1, math.inf)
+    assert unit.next_deadline() is None
+    assert unit.tick(1e12) == []
+    assert len(unit.free([lease.extent])) == 1
+
+
+@pytest.mark.parametrize("wait", [None, 0.0, -3.0, -math.inf])
+def test_no_wait_is_no_wait(unit: StorageUnit, writer: Writer, wait: float | None) -> None:
+    writer.lease(16)
+    failure(writer.ask(Lease(writer.slot, 1, 1, wait)), "CapacityError")
+
+
+def test_room_that_others_leave_is_found_at_the_deadline(
+    unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.storage.arena._available", lambda _: 0)
+    writer.park(1, 5)
+    monkeypatch.undo()
+    [effect] = unit.tick(5)
+    assert isinstance(effect.reply, LeaseReply)
+
+
+def test_parked_leases_end_with_their_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    lease = writer.lease(16)
+    other.park(1, 10)
+    assert unit.disconnected(other.peer, 1) == []
+    unit.check()
+    assert unit.free([lease.extent]) == []
+
+
+def test_a_parked_lease_goes_over_to_a_new_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    lease = other.lease(16)
+    sequence = writer.park(1, 10)
+    writer.peer = 7
+    assert writer.send(Lease(writer.slot, GRANULE, GRANULE, 10), 3.0, sequence) == []
+    assert unit.disconnected(1, 4) == []
+    assert unit.next_deadline() == 10
+    [effect] = unit.free([lease.extent])
+    assert (effect.peer, effect.sequence) == (7, sequence)
+
+
+def test_a_lease_asked_for_again_is_answered_as_before(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(1)
+    sequence, writer.peer = writer.sequence, 7
+    assert writer.send(Lease(writer.slot, GRANULE, GRANULE), 1.0, sequence) == [Answer(7, sequence, lease)]
+    assert unit.table.leased == GRANULE
+
+
+def test_a_parked_lease_can_be_cancelled(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(16)
+    sequence = writer.park(1, 10)
+    told, done = writer.send(Cancel(sequence))
+    failure(told, "WaitTimeoutError", "cancelled")
+    assert (told.sequence, done) == (sequence, Answer(1, writer.sequence, Done(True)))
+    assert unit.free([lease.extent]) == []
+
+
+def test_a_lease_whose_reply_nobody_will_look_at_is_taken_back(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(16)
+    assert writer.ask(Cancel(writer.sequence)) == Done(True)
+    assert unit.table.leased == 0
+    assert unit.arena.generation(0) > lease.generation
+    assert writer.ask(Cancel(2)) == Done(False)
+    assert writer.ask(Cancel(77)) == Done(False)
+
+
+def test_only_ones_own_requests_can_be_cancelled(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    writer.lease(1)
+    assert other.ask(Cancel(writer.sequence)) == Done(False)
+    assert unit.handle("nobody", 9, 1, Cancel(writer.sequence), 0.0) == [Answer(9, 1, Done(False))]
+    assert unit.table.leased == GRANULE
+
+
+def test_grants_are_not_remembered_for_ever(tmp_path: Path, slots: StandInSlots) -> None:
+    unit = StorageUnit(0, Arena.create(tmp_path / "a", 4 * GRANULE), slots)
+    writer = Writer(unit, slots, "w", 1).locked()
+    first = writer.lease(1)
+    for _ in range(64):
+        unit.free([writer.lease(1).extent])
+    assert writer.ask(Cancel(2)) == Done(False)
+    assert unit.table.get(first.extent) is not None
+
+
+def test_extents_can_be_returned(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    leases = [writer.lease(8), writer.lease(8)]
+    sequence = other.park(16, 5)
+    done, met = writer.send(Return(writer.slot, [lease.extent for lease in leases]))
+    assert done == Answer(1, writer.sequence, Done())
+    assert (met.peer, met.sequence) == (2, sequence)
+    assert met.reply.generation > leases[0].generation
+
+
+def test_a_return_that_was_repeated_does_nothing(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(1)
+    for _ in range(2):
+        assert writer.ask(Return(writer.slot, [lease.extent])) == Done()
+    assert unit.table.leased == 0
+
+
+def test_only_the_slots_own_extents_are_returned(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    mine, foreign = writer.lease(1), other.lease(1)
+    failure(writer.ask(Return(writer.slot, [mine.extent, foreign.extent])), "ProtocolError", "leased to slot 2")
+    failure(writer.ask(Return(writer.slot, [mine.extent, 99])), "ProtocolError", "ever leased")
+    failure(writer.ask(Return(writer.slot, [mine.extent, mine.extent])), "InvalidArgumentError", "twice")
+    assert unit.table.leased == 2 * GRANULE
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "want", "wait", "kind"),
+    [
+        (0, 1, None, "InvalidArgumentError"),
+        (-5, 5, None, "InvalidArgumentError"),
+        (2, 1, None, "InvalidArgumentError"),
+        (1, 1, math.nan, "InvalidArgumentError"),
+        (CAPACITY + 1, CAPACITY + 1, None, "CapacityError"),
+        (1 << 62, 1 << 62, 60.0, "CapacityError"),
+    ],
+)
+def test_absurd_leases_are_refused_at_once(
+    unit: StorageUnit, writer: Writer, nbytes: int, want: int, wait: float | None, kind: str
+) -> None:
+    failure(writer.ask(Lease(writer.slot, nbytes, want, wait)), kind)
+    assert unit.table.held == 0
+
+
+def test_unknown_and_foreign_slots_are_refused(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+    for body in (Lease(99, 1, 1), Return(99, [1])):
+        failure(writer.ask(body), "ProtocolError", "not known")
+    for body in (Lease(other.slot, 1, 1), Return(other.slot, [])):
+        failure(writer.ask(body), "ProtocolError", "not 'w'")
+    failure(writer.ask(OpenSlot("o")), "ProtocolError", "its own")
+    failure(writer.ask(ListPartitions()), "ProtocolError", "ListPartitions", "controller")
+    assert unit.table.held == 0
+
+
+def test_a_failure_of_the_system_is_an_answer(
+    unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> str:
+        raise OSError("no more files")
+
+    monkeypatch.setattr(slots, "make", broken)
+    [effect] = unit.handle("x", 5, 1, OpenSlot("x"), 0.0)
+    failure(effect, "TransferQueueError", "no more files")
+    unit.check()
+
+
+def test_everything_has_a_limit(unit: StorageUnit, slots: StandInSlots, writer: Writer, other: Writer) -> None:
+    leases = [writer.lease(1) for _ in range(8)]
+    failure(writer.ask(Lease(writer.slot, 1, 1)), "CapacityError", "8 in storage unit 3")
+    unit.free([lease.extent for lease in leases])
+    writer.lease(16)
+    for _ in range(3):
+        other.park(1, 10)
+    failure(other.ask(Lease(other.slot, 1, 1, 10)), "CapacityError", "which is the limit")
+    Writer(unit, slots, "a", 3)
+    Writer(unit, slots, "b", 4)
+    [effect] = unit.handle("c", 5, 1, OpenSlot("c"), 0.0)
+    failure(effect, "CapacityError", "another writer")
+
+
+# ---------------------------------------------------------------- slots
+
+
+def test_a_writer_has_one_slot(unit: StorageUnit, writer: Writer) -> None:
+    assert writer.ask(OpenSlot("w")) == SlotReply(writer.slot, writer.path)
+
+
+def test_no_lease_without_the_lock(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+    careless = Writer(unit, slots, "c", 5)
+    failure(careless.ask(Lease(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
+    careless.locked()
+    careless.lease(1)
+    slots.held.discard(careless.path)
+    failure(careless.ask(Lease(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
+
+
+def test_a_slot_never_locked_is_withdrawn_in_silence(unit: StorageUnit, slots: StandInSlots) -> None:
+    early = Writer(unit, slots, "e", 5)
+    assert unit.disconnected(5, 1) == []
+    assert early.path in slots.withdrawn
+    unit.check()
+    assert unit.next_deadline() is None
+    failure(early.ask(Lease(early.slot, 1, 1)), "ProtocolError", "not known")
+    assert Writer(unit, slots, "e", 6).slot != early.slot
+
+
+def test_a_slot_locked_but_not_used_is_watched(unit: StorageUnit, slots: StandInSlots) -> None:
+    early = Writer(unit, slots, "e", 5).locked()
+    assert unit.disconnected(5, 1) == []
+    assert unit.next_deadline() == 1 + PROBE_INTERVAL
+    slots.held.clear()
+    assert unit.tick(1 + PROBE_INTERVAL) == []
+    assert early.path in slots.withdrawn
+    unit.check()
+
+
+def test_a_dead_writer_is_reported_and_keeps_its_extents(
+    unit: StorageUnit, slots: StandInSlots, writer: Writer
+) -> None:
+    first, second = writer.lease(1), writer.lease(2)
+    slots.held.clear()
+    gone = Report(WriterGone("w", 3, [first.extent, second.extent]))
+    assert unit.disconnected(1, 1) == [gone]
+    unit.check()
+    assert unit.table.leased == 3 * GRANULE
+    assert unit.next_deadline() is None
+    assert unit.unsettled() == [gone]
+    unit.free([first.extent])
+    assert unit.unsettled() == [Report(WriterGone("w", 3, [second.extent]))]
+    unit.free([second.extent])
+    assert unit.unsettled() == []
+    unit.check()
+    failure(writer.ask(Return(writer.slot, [first.extent])), "ProtocolError", "not known")
+
+
+def test_a_dead_writer_without_extents_is_reported_too(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+    unit.free([writer.lease(1).extent])
+    slots.held.clear()
+    assert unit.disconnected(1, 1) == [Report(WriterGone("w", 3, []))]
+    assert unit.unsettled() == []
+
+
+def test_a_silent_writer_is_never_reclaimed(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+    writer.lease(1)
+    assert unit.disconnected(1, 0) == []
+    for hour in range(1, 1000):
+        due = unit.next_deadline()
+        assert due is not None
+        assert unit.tick(max(due, hour * 3600.0)) == []
+    assert unit.table.leased == GRANULE
+    slots.held.clear()
+    due = unit.next_deadline()
+    assert due is not None
+    assert unit.tick(due - 0.01) == []
+    assert len(unit.tick(due)) == 1
+    unit.check()
+
+
+def test_a_writer_that_comes_back_is_trusted_again(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+    writer.lease(1)
+    unit.disconnected(1, 0)
+    writer.peer = 9
+    writer.lease(1, now=5)
+    assert unit.next_deadline() is None
+    unit.disconnected(1, 6)
+    assert unit.next_deadline() is None
+    unit.disconnected(9, 7)
+    assert unit.next_deadline() == 7 + PROBE_INTERVAL
+
+
+def test_the_last_connection_counts(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+    writer.lease(1)
+    writer.peer = 9
+    writer.ask(UnitStatus())
+    slots.held.clear()
+    assert unit.disconnected(1, 1) == []
+    assert len(unit.disconnected(9, 1)) == 1
+
+
+def test_strangers_come_and_go(unit: StorageUnit) -> None:
+    assert isinstance(unit.handle("reader", 8, 1, UnitStatus(), 0.0)[0], Answer)
+    assert unit.disconnected(8, 1) == []
+    assert unit.disconnected(12345, 1) == []
+    unit.check()
+
+
+# ---------------------------------------------------------------- idle moments
+
+
+def test_idle_moments_prepare_space(tmp_path: Path, slots: StandInSlots) -> None:
+    unit = StorageUnit(0, Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE), slots)
+    while unit.idle():
+        unit.check()
+    assert unit.arena.held == unit.arena.warm == unit.arena.capacity
+    assert not unit.idle()
+
+
+def test_idle_moments_make_no_trouble_on_a_full_file_system(
+    unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.storage.arena._available", lambda _: 0)
+    assert not unit.idle()
+    writer.park(1, 5)
+    monkeypatch.undo()
+    assert not unit.idle()  # those who wait come first
+    unit.check()
+
+
+# ---------------------------------------------------------------- everything at once
+
+
+class Unit(RuleBasedStateMachine):
+    """Writers that lease, return, wait, disconnect and die, against what they were told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="tq-test-")
+        self.slots = StandInSlots()
+        self.unit = StorageUnit(
+            0, Arena.create(Path(self.folder.name) / "a", CAPACITY), self.slots, Limits(extents=6, parked=3)
+        )
+        self.now = 0.0
+        self.number = 0
+        self.writers: list[Writer] = []
+        self.leases: dict[int, tuple[str, LeaseReply]] = {}
+        self.open: dict[tuple[int, int], tuple[Writer, int]] = {}
+        self.dead: set[str] = set()
+        self.reported: set[str] = set()
+
+    def teardown(self) -> None:
+        self.unit.arena.close()
+        self.folder.cleanup()
+
+    def take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Report):
+                assert effect.body.writer in self.dead
+                assert effect.body.writer not in self.reported
+                self.reported.add(effect.body.writer)
+                mine = [number for number, (name, _) in self.leases.items() if name == effect.body.writer]
+                assert sorted(mine) == effect.body.extents
+                continue
+            waiting = self.open.pop((effect.peer, effect.sequence), None)
+            if waiting is None:
+                assert isinstance(effect.reply, Done)
+                continue
+            writer, nbytes = waiting
+            if isinstance(effect.reply, LeaseReply):
+                reply = effect.reply
+                assert reply.length >= nbytes
+                for _, lease in self.leases.values():
+                    assert reply.offset >= lease.offset + lease.length or lease.offset >= reply.offset + reply.length
+                assert reply.extent not in self.leases
+                self.leases[reply.extent] = (writer.name, reply)
+            else:
+                failure(effect, "CapacityError", "capacity")
+
+    @precondition(lambda self: len(self.writers) < 4)
+    @rule()
+    def open_slot(self) -> None:
+        self.number += 1
+        self.writers.append(Writer(self.unit, self.slots, f"w{self.number}", self.number).locked())
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), granules=st.integers(1, 9), more=st.integers(0, 4), wait=st.sampled_from([None, 1.0, 5.0]))
+    def lease(self, data: st.DataObject, granules: int, more: int, wait: float | None) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        self.open[writer.peer, writer.sequence + 1] = (writer, granules * GRANULE)
+        self.take(writer.send(Lease(writer.slot, granules * GRANULE, (granules + more) * GRANULE, wait), self.now))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.leases)))
+        _, lease = self.leases.pop(number)
+        effects = self.unit.free([number])
+        assert self.unit.arena.generation(lease.offset) > lease.generation
+        self.take(effects)
+
+    @precondition(lambda self: self.leases and self.writers)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        number = data.draw(st.sampled_from(sorted(self.leases)))
+        mine = self.leases[number][0] == writer.name
+        if mine:
+            del self.leases[number]
+            self.take(writer.send(Return(writer.slot, [number]), self.now))
+        else:
+            failure(writer.ask(Return(writer.slot, [number]), self.now), "ProtocolError")
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), dies=st.booleans())
+    def disconnect(self, data: st.DataObject, dies: bool) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        self.open = {key: value for key, value in self.open.items() if value[0] is not writer}
+        if dies:
+            self.slots.held.discard(writer.path)
+            self.dead.add(writer.name)
+            self.writers.remove(writer)
+        self.take(self.unit.disconnected(writer.peer, self.now))
+        self.number += 1
+        writer.peer = self.number
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.unit.tick(self.now))
+        due = self.unit.next_deadline()
+        assert due is None or due > self.now
+
+    @invariant()
+    def whole(self) -> None:
+        self.unit.check()
+        assert self.unit.table.leased == sum(lease.length for _, lease in self.leases.values())
+        assert len(self.open) == len(self.unit._parked)
+        for _, nbytes in self.open.values():
+            assert nbytes > self.unit.table.tail
+
+
+TestUnit = Unit.TestCase
+TestUnit.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
