@@ -1,0 +1,210 @@
+"""Rows out of arenas into a TensorDict: copies only, writable and independent of the store.
+
+Which container a field comes back in follows from what is known of the field over all its live rows
+(`FieldType`), not from what happens to be in this batch. Generations are the caller's to check, after `gather`
+returned: until then the bytes may be overwritten, which shows as wrong values or as a ProtocolError.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
+from transfer_queue.messages import LookupReply
+from transfer_queue.wire.copies import allocate
+from transfer_queue.wire.layout import ITEM_SIZES
+from transfer_queue.wire.locate import FieldRows, Memory, located
+from transfer_queue.wire.locate import gather as gather_bytes
+from transfer_queue.wire.raising import decode_object
+from transfer_queue.wire.tensors import DTYPES, jagged_over, nested_over, offsets_of, tensor_over
+
+I8 = NDArray[np.int64]
+Layout = Literal["jagged", "dense", "padded", "list"]
+Offsets = dict[bytes, tuple[torch.Tensor, int, int]]  # lengths -> offsets, shortest, longest
+
+
+def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
+    """The rows a lookup found, in its order; memory(unit) is a uint8 view of that unit's whole arena.
+
+    layout, for fields of tensors: "jagged", the default described in the contract; "dense", rows of equal
+    shapes stacked; "padded", stacked with zeros up to the largest; "list", a tensor a row.
+
+    Raises:
+        InvalidArgumentError: an unknown layout, or "dense" (or "padded") of rows that differ in shape (in rank).
+        ProtocolError: the reply makes no sense, or stored bytes are no object: torn by a writer that reused
+            the space, if the generations have changed.
+        UncarriableValueError: a value was pickled and pickle is not allowed.
+    """
+    if layout not in get_args(Layout):
+        raise InvalidArgumentError(f"layout {layout!r}: wanted one of {', '.join(get_args(Layout))}")
+    offsets: Offsets = {}
+    columns: dict[str, Any] = {}
+    for rows in located(reply, memory):
+        name = rows.type.name
+        if rows.type.kind == "object":
+            columns[name] = _stack(_objects(rows, memory, allow_pickle), reply.count)
+        elif rows.type.dtype not in DTYPES:
+            raise ProtocolError(f"field {name!r}: this torch has no dtype {rows.type.dtype}")
+        elif layout == "jagged":
+            columns[name] = _by_type(rows, memory, offsets)
+        elif layout == "list":
+            columns[name] = _stack(_rows(rows, memory), reply.count)
+        else:
+            columns[name] = _dense(rows, memory) if layout == "dense" else _padded(rows, memory)
+    return _table(columns, reply.count)
+
+
+def _table(columns: dict[str, Any], count: int) -> TensorDict:
+    """A TensorDict of columns known to fit; its constructor's checks cost more than small gathers."""
+    unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
+    table: TensorDict = unchecked(columns, batch_size=torch.Size([count]))
+    return table
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def _by_type(rows: FieldRows, memory: Memory, offsets: Offsets) -> Any:
+    """The default container of a field's rows."""
+    field = rows.type
+    if field.mixed_rank:
+        return _stack(_rows(rows, memory), len(rows.starts))
+    if rows.shapes.shape[1] != field.ndim or (rows.shapes.size and int(rows.shapes.min()) < 0):
+        raise ProtocolError(f"field {field.name!r}: rows of {field.ndim} dimensions by their type, not in their blocks")
+    if field.ndim == 0:
+        return tensor_over(rows.bytes(memory), field.dtype, (len(rows.starts),))
+    if field.differs & (field.differs - 1):
+        flat = _flat(rows, memory)
+        # an empty strided nested tensor has no rank of its own
+        return nested_over(flat, rows.shapes) if len(rows.starts) else torch.nested.nested_tensor([], dtype=flat.dtype)
+    return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), offsets)
+
+
+def _jagged(rows: FieldRows, memory: Memory, ragged: int, offsets: Offsets) -> torch.Tensor:
+    """A jagged tensor whose row dimension `ragged` is cut."""
+    shape = _common_shape(rows, ragged)
+    lengths = np.ascontiguousarray(rows.shapes[:, ragged])
+    key = lengths.tobytes()
+    if key not in offsets:
+        bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        offsets[key] = (offsets_of(lengths), *bounds)
+    cuts, shortest, longest = offsets[key]
+    leading = int(np.prod(shape[:ragged], dtype=np.int64))
+    if leading == 1 or not len(lengths):
+        flat = rows.bytes(memory)
+    else:
+        # such values have the leading dimensions outside: a row is as many pieces as these have elements
+        pieces = rows.lengths // max(leading, 1)
+        starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
+        flat = gather_bytes(memory, np.tile(rows.units, leading), starts, np.tile(pieces, leading))
+    shape[ragged] = int(cuts[-1])
+    return jagged_over(tensor_over(flat, rows.type.dtype, shape), cuts, ragged + 1, shortest, longest)
+
+
+def _common_shape(rows: FieldRows, ragged: int) -> list[int]:
+    """The row shape that all rows share, dimension `ragged` excepted."""
+    if not len(rows.shapes):
+        return list(rows.type.shape or [0] * rows.type.ndim)
+    if rows.shapes.shape[1] > 1:
+        others = np.delete(rows.shapes, ragged, axis=1)
+        if (others != others[0]).any():
+            raise ProtocolError(f"field {rows.type.name!r}: its rows differ where its type says that none ever did")
+    shape: list[int] = rows.shapes[0].tolist()
+    return shape
+
+
+def _flat(rows: FieldRows, memory: Memory) -> torch.Tensor:
+    """All elements of all rows."""
+    flat = rows.bytes(memory)
+    return tensor_over(flat, rows.type.dtype, (len(flat) // ITEM_SIZES[rows.type.dtype],))
+
+
+def _agree(rows: FieldRows) -> bool:
+    return not len(rows.shapes) or bool((rows.shapes == rows.shapes[0]).all())
+
+
+def _dense(rows: FieldRows, memory: Memory) -> torch.Tensor:
+    if not _agree(rows):
+        shapes = {tuple(size for size in shape if size >= 0) for shape in rows.shapes.tolist()}
+        raise InvalidArgumentError(
+            f'field {rows.type.name!r}: layout "dense" wants rows of one shape, found {sorted(shapes)[:4]}; '
+            'ask for "padded", "jagged" or "list"'
+        )
+    if len(rows.shapes):
+        shape = [size for size in rows.shapes[0].tolist() if size >= 0]
+    else:
+        shape = list(rows.type.shape or [0] * max(rows.type.ndim, 0))
+    return tensor_over(rows.bytes(memory), rows.type.dtype, (len(rows.starts), *shape))
+
+
+def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
+    if _agree(rows):
+        return _dense(rows, memory)
+    if int(rows.shapes.min()) < 0:
+        raise InvalidArgumentError(f'field {rows.type.name!r}: layout "padded" wants rows of one rank; ask for "list"')
+    sizes: list[int] = rows.shapes.max(axis=0).tolist()
+    count, item_size = len(rows.starts), ITEM_SIZES[rows.type.dtype]
+    memory_of_all = allocate(count * int(np.prod(sizes, dtype=np.int64)) * item_size)
+    memory_of_all[:] = 0
+    flat = rows.bytes(memory)
+    inner = int(np.prod(sizes[1:], dtype=np.int64)) * item_size
+    if (rows.shapes[:, 1:] == sizes[1:]).all():
+        # ragged in the first dimension alone: steps of equal size, all moved at once
+        lengths = rows.shapes[:, 0]
+        ends = np.cumsum(lengths)
+        steps = np.repeat(np.arange(count) * sizes[0] - (ends - lengths), lengths) + np.arange(int(ends[-1]))
+        if inner:
+            step = np.dtype((np.void, inner))
+            memory_of_all.view(step)[steps] = flat.view(step)
+    else:
+        item = np.dtype((np.void, item_size))
+        whole = memory_of_all.view(item).reshape(count, *sizes)
+        end = 0
+        for row, (shape, nbytes) in enumerate(zip(rows.shapes.tolist(), rows.lengths.tolist(), strict=True)):
+            corner = tuple(slice(size) for size in shape)
+            whole[row][corner] = flat[end : end + nbytes].view(item).reshape(shape)
+            end += nbytes
+    return tensor_over(memory_of_all, rows.type.dtype, (count, *sizes))
+
+
+def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
+    """A tensor a row, whatever their shapes."""
+    if len(rows.starts) and _agree(rows):
+        return list(_dense(rows, memory).unbind(0))
+    flat = _flat(rows, memory)
+    counts = (rows.lengths // ITEM_SIZES[rows.type.dtype]).tolist()
+    shapes = [[size for size in shape if size >= 0] for shape in rows.shapes.tolist()]
+    pieces = torch.split_with_sizes(flat, counts)
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+# ---------------------------------------------------------------- objects
+
+
+def _objects(rows: FieldRows, memory: Memory, allow_pickle: bool) -> list[Any]:
+    result = []
+    unit, view = -1, memoryview(b"")
+    places = zip(rows.units.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True)
+    for row, (of_unit, start, length) in enumerate(places):
+        if of_unit != unit:
+            unit, view = of_unit, memory(of_unit).data
+        try:
+            result.append(decode_object(view[start : start + length], allow_pickle=allow_pickle))
+        except (ProtocolError, UncarriableValueError) as error:
+            raise type(error)(f"field {rows.type.name!r}, row {row}: {error}") from error
+    return result
+
+
+def _stack(values: list[Any], count: int) -> NonTensorStack:
+    """A NonTensorStack of one value a row."""
+    if not count:
+        # tensordict makes no empty stack, but cuts one down to it
+        empty: NonTensorStack = NonTensorStack(None)[:0]
+        return empty
+    # a TensorDict as a value must be wrapped, or it would be taken for a part of the stack
+    return NonTensorStack(*[NonTensorData(value) if is_tensor_collection(value) else value for value in values])
