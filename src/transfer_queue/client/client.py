@@ -1,0 +1,115 @@
+"""TransferQueueClient: the operations of `operations.py` with their two drivers, in any thread, loop or fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import TypeVar
+
+from transfer_queue.client.operations import Operation, Operations
+from transfer_queue.client.state import ClientState, SystemAddress
+from transfer_queue.client.surface import Surface
+from transfer_queue.errors import NotInitializedError, TransferQueueError
+from transfer_queue.net.asynchronous import run_async
+from transfer_queue.net.blocking import run_blocking
+
+T = TypeVar("T")
+
+
+class TransferQueueClient(Surface):
+    """Puts and fetches samples of one system.
+
+    Blocking calls work from any thread, inside a running event loop (which they block), and after a fork, where
+    the child is a new client of the same system; `async_...` methods work in any event loop. Most programs get
+    theirs from `transfer_queue.get_client()`.
+    """
+
+    def __init__(self, system: SystemAddress) -> None:
+        self._system = system
+        self._lock = threading.Lock()
+        self._closed = False
+        self._state: ClientState | None = None
+        self._bound: Operations | None = None
+        _clients.add(self)
+
+    @property
+    def _operations(self) -> Operations:
+        bound = self._bound
+        return self._connect() if bound is None else bound
+
+    def _connect(self) -> Operations:
+        with self._lock:
+            if self._closed:
+                raise NotInitializedError("this client was closed; call transfer_queue.init() for a new one")
+            if self._bound is None:
+                self._state = ClientState(self._system)
+                self._bound = Operations(self._state)
+            return self._bound
+
+    def _run(self, operation: Operation[T]) -> T:
+        state = self._state
+        assert state is not None  # the operation was made by _operations
+        return run_blocking(state.session, operation)
+
+    async def _run_async(self, operation: Operation[T]) -> T:
+        state = self._state
+        assert state is not None
+        return await run_async(state.session, operation)
+
+    @property
+    def client_id(self) -> str:
+        """This client's id, another one in a forked child."""
+        self._connect()
+        assert self._state is not None
+        return self._state.client_id
+
+    @property
+    def storage_manager(self) -> ClientState:
+        """What this client knows of the storage units."""
+        self._connect()
+        assert self._state is not None
+        return self._state
+
+    def close(self) -> None:
+        """Hands back what the client holds and closes its connections. Idempotent."""
+        with self._lock:
+            state, self._state, self._bound = self._state, None, None
+            self._closed = True
+        if state is None:
+            return
+        try:
+            state.session.grace = min(state.session.grace, CLOSE_SECONDS)
+            run_blocking(state.session, state.leave())
+        except TransferQueueError:
+            pass  # the system is gone, and with it everything that was leased
+        finally:
+            state.close()
+
+    def __enter__(self) -> TransferQueueClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _forked(self) -> None:
+        """In a forked child: begins anew. The parent's lock may be held by a thread that does not exist here."""
+        self._lock = threading.Lock()
+        state, self._state, self._bound = self._state, None, None
+        if state is not None:
+            state.forked()
+
+
+CLOSE_SECONDS = 5.0  # what a closing client waits for its system
+_clients: weakref.WeakSet[TransferQueueClient] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_forked)

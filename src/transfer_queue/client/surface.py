@@ -1,0 +1,665 @@
+"""The methods of TransferQueueClient. Made by tools/generate_surface.py out of client/operations.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Tags
+from transfer_queue.messages import SystemStatus
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
+
+T = TypeVar("T")
+
+
+class Surface(ABC):
+    """Each operation twice: blocking, and awaitable as `async_...`."""
+
+    @property
+    @abstractmethod
+    def _operations(self) -> Operations:
+        """The operations of this process's client."""
+
+    @abstractmethod
+    def _run(self, operation: Operation[T]) -> T:
+        """Runs an operation in this thread."""
+
+    @abstractmethod
+    async def _run_async(self, operation: Operation[T]) -> T:
+        """Runs an operation in this event loop."""
+
+    def get_meta(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int | None,
+        partition_id: str,
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Metadata of samples of a partition.
+
+        mode "fetch": `batch_size` samples that have all `data_fields` and that `task_name` has not consumed, chosen
+        by the sampler, which gets `sampling_config` (dp_rank, batch_index, ...); they count as consumed then.
+        mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
+        `production_status` 1 where those of the fields that exist are produced.
+
+        timeout: seconds that a fetch waits. None: with `polling_mode: true` it answers at once with an empty
+        BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Raises:
+            WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
+            InvalidArgumentError: the arguments cannot be right, or this batch was dealt with another batch_size.
+            BatchGoneError: this dealt batch's rows are cleared. UnknownPartitionError: force_fetch of none.
+        """
+        return self._run(
+            self._operations.get_meta(
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout=timeout
+            )
+        )
+
+    async def async_get_meta(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int | None,
+        partition_id: str,
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Metadata of samples of a partition.
+
+        mode "fetch": `batch_size` samples that have all `data_fields` and that `task_name` has not consumed, chosen
+        by the sampler, which gets `sampling_config` (dp_rank, batch_index, ...); they count as consumed then.
+        mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
+        `production_status` 1 where those of the fields that exist are produced.
+
+        timeout: seconds that a fetch waits. None: with `polling_mode: true` it answers at once with an empty
+        BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Raises:
+            WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
+            InvalidArgumentError: the arguments cannot be right, or this batch was dealt with another batch_size.
+            BatchGoneError: this dealt batch's rows are cleared. UnknownPartitionError: force_fetch of none.
+        """
+        return await self._run_async(
+            self._operations.get_meta(
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout=timeout
+            )
+        )
+
+    def await_batch(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        take: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[BatchMeta, bool]:
+        """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
+
+        The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
+        everything is dealt, or because it is `finite` and the task has consumed it wholly. take=False deals
+        nothing: it returns when such a fetch could be met, or never can be.
+        """
+        return self._run(
+            self._operations.await_batch(
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, take, timeout=timeout
+            )
+        )
+
+    async def async_await_batch(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        take: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[BatchMeta, bool]:
+        """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
+
+        The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
+        everything is dealt, or because it is `finite` and the task has consumed it wholly. take=False deals
+        nothing: it returns when such a fetch could be met, or never can be.
+        """
+        return await self._run_async(
+            self._operations.await_batch(
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, take, timeout=timeout
+            )
+        )
+
+    def put(
+        self,
+        data: TensorDictBase,
+        metadata: BatchMeta | None = None,
+        partition_id: str | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_ids: Sequence[str | int] | None = None,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
+
+        data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
+        the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
+        group_ids: one a row, the prompt whose sample it is. timeout: seconds to wait for space; None fails at once.
+
+        Returns:
+            The metadata given, with the fields added, or that of the new samples.
+
+        Raises:
+            InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
+            (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
+            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        """
+        return self._run(
+            self._operations.put(data, metadata, partition_id, data_parser, group_ids=group_ids, timeout=timeout)
+        )
+
+    async def async_put(
+        self,
+        data: TensorDictBase,
+        metadata: BatchMeta | None = None,
+        partition_id: str | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_ids: Sequence[str | int] | None = None,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
+
+        data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
+        the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
+        group_ids: one a row, the prompt whose sample it is. timeout: seconds to wait for space; None fails at once.
+
+        Returns:
+            The metadata given, with the fields added, or that of the new samples.
+
+        Raises:
+            InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
+            (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
+            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        """
+        return await self._run_async(
+            self._operations.put(data, metadata, partition_id, data_parser, group_ids=group_ids, timeout=timeout)
+        )
+
+    def get_data(self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None) -> TensorDict:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        return self._run(self._operations.get_data(metadata, layout=layout, timeout=timeout))
+
+    async def async_get_data(
+        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
+    ) -> TensorDict:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        return await self._run_async(self._operations.get_data(metadata, layout=layout, timeout=timeout))
+
+    def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Replaces the tag of each of these samples by the metadata's custom_meta."""
+        return self._run(self._operations.set_custom_meta(metadata, timeout=timeout))
+
+    async def async_set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Replaces the tag of each of these samples by the metadata's custom_meta."""
+        return await self._run_async(self._operations.set_custom_meta(metadata, timeout=timeout))
+
+    def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Drops these samples with their values, keys and tags; those that are gone already are fine."""
+        return self._run(self._operations.clear_samples(metadata, timeout=timeout))
+
+    async def async_clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Drops these samples with their values, keys and tags; those that are gone already are fine."""
+        return await self._run_async(self._operations.clear_samples(metadata, timeout=timeout))
+
+    def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Drops a partition and all its samples; an unknown one is fine."""
+        return self._run(self._operations.clear_partition(partition_id, timeout=timeout))
+
+    async def async_clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Drops a partition and all its samples; an unknown one is fine."""
+        return await self._run_async(self._operations.clear_partition(partition_id, timeout=timeout))
+
+    def create_partition(
+        self, partition_id: str, group_size: int | None = None, producers: int = 1, *, timeout: float | None = None
+    ) -> bool:
+        """Makes a partition ahead of its first sample; False if it exists.
+
+        group_size: samples of each declared group. producers: how many `seal`s seal it.
+        """
+        return self._run(self._operations.create_partition(partition_id, group_size, producers, timeout=timeout))
+
+    async def async_create_partition(
+        self, partition_id: str, group_size: int | None = None, producers: int = 1, *, timeout: float | None = None
+    ) -> bool:
+        """Makes a partition ahead of its first sample; False if it exists.
+
+        group_size: samples of each declared group. producers: how many `seal`s seal it.
+        """
+        return await self._run_async(
+            self._operations.create_partition(partition_id, group_size, producers, timeout=timeout)
+        )
+
+    def seal(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
+        return self._run(self._operations.seal(partition_id, timeout=timeout))
+
+    async def async_seal(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
+        return await self._run_async(self._operations.seal(partition_id, timeout=timeout))
+
+    def get_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """(int64 indexes [rows], int8 [rows, fields]): 1 where a sample has a field; ascending, reserved rows included.
+
+        (None, None) for an unknown partition or field.
+        """
+        return self._run(self._operations.get_production_status(data_fields, partition_id, timeout=timeout))
+
+    async def async_get_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """(int64 indexes [rows], int8 [rows, fields]): 1 where a sample has a field; ascending, reserved rows included.
+
+        (None, None) for an unknown partition or field.
+        """
+        return await self._run_async(self._operations.get_production_status(data_fields, partition_id, timeout=timeout))
+
+    def get_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """(int64 indexes [rows], int8 [rows]): 1 where the task has consumed a sample; (None, None) if unknown."""
+        return self._run(self._operations.get_consumption_status(task_name, partition_id, timeout=timeout))
+
+    async def async_get_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """(int64 indexes [rows], int8 [rows]): 1 where the task has consumed a sample; (None, None) if unknown."""
+        return await self._run_async(self._operations.get_consumption_status(task_name, partition_id, timeout=timeout))
+
+    def check_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> bool:
+        """Whether every sample has every one of these fields; False for an unknown partition or field."""
+        return self._run(self._operations.check_production_status(data_fields, partition_id, timeout=timeout))
+
+    async def async_check_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> bool:
+        """Whether every sample has every one of these fields; False for an unknown partition or field."""
+        return await self._run_async(
+            self._operations.check_production_status(data_fields, partition_id, timeout=timeout)
+        )
+
+    def check_consumption_status(self, task_name: str, partition_id: str, *, timeout: float | None = None) -> bool:
+        """Whether the task has consumed every sample; False for an unknown partition."""
+        return self._run(self._operations.check_consumption_status(task_name, partition_id, timeout=timeout))
+
+    async def async_check_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> bool:
+        """Whether the task has consumed every sample; False for an unknown partition."""
+        return await self._run_async(
+            self._operations.check_consumption_status(task_name, partition_id, timeout=timeout)
+        )
+
+    def reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> bool:
+        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
+        return self._run(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
+
+    async def async_reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> bool:
+        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
+        return await self._run_async(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
+
+    def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
+        """The names of all partitions, in order of creation."""
+        return self._run(self._operations.get_partition_list(timeout=timeout))
+
+    async def async_get_partition_list(self, *, timeout: float | None = None) -> list[str]:
+        """The names of all partitions, in order of creation."""
+        return await self._run_async(self._operations.get_partition_list(timeout=timeout))
+
+    def explain(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        task: str | None = None,
+        fields: Sequence[str] | str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
+
+        Without a sample: the rows nearest to ready for `task` and `fields`.
+        """
+        return self._run(self._operations.explain(partition_id, global_index, key, task, fields, timeout=timeout))
+
+    async def async_explain(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        task: str | None = None,
+        fields: Sequence[str] | str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
+
+        Without a sample: the rows nearest to ready for `task` and `fields`.
+        """
+        return await self._run_async(
+            self._operations.explain(partition_id, global_index, key, task, fields, timeout=timeout)
+        )
+
+    def status(self, *, timeout: float | None = None) -> SystemStatus:
+        """Progress of every partition by field and task, and the controller's counters."""
+        return self._run(self._operations.status(timeout=timeout))
+
+    async def async_status(self, *, timeout: float | None = None) -> SystemStatus:
+        """Progress of every partition by field and task, and the controller's counters."""
+        return await self._run_async(self._operations.status(timeout=timeout))
+
+    def kv_retrieve_meta(
+        self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
+    ) -> BatchMeta:
+        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
+
+        Unknown keys are left out, or made (create=True).
+        """
+        return self._run(self._operations.kv_retrieve_meta(keys, partition_id, create, timeout=timeout))
+
+    async def async_kv_retrieve_meta(
+        self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
+    ) -> BatchMeta:
+        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
+
+        Unknown keys are left out, or made (create=True).
+        """
+        return await self._run_async(self._operations.kv_retrieve_meta(keys, partition_id, create, timeout=timeout))
+
+    def kv_retrieve_keys(
+        self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
+    ) -> list[str | None]:
+        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
+        return self._run(self._operations.kv_retrieve_keys(global_indexes, partition_id, timeout=timeout))
+
+    async def async_kv_retrieve_keys(
+        self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
+    ) -> list[str | None]:
+        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
+        return await self._run_async(self._operations.kv_retrieve_keys(global_indexes, partition_id, timeout=timeout))
+
+    def kv_put(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Columns | None = None,
+        tag: Mapping[str, Any] | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_id: str | int | None = None,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+
+        fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
+        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
+        timeout: seconds to wait for space; None fails at once.
+
+        Raises:
+            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
+            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+        """
+        return self._run(
+            self._operations.kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
+        )
+
+    async def async_kv_put(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Columns | None = None,
+        tag: Mapping[str, Any] | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_id: str | int | None = None,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+
+        fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
+        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
+        timeout: seconds to wait for space; None fails at once.
+
+        Raises:
+            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
+            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+        """
+        return await self._run_async(
+            self._operations.kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
+        )
+
+    def kv_batch_put(
+        self,
+        keys: Sequence[str] | str,
+        partition_id: str,
+        fields: Columns | None = None,
+        tags: Tags | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_ids: Sequence[str | int] | None = None,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+
+        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
+        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
+        sample it is. timeout: seconds to wait for space; None fails at once.
+
+        Returns:
+            Keys, merged tags, and the fields that every one of these keys has after the put.
+
+        Raises:
+            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
+            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        """
+        return self._run(
+            self._operations.kv_batch_put(
+                keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+            )
+        )
+
+    async def async_kv_batch_put(
+        self,
+        keys: Sequence[str] | str,
+        partition_id: str,
+        fields: Columns | None = None,
+        tags: Tags | None = None,
+        data_parser: DataParser | None = None,
+        *,
+        group_ids: Sequence[str | int] | None = None,
+        timeout: float | None = None,
+    ) -> KVBatchMeta:
+        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+
+        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
+        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
+        sample it is. timeout: seconds to wait for space; None fails at once.
+
+        Returns:
+            Keys, merged tags, and the fields that every one of these keys has after the put.
+
+        Raises:
+            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
+            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        """
+        return await self._run_async(
+            self._operations.kv_batch_put(
+                keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+            )
+        )
+
+    def kv_batch_get(
+        self,
+        keys: Sequence[str] | str,
+        partition_id: str,
+        select_fields: Sequence[str] | str | None = None,
+        *,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> TensorDict:
+        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+
+        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
+        gives all of these. layout: see `get_data`.
+
+        Raises:
+            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+        """
+        return self._run(
+            self._operations.kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+        )
+
+    async def async_kv_batch_get(
+        self,
+        keys: Sequence[str] | str,
+        partition_id: str,
+        select_fields: Sequence[str] | str | None = None,
+        *,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> TensorDict:
+        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+
+        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
+        gives all of these. layout: see `get_data`.
+
+        Raises:
+            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+        """
+        return await self._run_async(
+            self._operations.kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+        )
+
+    def kv_batch_get_by_meta(
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str] | str | None = None,
+        *,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> TensorDict:
+        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+
+        Raises:
+            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+        """
+        return self._run(self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout))
+
+    async def async_kv_batch_get_by_meta(
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str] | str | None = None,
+        *,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> TensorDict:
+        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+
+        Raises:
+            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+        """
+        return await self._run_async(
+            self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
+        )
+
+    def kv_list(
+        self, partition_id: str | None = None, *, timeout: float | None = None
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
+        return self._run(self._operations.kv_list(partition_id, timeout=timeout))
+
+    async def async_kv_list(
+        self, partition_id: str | None = None, *, timeout: float | None = None
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
+        return await self._run_async(self._operations.kv_list(partition_id, timeout=timeout))
+
+    def kv_clear(self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
+        """Drops the samples of these keys; unknown keys and partitions are fine."""
+        return self._run(self._operations.kv_clear(keys, partition_id, timeout=timeout))
+
+    async def async_kv_clear(
+        self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> None:
+        """Drops the samples of these keys; unknown keys and partitions are fine."""
+        return await self._run_async(self._operations.kv_clear(keys, partition_id, timeout=timeout))
+
+    def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.save_controller_checkpoint(path, timeout=timeout))
+
+    async def async_save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.save_controller_checkpoint(path, timeout=timeout))
+
+    def load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.load_controller_checkpoint(path, timeout=timeout))
+
+    async def async_load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.load_controller_checkpoint(path, timeout=timeout))
+
+    def save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    async def async_save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    def load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    async def async_load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))

@@ -1,0 +1,80 @@
+"""The system that this process is attached to, and its client.
+
+`interface.py` sets it, the KV functions use it. A process that never called `init` attaches by itself where a
+system exists: by TQ_ADDRESS, or by name.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.errors import NotInitializedError
+from transfer_queue.node.launcher import RunningSystem, find
+
+
+class Current:
+    """system: what this process started or attached to; client: its client. Both None where it has none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.system: RunningSystem | None = None
+        self.client: TransferQueueClient | None = None
+
+
+CURRENT = Current()
+
+
+def attach(name: str | None = None) -> TransferQueueClient | None:
+    """The client of the attached system, attaching to a running one if need be; None where there is none."""
+    with CURRENT.lock:
+        if CURRENT.client is None:
+            found = find(name)
+            if found is None:
+                return None
+            CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
+        return CURRENT.client
+
+
+def current_client() -> TransferQueueClient:
+    """The client of the attached system; NotInitializedError (also an AssertionError) where there is none."""
+    client = CURRENT.client or attach()
+    if client is None:
+        raise NotInitializedError(
+            "no system is running: call transfer_queue.init() first, or start one with `tq start` (looked at "
+            "TQ_ADDRESS, then for a system of this user by name)"
+        )
+    return client
+
+
+def client_of(config: Any) -> TransferQueueClient:
+    """The client of the system that a config names (`system.folder`, as `init` returns it); None: the attached one.
+
+    A process that is attached to nothing yet is attached to that system.
+    """
+    folder = None if config is None else _folder_of(config)
+    if CURRENT.client is None and folder is not None:
+        with CURRENT.lock:
+            if CURRENT.client is None:
+                found = find(folder=folder)
+                if found is not None:
+                    CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
+    return current_client()
+
+
+def _folder_of(config: Any) -> str | None:
+    system = config.get("system") if hasattr(config, "get") else None
+    folder = system.get("folder") if hasattr(system, "get") else None
+    return None if folder is None else str(folder)
+
+
+def _forked() -> None:
+    """A forked child is attached like its parent, and owns nothing."""
+    CURRENT.lock = threading.RLock()
+    if CURRENT.system is not None:
+        CURRENT.system = CURRENT.system.disowned()
+
+
+os.register_at_fork(after_in_child=_forked)

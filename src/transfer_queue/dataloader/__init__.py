@@ -1,0 +1,1 @@
+"""StreamingDataset and StreamingDataLoader: a rank's batches, micro-batch by micro-batch."""

@@ -1,0 +1,157 @@
+"""The top level: a system comes and goes, and the KV functions over the one this process is attached to."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.config import Settings, merge, sampler_object
+from transfer_queue.current import CURRENT, attach, current_client
+from transfer_queue.errors import NotBuiltError, NotInitializedError
+from transfer_queue.kv import (
+    async_kv_batch_get,
+    async_kv_batch_get_by_meta,
+    async_kv_batch_put,
+    async_kv_clear,
+    async_kv_list,
+    async_kv_put,
+    kv_batch_get,
+    kv_batch_get_by_meta,
+    kv_batch_put,
+    kv_clear,
+    kv_list,
+    kv_put,
+)
+from transfer_queue.node.launcher import RunningSystem, find, start_local
+from transfer_queue.utils.logging_utils import get_logger
+
+__all__ = [
+    "async_kv_batch_get",
+    "async_kv_batch_get_by_meta",
+    "async_kv_batch_put",
+    "async_kv_clear",
+    "async_kv_list",
+    "async_kv_put",
+    "close",
+    "get_client",
+    "get_metrics_endpoint",
+    "init",
+    "kv_batch_get",
+    "kv_batch_get_by_meta",
+    "kv_batch_put",
+    "kv_clear",
+    "kv_list",
+    "kv_put",
+    "load_checkpoint",
+    "save_checkpoint",
+]
+
+_logger = get_logger(__name__)
+
+_TQ_CONTROLLER: RunningSystem | None = None
+"""The system that `init` started or attached to; None means "not initialized"."""
+
+
+def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Mapping[str, Any] | None:
+    """Starts a system, or attaches to the one that runs.
+
+    conf: laid over the defaults of `transfer_queue/config.yaml`; unknown keys are kept. A system is found by the
+    environment variable TQ_ADDRESS, else by its name (`system.name`, TQ_SYSTEM, one per user by default). The first
+    call starts it, and its process's `close` or end stops it; every later call, in any process, attaches.
+
+    Returns:
+        The merged config where a system was started (it pickles, and finds the system from any process); the conf
+        as it was given where one was attached to.
+
+    Raises:
+        InvalidArgumentError: a value of conf is not allowed, or the sampler is unknown (a ValueError).
+        StartError: the system did not come up; the message carries the server's traceback and its log's place.
+    """
+    global _TQ_CONTROLLER
+    with CURRENT.lock:
+        if CURRENT.client is not None and CURRENT.system is not None:
+            _TQ_CONTROLLER = CURRENT.system
+            return conf
+        settings = Settings.from_config(conf)
+        found = find(settings.name)
+        if found is None:
+            merged = merge(conf)
+            found = start_local(
+                settings.name,
+                {"settings": settings.to_json(), "conf": _as_json(merged)},
+                sampler_object(conf),
+                timeout=settings.start_timeout,
+            )
+        CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
+        _TQ_CONTROLLER = found
+        if not found.owned:
+            _logger.info("attached to the system %s", found.describe())
+            return conf
+        OmegaConf.update(merged, "system.folder", str(found.folder), force_add=True)
+        return merged
+
+
+def close() -> None:
+    """Detaches from the system, and stops it if this process has started it. Idempotent."""
+    global _TQ_CONTROLLER
+    with CURRENT.lock:
+        client, system = CURRENT.client, CURRENT.system
+        CURRENT.client = CURRENT.system = _TQ_CONTROLLER = None
+    if client is not None:
+        client.close()
+    if system is not None and system.owned:
+        system.stop()
+
+
+def get_client() -> TransferQueueClient:
+    """The client of the attached system.
+
+    Raises:
+        NotInitializedError: there is no system (also an AssertionError); call `tq.init()`.
+    """
+    client = CURRENT.client or attach()
+    if client is None:
+        raise NotInitializedError("no system is running: call tq.init() first, or start one with `tq start`")
+    return client
+
+
+def get_metrics_endpoint() -> str | None:
+    """ "host:port" where metrics are served over HTTP; None when they are off (`metrics.enabled`)."""
+    client = current_client()
+    client.get_partition_list()  # the endpoint is known once the controller was reached
+    endpoint: str | None = client.storage_manager.config.get("metrics_endpoint")
+    return endpoint
+
+
+def save_checkpoint(
+    checkpoint_dir: str | os.PathLike[str], *, include_storage: bool = True, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Of a later release: raises NotBuiltError; NotInitializedError where there is no system."""
+    _refuse_checkpoint(checkpoint_dir)
+
+
+def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Of a later release: raises NotBuiltError; NotInitializedError where there is no system."""
+    _refuse_checkpoint(checkpoint_dir)
+
+
+def _refuse_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
+    if _TQ_CONTROLLER is None:
+        raise NotInitializedError("the system is not initialized: call tq.init() before saving or loading checkpoints")
+    raise NotBuiltError(f"checkpoints (here {Path(checkpoint_dir)}) come with a later release")
+
+
+def _as_json(merged: DictConfig) -> Any:
+    """The conf as JSON values; an object that is none (a sampler) as its class's name."""
+    plain = OmegaConf.to_container(merged, resolve=True)
+    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=lambda value: type(value).__qualname__))
+
+
+atexit.register(close)

@@ -1,0 +1,208 @@
+"""The KV functions of the package. Made by tools/generate_surface.py out of client/operations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from transfer_queue.client.operations import Columns, DataParser, Tags
+from transfer_queue.current import current_client
+from transfer_queue.metadata import KVBatchMeta
+
+
+def kv_put(
+    key: str,
+    partition_id: str,
+    fields: Columns | None = None,
+    tag: Mapping[str, Any] | None = None,
+    data_parser: DataParser | None = None,
+    *,
+    group_id: str | int | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+
+    fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
+    tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
+    timeout: seconds to wait for space; None fails at once.
+
+    Raises:
+        InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
+        CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+    """
+    return current_client().kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
+
+
+async def async_kv_put(
+    key: str,
+    partition_id: str,
+    fields: Columns | None = None,
+    tag: Mapping[str, Any] | None = None,
+    data_parser: DataParser | None = None,
+    *,
+    group_id: str | int | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+
+    fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
+    tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
+    timeout: seconds to wait for space; None fails at once.
+
+    Raises:
+        InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
+        CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+    """
+    return await current_client().async_kv_put(
+        key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout
+    )
+
+
+def kv_batch_put(
+    keys: Sequence[str] | str,
+    partition_id: str,
+    fields: Columns | None = None,
+    tags: Tags | None = None,
+    data_parser: DataParser | None = None,
+    *,
+    group_ids: Sequence[str | int] | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+
+    fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
+    an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
+    sample it is. timeout: seconds to wait for space; None fails at once.
+
+    Returns:
+        Keys, merged tags, and the fields that every one of these keys has after the put.
+
+    Raises:
+        InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
+        dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+        rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+    """
+    return current_client().kv_batch_put(
+        keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+    )
+
+
+async def async_kv_batch_put(
+    keys: Sequence[str] | str,
+    partition_id: str,
+    fields: Columns | None = None,
+    tags: Tags | None = None,
+    data_parser: DataParser | None = None,
+    *,
+    group_ids: Sequence[str | int] | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+
+    fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
+    an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
+    sample it is. timeout: seconds to wait for space; None fails at once.
+
+    Returns:
+        Keys, merged tags, and the fields that every one of these keys has after the put.
+
+    Raises:
+        InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
+        dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+        rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+    """
+    return await current_client().async_kv_batch_put(
+        keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+    )
+
+
+def kv_batch_get(
+    keys: Sequence[str] | str,
+    partition_id: str,
+    select_fields: Sequence[str] | str | None = None,
+    *,
+    layout: str = "jagged",
+    timeout: float | None = None,
+) -> TensorDict:
+    """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+
+    Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
+    gives all of these. layout: see `get_data`.
+
+    Raises:
+        InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+    """
+    return current_client().kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+
+
+async def async_kv_batch_get(
+    keys: Sequence[str] | str,
+    partition_id: str,
+    select_fields: Sequence[str] | str | None = None,
+    *,
+    layout: str = "jagged",
+    timeout: float | None = None,
+) -> TensorDict:
+    """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+
+    Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
+    gives all of these. layout: see `get_data`.
+
+    Raises:
+        InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+    """
+    return await current_client().async_kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+
+
+def kv_batch_get_by_meta(
+    meta: KVBatchMeta,
+    select_fields: Sequence[str] | str | None = None,
+    *,
+    layout: str = "jagged",
+    timeout: float | None = None,
+) -> TensorDict:
+    """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+
+    Raises:
+        InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+    """
+    return current_client().kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
+
+
+async def async_kv_batch_get_by_meta(
+    meta: KVBatchMeta,
+    select_fields: Sequence[str] | str | None = None,
+    *,
+    layout: str = "jagged",
+    timeout: float | None = None,
+) -> TensorDict:
+    """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+
+    Raises:
+        InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+    """
+    return await current_client().async_kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
+
+
+def kv_list(partition_id: str | None = None, *, timeout: float | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
+    return current_client().kv_list(partition_id, timeout=timeout)
+
+
+async def async_kv_list(
+    partition_id: str | None = None, *, timeout: float | None = None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
+    return await current_client().async_kv_list(partition_id, timeout=timeout)
+
+
+def kv_clear(keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
+    """Drops the samples of these keys; unknown keys and partitions are fine."""
+    return current_client().kv_clear(keys, partition_id, timeout=timeout)
+
+
+async def async_kv_clear(keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
+    """Drops the samples of these keys; unknown keys and partitions are fine."""
+    return await current_client().async_kv_clear(keys, partition_id, timeout=timeout)

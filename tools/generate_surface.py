@@ -1,0 +1,155 @@
+"""Writes the blocking and awaitable surfaces out of `client/operations.py`.
+
+    python tools/generate_surface.py           writes them
+    python tools/generate_surface.py --check   exit 1 where they are not what it would write
+
+Signatures and docstrings stand once, at the operations; the surfaces are committed, so that readers and type
+checkers see plain methods.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
+SOURCE = PACKAGE / "client" / "operations.py"
+KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
+
+
+CLIENT_HEAD = '''"""The methods of TransferQueueClient. Made by tools/generate_surface.py out of client/operations.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Tags
+from transfer_queue.messages import SystemStatus
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
+
+T = TypeVar("T")
+
+
+class Surface(ABC):
+    """Each operation twice: blocking, and awaitable as `async_...`."""
+
+    @property
+    @abstractmethod
+    def _operations(self) -> Operations:
+        """The operations of this process's client."""
+
+    @abstractmethod
+    def _run(self, operation: Operation[T]) -> T:
+        """Runs an operation in this thread."""
+
+    @abstractmethod
+    async def _run_async(self, operation: Operation[T]) -> T:
+        """Runs an operation in this event loop."""
+'''
+
+KV_HEAD = '''"""The KV functions of the package. Made by tools/generate_surface.py out of client/operations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from transfer_queue.client.operations import Columns, DataParser, Tags
+from transfer_queue.current import current_client
+from transfer_queue.metadata import KVBatchMeta
+'''
+
+
+def operations() -> list[ast.FunctionDef]:
+    """The public operations, in the order of the source."""
+    tree = ast.parse(SOURCE.read_text())
+    owner = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Operations")
+    return [node for node in owner.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+
+
+def _result(function: ast.FunctionDef) -> str:
+    assert isinstance(function.returns, ast.Subscript)
+    return ast.unparse(function.returns.slice)
+
+
+def _call(function: ast.FunctionDef) -> str:
+    """The arguments as the surface passes them on."""
+    given = [argument.arg for argument in function.args.args if argument.arg != "self"]
+    given += [f"{argument.arg}={argument.arg}" for argument in function.args.kwonlyargs]
+    return ", ".join(given)
+
+
+def _signature(function: ast.FunctionDef, method: bool) -> str:
+    arguments = ast.parse(ast.unparse(function)).body[0]
+    assert isinstance(arguments, ast.FunctionDef)
+    if not method:
+        arguments.args.args = arguments.args.args[1:]
+    return ast.unparse(arguments.args)
+
+
+def _docstring(function: ast.FunctionDef, indent: str) -> str:
+    lines = (ast.get_docstring(function) or "").splitlines()
+    if len(lines) == 1:
+        return f'{indent}"""{lines[0]}"""'
+    body = [f"{indent}{line}" if line else "" for line in lines[1:]]
+    return "\n".join([f'{indent}"""{lines[0]}', *body, f'{indent}"""'])
+
+
+def _method(function: ast.FunctionDef) -> str:
+    signature, result, given = _signature(function, True), _result(function), _call(function)
+    doc = _docstring(function, " " * 8)
+    return (
+        f"    def {function.name}({signature}) -> {result}:\n{doc}\n"
+        f"        return self._run(self._operations.{function.name}({given}))\n\n"
+        f"    async def async_{function.name}({signature}) -> {result}:\n{doc}\n"
+        f"        return await self._run_async(self._operations.{function.name}({given}))\n"
+    )
+
+
+def _function(function: ast.FunctionDef) -> str:
+    signature, result, given = _signature(function, False), _result(function), _call(function)
+    doc = _docstring(function, " " * 4)
+    return (
+        f"\n\ndef {function.name}({signature}) -> {result}:\n{doc}\n"
+        f"    return current_client().{function.name}({given})\n"
+        f"\n\nasync def async_{function.name}({signature}) -> {result}:\n{doc}\n"
+        f"    return await current_client().async_{function.name}({given})\n"
+    )
+
+
+def _formatted(source: str) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", "120", "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def main(arguments: list[str]) -> int:
+    """Writes, or checks with --check."""
+    found = operations()
+    files = {
+        PACKAGE / "client" / "surface.py": CLIENT_HEAD + "".join("\n" + _method(function) for function in found),
+        PACKAGE / "kv.py": KV_HEAD + "".join(_function(f) for f in found if f.name in KV_FUNCTIONS),
+    }
+    stale = []
+    for path, source in files.items():
+        wanted = _formatted(source)
+        if not path.exists() or path.read_text() != wanted:
+            stale.append(path.name)
+            if "--check" not in arguments:
+                path.write_text(wanted)
+    if stale and "--check" in arguments:
+        print(f"not up to date: {', '.join(stale)}; run python tools/generate_surface.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
