@@ -214,6 +214,15 @@ def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: 
     assert space.returns() == [(0, failed.extent)]
 
 
+def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(servers: Servers, space: Space) -> None:
+    first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
+    space.published(first)
+    assert space.closes(last) == [(0, last.extent)]
+    space.abandon(last)
+    assert space.closes() == [(0, last.extent)]
+    assert space.returns() == []
+
+
 def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, space: Space) -> None:
     lost = servers.run(space.reserve(DEDICATED))
     space.keep(space.closes(lost))
