@@ -289,3 +289,39 @@ def test_a_thousand_connections_come_and_go(running: Running) -> None:
     until(lambda: not running.server._peers)
     assert running.server.counters["accepted"] == 1000
     session.close()
+
+
+def test_idle_work_is_done_between_events_until_there_is_none(tmp_path: Path) -> None:
+    left = [3]
+
+    def idle() -> bool:
+        left[0] -= 1
+        return left[0] > 0
+
+    with Running(tmp_path, idle=idle) as running:
+        until(lambda: left[0] == 0)
+        session = running.session()
+        run_blocking(session, one(CreatePartition("p")))
+        until(lambda: left[0] < 0)  # asked anew after an event
+        session.close()
+
+
+def test_failing_idle_work_is_counted_and_not_repeated_at_once(tmp_path: Path) -> None:
+    with Running(tmp_path, idle=lambda: 1 // 0 > 0) as running:
+        until(lambda: running.server.counters["errors"] == 1)
+        session = running.session()
+        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
+        session.close()
+
+
+class Strict(EchoService):
+    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        raise ProtocolError("I do not know this")
+
+
+def test_a_message_that_makes_no_sense_to_the_service_costs_its_connection(tmp_path: Path) -> None:
+    with Running(tmp_path, service=Strict()) as running, raw(running.address) as sock:
+        sock.sendall(pack_frame(b"what"))
+        assert sock.recv(10) == b""
+        assert running.server.counters["broken"] == 1
+        assert running.server.counters["errors"] == 0

@@ -7,7 +7,7 @@ connection ends that connection and counts:
 
     accepted         connections authenticated           refused       over the cap, told so
     rejected         failed or slow handshakes            accept_errors failures to accept (descriptors ran out)
-    broken           frames over the limits, resets       slow          readers whose output buffer was full
+    broken           messages that make no sense          slow          readers whose output buffer was full
     errors           exceptions of the service
 
 Nothing blocks: writes go out as far as the socket takes them, the rest when it is writable.
@@ -55,8 +55,8 @@ class Outgoing(NamedTuple):
 class Service(Protocol):
     """What a server serves. Called by the loop's thread alone; must not block. `now` is the server's clock.
 
-    An exception in `received` ends that connection (`closed` follows). Peers are numbered from 1 and never
-    again.
+    An exception in `received` ends that connection (`closed` follows); ProtocolError says that its message
+    made no sense. Peers are numbered from 1 and never again.
     """
 
     def opened(self, peer: int, hello: Hello) -> None:
@@ -98,6 +98,8 @@ class Server:
 
     key: the system's. max_connections: authenticated or not; more are told so and closed.
     max_output: bytes that wait for a slow reader before it is dropped (one frame may exceed it).
+    idle: work for when nothing is to be done, a few milliseconds at a time; says whether there is more. Asked
+    again after the next event.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Server:
         max_body: int = MAX_BODY,
         max_payload: int = MAX_PAYLOAD,
         handshake_seconds: float = HANDSHAKE_SECONDS,
+        idle: Callable[[], bool] | None = None,
     ) -> None:
         self.counters = dict.fromkeys(
             ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "errors"), 0
@@ -130,6 +133,8 @@ class Server:
         self._next_peer = 1
         self._accept_again: float | None = None  # while accepting is paused
         self._tick_again = 0.0  # after a failed tick: not before
+        self._idle = idle
+        self._may_idle = idle is not None  # there may be idle work that was not asked for since the last event
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -203,7 +208,10 @@ class Server:
             self.close()
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(self._patience()):
+        ready = self._selector.select(0 if self._may_idle else self._patience())
+        if self._idle is not None:
+            self._may_idle = bool(ready) or (self._may_idle and self._idled(self._idle))
+        for key, events in ready:
             if isinstance(key.data, _Peer):
                 self._serve(key.data, events)
             else:
@@ -212,6 +220,14 @@ class Server:
             self._guarded(self._soon.popleft())
         self._check_deadlines()
         self._flush()
+
+    def _idled(self, idle: Callable[[], bool]) -> bool:
+        try:
+            return idle()
+        except Exception:
+            self.counters["errors"] += 1
+            logger.exception("idle work failed")
+            return False
 
     def _patience(self) -> float | None:
         """Seconds until something is due without any event; None for never."""
@@ -358,18 +374,23 @@ class Server:
         try:
             frames = peer.reader.feed(data)
         except ProtocolError as error:
-            self.counters["broken"] += 1
-            logger.warning("connection %d: %s", peer.number, error)
-            self._drop(peer)
+            self._break(peer, error)
             return
         now = self._clock()
         try:
             for body, payload in frames:
                 self._queue(self._service.received(peer.number, body, payload, now))
+        except ProtocolError as error:
+            self._break(peer, error)
         except Exception:
             self.counters["errors"] += 1
             logger.exception("the service failed on a message of connection %d, which is dropped", peer.number)
             self._drop(peer)
+
+    def _break(self, peer: _Peer, error: ProtocolError) -> None:
+        self.counters["broken"] += 1
+        logger.warning("connection %d is dropped: %s", peer.number, error)
+        self._drop(peer)
 
     # ------------------------------------------------------------ output
 

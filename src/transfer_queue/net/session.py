@@ -82,6 +82,11 @@ class Session:
 
     def begin(self, request: AnyRequest) -> tuple[int, bytes]:
         """A sequence for the request, and the frame to send; `finish` must follow."""
+        sequence, body = self.wrap(request)
+        return sequence, pack_frame(body)
+
+    def wrap(self, request: AnyRequest) -> tuple[int, bytes]:
+        """Like `begin`, with the body of the frame alone."""
         with self._lock:
             sequence = self._next
             self._next += 1
@@ -90,7 +95,7 @@ class Session:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            return sequence, pack_frame(self._encode(Envelope(sequence, acknowledged, request)))
+            return sequence, self._encode(Envelope(sequence, acknowledged, request))
         except BaseException:
             self.finish(sequence)
             raise
