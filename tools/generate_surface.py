@@ -19,7 +19,7 @@ SOURCE = PACKAGE / "client" / "operations.py"
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 
-CLIENT_HEAD = '''"""The methods of TransferQueueClient. Made by tools/generate_surface.py out of client/operations.py."""
+CLIENT_HEAD = '''"""TransferQueueClient's methods. Made by tools/generate_surface.py out of client/operations.py."""
 
 from __future__ import annotations
 

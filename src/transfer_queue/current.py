@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.client import TransferQueueClient
@@ -65,8 +66,8 @@ def client_of(config: Any) -> TransferQueueClient:
 
 
 def _folder_of(config: Any) -> str | None:
-    system = config.get("system") if hasattr(config, "get") else None
-    folder = system.get("folder") if hasattr(system, "get") else None
+    system = config.get("system") if isinstance(config, Mapping) or hasattr(config, "get") else None
+    folder = None if system is None else system.get("folder")
     return None if folder is None else str(folder)
 
 

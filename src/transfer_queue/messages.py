@@ -28,7 +28,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # ---------------------------------------------------------------- descriptors
 
 
-class FieldSpec(Message):
+class FieldSpec(Message, frozen=True):
     """How one field lies in a block.
 
     kind: "tensor" or "object". dtype: torch's name without the prefix ("float32"), "object" for objects.
@@ -43,7 +43,7 @@ class FieldSpec(Message):
     ragged: bool
 
 
-class NewBlock(Message):
+class NewBlock(Message, frozen=True):
     """A block just written, as its writer publishes it.
 
     unit, extent, offset, generation: where it lies (`storage.arena`); nbytes: how long it is.
@@ -62,7 +62,7 @@ class NewBlock(Message):
     dims: bytes
 
 
-class FieldType(Message):
+class FieldType(Message, frozen=True):
     """What is known of a field over all its live rows.
 
     shape: the row shape while all rows agree, else None. differs: bit d set once two live rows
@@ -78,7 +78,7 @@ class FieldType(Message):
     mixed_rank: bool
 
 
-class Blocks(Message):
+class Blocks(Message, frozen=True):
     """Blocks that a reply refers to, as columns of equal length.
 
     unit i4, offset i8, generation i8, nbytes i8, rows i4; schema i4 and dims i4 index into the lists.
@@ -95,7 +95,7 @@ class Blocks(Message):
     dims_values: list[bytes]
 
 
-class Placement(Message):
+class Placement(Message, frozen=True):
     """Where the rows of some fields lie: for each row a block of the reply (i4) and the row in it (i4)."""
 
     fields: list[str]
@@ -106,15 +106,15 @@ class Placement(Message):
 # ---------------------------------------------------------------- requests to the controller
 
 
-class Request(Message, tag=True):
+class Request(Message, frozen=True, tag=True):
     """Base of what a client may ask."""
 
 
-class Topology(Request):
+class Topology(Request, frozen=True):
     """Asks for the units and the configuration of the system."""
 
 
-class CreatePartition(Request):
+class CreatePartition(Request, frozen=True):
     """Makes a partition; False if it exists. pre_allocate: rows reserved at once."""
 
     partition: str
@@ -123,7 +123,7 @@ class CreatePartition(Request):
     producers: int = 1
 
 
-class Reserve(Request):
+class Reserve(Request, frozen=True):
     """Reserves rows: `count` new ones, or one for each key that is not known (all keys are answered)."""
 
     partition: str
@@ -134,7 +134,7 @@ class Reserve(Request):
     wait: float | None = None
 
 
-class Publish(Request):
+class Publish(Request, frozen=True):
     """Makes written values visible, together with tags, keys and groups.
 
     Target rows: `rows` (i8 global indexes), or `keys` (unknown ones are created), or neither: `count`
@@ -157,7 +157,7 @@ class Publish(Request):
     wait: float | None = None
 
 
-class Claim(Request):
+class Claim(Request, frozen=True):
     """Wants `count` rows for a task, with all these fields, through the sampler.
 
     wait: seconds to stay parked; None answers at once. probe: deal nothing; answer when a claim like
@@ -174,28 +174,28 @@ class Claim(Request):
     finite: bool = False
 
 
-class Show(Request):
+class Show(Request, frozen=True):
     """All live rows of a partition with the state of these fields; deals and consumes nothing."""
 
     partition: str
     fields: list[str]
 
 
-class RetrieveMeta(Request):
+class RetrieveMeta(Request, frozen=True):
     """The rows of these keys, in key order, unknown keys left out."""
 
     partition: str
     keys: list[str]
 
 
-class RetrieveKeys(Request):
+class RetrieveKeys(Request, frozen=True):
     """The keys of these rows (i8 global indexes)."""
 
     partition: str
     rows: bytes
 
 
-class Lookup(Request):
+class Lookup(Request, frozen=True):
     """Where values lie. By rows (i8) every row must have every field; by keys unknown ones are left out
     and the fields every found key has are cut to `fields` (None: all)."""
 
@@ -205,78 +205,78 @@ class Lookup(Request):
     fields: list[str] | None = None
 
 
-class ListKeys(Request):
+class ListKeys(Request, frozen=True):
     """Partition -> key -> tag, of one partition or of all."""
 
     partition: str | None = None
 
 
-class ListPartitions(Request):
+class ListPartitions(Request, frozen=True):
     """The names of the partitions, in order of creation."""
 
 
-class ClearRows(Request):
+class ClearRows(Request, frozen=True):
     """Clears rows (i8 global indexes); unknown ones are fine."""
 
     partition: str
     rows: bytes
 
 
-class ClearKeys(Request):
+class ClearKeys(Request, frozen=True):
     """Clears the rows of these keys; unknown ones are fine."""
 
     partition: str
     keys: list[str]
 
 
-class ClearPartition(Request):
+class ClearPartition(Request, frozen=True):
     """Drops a partition and its data; an unknown one is fine."""
 
     partition: str
 
 
-class ProductionStatus(Request):
+class ProductionStatus(Request, frozen=True):
     """Which rows have which of these fields."""
 
     partition: str
     fields: list[str]
 
 
-class ConsumptionStatus(Request):
+class ConsumptionStatus(Request, frozen=True):
     """Which rows the task has consumed."""
 
     partition: str
     task: str
 
 
-class CheckProduction(Request):
+class CheckProduction(Request, frozen=True):
     """Whether every row has every one of these fields."""
 
     partition: str
     fields: list[str]
 
 
-class CheckConsumption(Request):
+class CheckConsumption(Request, frozen=True):
     """Whether the task has consumed every row."""
 
     partition: str
     task: str
 
 
-class ResetConsumption(Request):
+class ResetConsumption(Request, frozen=True):
     """Forgets what a task (None: every task) has consumed, and its dealt batches."""
 
     partition: str
     task: str | None = None
 
 
-class Seal(Request):
+class Seal(Request, frozen=True):
     """No new rows will come (from this producer)."""
 
     partition: str
 
 
-class Explain(Request):
+class Explain(Request, frozen=True):
     """Why a sample is not handed out, in words."""
 
     partition: str
@@ -286,24 +286,24 @@ class Explain(Request):
     fields: list[str] | None = None
 
 
-class Status(Request):
+class Status(Request, frozen=True):
     """Progress of every partition by field and task."""
 
 
-class CloseExtents(Request):
+class CloseExtents(Request, frozen=True):
     """These extents of the asking writer will take no more blocks."""
 
     extents: list[tuple[int, int]]
 
 
-class RegisterUnit(Request):
+class RegisterUnit(Request, frozen=True):
     """A storage unit comes up. address: where it listens; arena: the folder of its arena."""
 
     address: str
     arena: str
 
 
-class WriterGone(Request):
+class WriterGone(Request, frozen=True):
     """A unit proved a writer dead; extents: what it had leased."""
 
     writer: str
@@ -311,7 +311,7 @@ class WriterGone(Request):
     extents: list[int]
 
 
-class Cancel(Request):
+class Cancel(Request, frozen=True):
     """The asking client no longer waits for its request `sequence`."""
 
     sequence: int
@@ -320,7 +320,7 @@ class Cancel(Request):
 # ---------------------------------------------------------------- requests to a storage unit
 
 
-class Lease(Request):
+class Lease(Request, frozen=True):
     """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
 
     want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
@@ -332,24 +332,24 @@ class Lease(Request):
     wait: float | None = None
 
 
-class OpenSlot(Request):
+class OpenSlot(Request, frozen=True):
     """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`)."""
 
     writer: str
 
 
-class Return(Request):
+class Return(Request, frozen=True):
     """Gives back extents in which nothing was published."""
 
     slot: int
     extents: list[int]
 
 
-class UnitStatus(Request):
+class UnitStatus(Request, frozen=True):
     """Bytes held, leased and free in the arena."""
 
 
-class Free(Request):
+class Free(Request, frozen=True):
     """Controller to unit: nothing lives in these extents any more."""
 
     extents: list[int]
@@ -358,24 +358,24 @@ class Free(Request):
 # ---------------------------------------------------------------- replies
 
 
-class Reply(Message, tag=True):
+class Reply(Message, frozen=True, tag=True):
     """Base of what is answered."""
 
 
-class Failure(Reply):
+class Failure(Reply, frozen=True):
     """An error of the tree by class name, and its message."""
 
     kind: str
     message: str
 
 
-class Done(Reply):
+class Done(Reply, frozen=True):
     """Nothing more to say; value for yes/no and short answers."""
 
     value: Any = None
 
 
-class UnitInfo(Message):
+class UnitInfo(Message, frozen=True):
     """One storage unit: its number, where it listens, the folder of its arena."""
 
     unit: int
@@ -383,14 +383,14 @@ class UnitInfo(Message):
     arena: str
 
 
-class TopologyReply(Reply):
+class TopologyReply(Reply, frozen=True):
     """The units, and the configuration as JSON text."""
 
     units: list[UnitInfo]
     config: str
 
 
-class PublishReply(Reply):
+class PublishReply(Reply, frozen=True):
     """rows: i8 global indexes of the targets. tags: merged ones (None: all empty), fields: common and
     sorted; both only for a put by keys."""
 
@@ -399,7 +399,7 @@ class PublishReply(Reply):
     fields: list[str] | None = None
 
 
-class ClaimReply(Reply):
+class ClaimReply(Reply, frozen=True):
     """Rows with what a BatchMeta says of them.
 
     rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
@@ -414,7 +414,7 @@ class ClaimReply(Reply):
     ended: bool = False
 
 
-class LookupReply(Reply):
+class LookupReply(Reply, frozen=True):
     """Where the rows lie. count: rows found; types and placements cover the same fields."""
 
     count: int
@@ -423,7 +423,7 @@ class LookupReply(Reply):
     placements: list[Placement]
 
 
-class StatusReply(Reply):
+class StatusReply(Reply, frozen=True):
     """rows i8; matrix i1, rows x columns in the order asked. known: False for an unknown partition or field."""
 
     known: bool
@@ -431,7 +431,7 @@ class StatusReply(Reply):
     matrix: bytes = b""
 
 
-class FieldProgress(Message):
+class FieldProgress(Message, frozen=True):
     """A field of a partition: how many live rows have it, and its type in words."""
 
     name: str
@@ -439,7 +439,7 @@ class FieldProgress(Message):
     type: str
 
 
-class TaskProgress(Message):
+class TaskProgress(Message, frozen=True):
     """A task of a partition: rows consumed, claims waiting and for how long the longest has."""
 
     name: str
@@ -448,7 +448,7 @@ class TaskProgress(Message):
     longest_wait: float
 
 
-class PartitionProgress(Message):
+class PartitionProgress(Message, frozen=True):
     """One partition as `tq status` shows it."""
 
     name: str
@@ -462,14 +462,14 @@ class PartitionProgress(Message):
     orphaned_groups: int = 0
 
 
-class SystemStatus(Reply):
+class SystemStatus(Reply, frozen=True):
     """All partitions, and counters of the controller."""
 
     partitions: list[PartitionProgress]
     counters: dict[str, float]
 
 
-class LeaseReply(Reply):
+class LeaseReply(Reply, frozen=True):
     """extent: its number, never used again; where it lies; its generation."""
 
     extent: int
@@ -478,14 +478,14 @@ class LeaseReply(Reply):
     generation: int
 
 
-class SlotReply(Reply):
+class SlotReply(Reply, frozen=True):
     """slot: the writer's number; lock_path: the file to lock."""
 
     slot: int
     lock_path: str
 
 
-class UnitStatusReply(Reply):
+class UnitStatusReply(Reply, frozen=True):
     """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased)."""
 
     capacity: int

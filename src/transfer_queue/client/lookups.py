@@ -65,5 +65,5 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
         for shape in shapes:
             for d, (one, two) in enumerate(zip(shape, next(iter(shapes)))):
                 differs |= (one != two) << d
-    shape = first.shape if not differs and not mixed else None
-    return FieldType(name, first.kind, first.dtype, first.ndim, shape, differs, mixed)
+    known = None if differs or mixed else first.shape
+    return FieldType(name, first.kind, first.dtype, first.ndim, known, differs, mixed)

@@ -54,8 +54,8 @@ from transfer_queue.messages import (
     ProductionStatus,
     Publish,
     PublishReply,
-    ResetConsumption,
     Reserve,
+    ResetConsumption,
     RetrieveKeys,
     RetrieveMeta,
     Seal,
@@ -500,7 +500,9 @@ class Operations:
             name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()
         }
 
-    def kv_clear(self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
+    def kv_clear(
+        self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[None]:
         """Drops the samples of these keys; unknown keys and partitions are fine."""
         yield from self._ask(ClearKeys(partition_id, _keys(keys)), Done, timeout)
 
@@ -604,6 +606,7 @@ class Operations:
             )  # fmt: skip
             reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait)
         except (ConnectionLostError, NotInitializedError, WaitTimeoutError):
+            space.keep(closes)
             space.published(reserved)  # nobody can tell whether it was
             raise
         except Exception:
@@ -612,6 +615,7 @@ class Operations:
             yield from space.give_back()
             raise
         except BaseException:  # cancelled or interrupted: its answer may be on the way
+            space.keep(closes)
             space.published(reserved)
             raise
         space.published(reserved)

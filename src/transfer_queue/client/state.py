@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Generator
+import zlib
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +17,14 @@ import msgspec
 import numpy as np
 
 from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.client.space import Space
+from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
 from transfer_queue.errors import NotInitializedError, ProtocolError
 from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo
 from transfer_queue.net.session import Session, Target
-from transfer_queue.storage.arena import GRANULE, Arena
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.ownership import hold_slot
 
 
 class SystemAddress(Protocol):
@@ -42,12 +45,15 @@ class SystemAddress(Protocol):
 class ClientState:
     """The session of one client id in one process, and what it has learned of its system.
 
-    settings, config: known after the first call. space: where it writes.
+    settings, config: known after the first call. space: where it writes. hold: locks a slot file.
     """
 
-    def __init__(self, system: SystemAddress) -> None:
+    def __init__(
+        self, system: SystemAddress, client_id: str | None = None, hold: Callable[[Path], Held] = hold_slot
+    ) -> None:
         self.system = system
-        self.client_id = uuid.uuid4().hex
+        self.client_id = client_id or uuid.uuid4().hex
+        self._hold = hold
         self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of)
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
@@ -92,7 +98,9 @@ class ClientState:
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
                 self._units = {unit.unit: unit for unit in reply.units}
-                self._space = Space(self.client_id, sorted(self._units))
+                numbers = sorted(self._units)
+                first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
+                self._space = Space(self.client_id, numbers[first:] + numbers[:first], self._hold)
 
     def arena(self, unit: int) -> Arena:
         """The mapped arena of a unit, opened at its first use."""

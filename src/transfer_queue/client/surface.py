@@ -1,4 +1,4 @@
-"""The methods of TransferQueueClient. Made by tools/generate_surface.py out of client/operations.py."""
+"""TransferQueueClient's methods. Made by tools/generate_surface.py out of client/operations.py."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Base of all records."""
 
 
-class PartitionMade(Record):
+class PartitionMade(Record, frozen=True):
     """A partition begins. group_size: members of each declared group, where known."""
 
     partition: str
@@ -25,7 +25,7 @@ class PartitionMade(Record):
     producers: int
 
 
-class RowsReserved(Record):
+class RowsReserved(Record, frozen=True):
     """Rows begin: first `taken` pre-allocated ones, then `count` new ones from `first_index` on.
 
     keys, groups: one entry for each of the taken + count rows, None where rows have none.
@@ -41,7 +41,7 @@ class RowsReserved(Record):
     pre_allocated: bool = False
 
 
-class Published(Record):
+class Published(Record, frozen=True):
     """Values of these rows became visible as block number `block_number` (0: tags or groups alone)."""
 
     partition: str
@@ -54,7 +54,7 @@ class Published(Record):
     groups: list[str] | None = None
 
 
-class ExtentsClosed(Record):
+class ExtentsClosed(Record, frozen=True):
     """These extents take no more blocks."""
 
     extents: list[tuple[int, int]]
@@ -67,7 +67,7 @@ class Share(msgspec.Struct, array_like=True, frozen=True):
     rows: bytes
 
 
-class Dealt(Record):
+class Dealt(Record, frozen=True):
     """A sampler's outcome. batch_index: None for a deal that is not kept; else the shares are kept under
     (task, dp_rank, batch_index) with the batch size they were asked with."""
 
@@ -79,33 +79,33 @@ class Dealt(Record):
     consumed: bytes
 
 
-class RowsCleared(Record):
+class RowsCleared(Record, frozen=True):
     """Rows end, with their keys, tags and values."""
 
     partition: str
     rows: bytes
 
 
-class PartitionDropped(Record):
+class PartitionDropped(Record, frozen=True):
     """A partition ends, with all its rows."""
 
     partition: str
 
 
-class ConsumptionForgotten(Record):
+class ConsumptionForgotten(Record, frozen=True):
     """A task (None: every task) has consumed nothing, and its dealt batches are forgotten."""
 
     partition: str
     task: str | None
 
 
-class SealCounted(Record):
+class SealCounted(Record, frozen=True):
     """One of the partition's producers has sealed it."""
 
     partition: str
 
 
-class Parked(Record):
+class Parked(Record, frozen=True):
     """A request waits. deadline: on the controller's clock."""
 
     client: str
@@ -115,14 +115,14 @@ class Parked(Record):
     request: Union[Claim, Publish, Reserve]
 
 
-class Unparked(Record):
+class Unparked(Record, frozen=True):
     """It waits no longer: met, timed out or cancelled."""
 
     client: str
     sequence: int
 
 
-class Replied(Record):
+class Replied(Record, frozen=True):
     """The answer to a mutation, kept until the client acknowledges it; earlier ones up to `acknowledged` go."""
 
     client: str
@@ -131,13 +131,13 @@ class Replied(Record):
     reply: AnyReply
 
 
-class ClientForgotten(Record):
+class ClientForgotten(Record, frozen=True):
     """A client that left long ago: its kept replies go."""
 
     client: str
 
 
-class UnitRegistered(Record):
+class UnitRegistered(Record, frozen=True):
     """A storage unit came up under this number."""
 
     unit: int
@@ -145,7 +145,7 @@ class UnitRegistered(Record):
     arena: str
 
 
-class WriterFenced(Record):
+class WriterFenced(Record, frozen=True):
     """A writer is proven dead: it publishes no more, and its extents on this unit are closed."""
 
     writer: str

@@ -1,0 +1,11 @@
+"""A whole system in one process, deterministic by its seed, for tests of this package and of its users.
+
+`cluster.Cluster` runs the production controller, storage unit and client operations over a virtual network and a
+virtual clock: nothing sleeps, no socket is opened, and a seed replays a run.
+"""
+
+from transfer_queue.testing.clock import VirtualClock
+from transfer_queue.testing.cluster import Client, Cluster, Task
+from transfer_queue.testing.network import Network
+
+__all__ = ["Client", "Cluster", "Network", "Task", "VirtualClock"]

@@ -1,0 +1,309 @@
+"""Controller, storage unit and clients in one process, over a virtual network and clock.
+
+The code that runs is the production's: the core, the unit, the client's operations with its session, space and
+codec, real frames, and a real arena file in a folder of the caller's. Only sockets, the clock and the kernel's
+locks are stood in for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.operations import Operations
+from transfer_queue.client.state import ClientState
+from transfer_queue.config import Settings, merge
+from transfer_queue.core import effects as core_effects
+from transfer_queue.core import invariants
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.records import AnyRecord
+from transfer_queue.core.state import State
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import Answer, AnyReply, Envelope, RegisterUnit
+from transfer_queue.net.session import Target, outcome
+from transfer_queue.sampler import BaseSampler, SequentialSampler
+from transfer_queue.storage import effects as unit_effects
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.testing.clock import VirtualClock
+from transfer_queue.testing.network import Network
+from transfer_queue.wire.framing import FrameReader, pack_frame
+
+T = TypeVar("T")
+UNIT_PEER = 0  # the controller's connection to the unit, which is no network connection here
+MOST_DELIVERIES = 1_000_000
+
+_encode = msgspec.msgpack.Encoder().encode
+_envelope = msgspec.msgpack.Decoder(Envelope)
+
+
+class Task(Generic[T]):
+    """An operation under way. done: it ended; `result()` gives what it returned or raises what it raised."""
+
+    def __init__(self, client: Client, operation: Generator[Call, AnyReply, T]) -> None:
+        self._client = client
+        self._operation = operation
+        self.done = False
+        self.call: Call | None = None
+        self.sequence = 0
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def result(self) -> T:
+        """What the operation returned."""
+        assert self.done, "the operation has not ended; run the cluster first"
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
+
+    def resume(self, reply: AnyReply | None) -> None:
+        """Goes on with the reply to its call (None: begins)."""
+        try:
+            if reply is None:
+                call = next(self._operation)
+            else:
+                try:
+                    value = outcome(reply)
+                except TransferQueueError as error:
+                    call = self._operation.throw(error)
+                else:
+                    call = self._operation.send(value)
+        except StopIteration as stop:
+            self.done, self._value, self.call = True, stop.value, None
+        except Exception as error:
+            self.done, self._error, self.call = True, error, None
+        else:
+            self._client._ask(self, call)
+
+
+class _Address:
+    """Where the simulated system is found."""
+
+    controller = "controller"
+    key = b"simulated"
+
+    def log_of(self, target: Target) -> str:
+        return "no log: simulated"
+
+
+class _Held:
+    def __init__(self, slots: _Slots, path: Path) -> None:
+        self._slots, self._path = slots, path
+        slots.held.add(path.name)
+
+    def release(self) -> None:
+        self._slots.held.discard(self._path.name)
+
+
+class _Slots:
+    """Slot locks without a kernel. held: names of the slots whose writers live."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+
+    def make(self, slot: int) -> str:
+        return str(slot)
+
+    def is_dead(self, slot: int) -> bool:
+        return str(slot) not in self.held
+
+    def withdraw(self, slot: int) -> bool:
+        return str(slot) not in self.held
+
+
+class Client:
+    """A client of the cluster. `start` begins an operation and `call` runs the cluster until it has ended."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.state = ClientState(_Address(), name, lambda path: _Held(cluster.slots, path))
+        self.operations = Operations(self.state)
+        self._connections: dict[Target, int] = {}
+        self._readers: dict[int, FrameReader] = {}
+        self._tasks: dict[int, Task[Any]] = {}
+        self._frames: dict[int, tuple[Target, bytes]] = {}
+
+    def start(self, operation: Generator[Call, AnyReply, T]) -> Task[T]:
+        """Begins an operation of `operations`."""
+        task: Task[T] = Task(self, operation)
+        task.resume(None)
+        return task
+
+    def call(self, operation: Generator[Call, AnyReply, T]) -> T:
+        """What the operation returns; runs the cluster meanwhile. It must not have to wait for time to pass."""
+        task = self.start(operation)
+        self._cluster.run(lambda: task.done)
+        return task.result()
+
+    def disconnect(self) -> None:
+        """Loses all connections, with what is on its way. Requests without an answer are forgotten."""
+        for target, connection in list(self._connections.items()):
+            self._cluster._cut(self.name, target, connection)
+        self._connections.clear()
+
+    def reconnect(self) -> None:
+        """Loses all connections and sends every request without an answer again, under its number."""
+        self.disconnect()
+        for target, frame in list(self._frames.values()):
+            self._send(target, frame)
+
+    def die(self) -> None:
+        """Ends like a killed process: connections break, the kernel lets go of its locks."""
+        self._tasks.clear()
+        self._frames.clear()
+        for slot in list(self.state.space._slots.values()) if self.state._space is not None else []:
+            slot[1].release()
+        self.disconnect()
+
+    def _ask(self, task: Task[Any], call: Call) -> None:
+        sequence, frame = self.state.session.begin(call.request)
+        task.call, task.sequence = call, sequence
+        self._tasks[sequence] = task
+        self._frames[sequence] = (call.target, frame)
+        self._send(call.target, frame)
+
+    def _send(self, target: Target, frame: bytes) -> None:
+        connection = self._connections.get(target)
+        if connection is None:
+            connection = self._connections[target] = self._cluster._connect(self, target)
+            self._readers[connection] = FrameReader()
+        self._cluster.network.send(connection, "up", frame)
+
+    def _received(self, connection: int, frame: bytes) -> None:
+        for body, _ in self._readers[connection].feed(frame):
+            answer = self.state.session.answer(body)
+            task = self._tasks.pop(answer.sequence, None)
+            if task is not None:
+                del self._frames[answer.sequence]
+                self.state.session.finish(answer.sequence)
+                task.resume(answer.body)
+
+
+class Cluster:
+    """A system of one controller and one storage unit. folder: an empty one, for the arena.
+
+    seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
+    pass and ticks the servers. `check` verifies the invariants and that replaying the records gives the same state.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int = 0,
+        sampler: BaseSampler | None = None,
+        conf: dict[str, Any] | None = None,
+        arena_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.network = Network(seed)
+        self.slots = _Slots()
+        merged = merge(conf)
+        settings = Settings.from_config(merged)
+        config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
+        self.controller = Controller(sampler or SequentialSampler(), config, settings.total_storage_size)
+        self.unit = StorageUnit(0, Arena.create(folder, arena_bytes), self.slots)
+        self.records: list[AnyRecord] = []
+        self._readers: dict[int, FrameReader] = {}
+        self._unit_sequence = 1
+        self.controller.opened("unit-0", UNIT_PEER)
+        self._to_controller("unit-0", UNIT_PEER, Envelope(1, 0, RegisterUnit("unit", str(folder))))
+
+    def client(self, name: str) -> Client:
+        """A new client."""
+        return Client(self, name)
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Delivers messages until the condition holds, or until none is on its way."""
+        for _ in range(MOST_DELIVERIES):
+            if (until is not None and until()) or not self.network.deliver():
+                return
+        raise AssertionError(f"still busy after {MOST_DELIVERIES} deliveries")
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, deadline by deadline; messages that this sends are delivered."""
+        end = self.clock.now + seconds
+        while True:
+            deadlines = [d for d in (self.controller.next_deadline(), self.unit.next_deadline()) if d is not None]
+            due = min(deadlines, default=end)
+            if due > end:
+                break
+            self.clock.advance(max(0.0, due - self.clock.now))
+            self._core(self.controller.tick(self.clock.now))
+            self._unit(self.unit.tick(self.clock.now))
+            self.run()
+            if due == end:
+                break
+        self.clock.advance(end - self.clock.now)
+
+    def check(self) -> None:
+        """Verifies the invariants, and that a replay of all records gives the state that live operation has."""
+        invariants.check(self.controller.state)
+        self.records += self.controller.take_records()
+        replayed = State(self.controller.state.capacity)
+        for record in self.records:
+            replayed.apply(record)
+        if replayed.snapshot() != self.controller.state.snapshot():
+            raise AssertionError("replaying the records gives another state than live operation had")
+
+    # ------------------------------------------------------------ connections
+
+    def _connect(self, client: Client, target: Target) -> int:
+        connection = 0
+
+        def up(frame: bytes) -> None:
+            for body, _ in self._readers[connection].feed(frame):
+                self._receive(client.name, target, connection, body)
+
+        def down(frame: bytes) -> None:
+            client._received(connection, frame)
+
+        connection = self.network.connect(up, down)
+        self._readers[connection] = FrameReader()
+        if target == CONTROLLER:
+            self.controller.opened(client.name, connection)
+        return connection
+
+    def _cut(self, name: str, target: Target, connection: int) -> None:
+        self.network.cut(connection)
+        if target == CONTROLLER:
+            self._core(self.controller.closed(name, connection, self.clock.now))
+        else:
+            self._unit(self.unit.disconnected(connection, self.clock.now))
+
+    def _receive(self, name: str, target: Target, connection: int, body: bytes) -> None:
+        envelope = _envelope.decode(body)
+        if target == CONTROLLER:
+            self._to_controller(name, connection, envelope)
+        else:
+            now = self.clock.now
+            self._unit(self.unit.handle(name, connection, envelope.sequence, envelope.body, now))
+
+    def _to_controller(self, name: str, connection: int, envelope: Envelope) -> None:
+        self._core(self.controller.handle(name, connection, envelope, self.clock.now))
+
+    # ------------------------------------------------------------ effects
+
+    def _core(self, effects: list[core_effects.Effect]) -> None:
+        self.records += self.controller.take_records()
+        for effect in effects:
+            if isinstance(effect, core_effects.Send):
+                self._answer(effect.peer, effect.sequence, effect.reply)
+            elif isinstance(effect, core_effects.FreeExtents):
+                self._unit(self.unit.free(effect.extents))
+
+    def _unit(self, effects: list[unit_effects.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, unit_effects.Answer):
+                self._answer(effect.peer, effect.sequence, effect.reply)
+            else:
+                self._unit_sequence += 1
+                self._to_controller("unit-0", UNIT_PEER, Envelope(self._unit_sequence, 0, effect.body))
+
+    def _answer(self, peer: int, sequence: int, reply: AnyReply) -> None:
+        if peer != UNIT_PEER:
+            self.network.send(peer, "down", pack_frame(_encode(Answer(sequence, reply))))
