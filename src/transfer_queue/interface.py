@@ -85,7 +85,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
             merged = merge(conf)
             found = start_local(
                 settings.name,
-                {"settings": settings.to_json(), "conf": _as_json(merged)},
+                {"settings": settings.to_json(), "conf": as_json(merged)},
                 sampler_object(conf),
                 timeout=settings.start_timeout,
             )
@@ -148,7 +148,7 @@ def _refuse_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     raise NotBuiltError(f"checkpoints (here {Path(checkpoint_dir)}) come with a later release")
 
 
-def _as_json(merged: DictConfig) -> Any:
+def as_json(merged: DictConfig) -> Any:
     """The conf as JSON values; an object that is none (a sampler) as its class's name."""
     plain = OmegaConf.to_container(merged, resolve=True)
     return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=lambda value: type(value).__qualname__))

@@ -1,0 +1,52 @@
+"""The system's progress as Prometheus reads it. Pure text; `node/metrics_http.py` serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from transfer_queue.messages import SystemStatus
+
+_HELP = {
+    "tq_requests_total": ("counter", "Requests that the controller has had."),
+    "tq_failures_total": ("counter", "Requests that were answered with an error."),
+    "tq_dealt_rows_total": ("counter", "Samples handed out to tasks."),
+    "tq_published_rows_total": ("counter", "Samples, or fields of them, that were put."),
+    "tq_rows": ("gauge", "Samples of a partition."),
+    "tq_bytes": ("gauge", "Bytes of the values of a partition."),
+    "tq_produced_rows": ("gauge", "Samples of a partition that have a field."),
+    "tq_consumed_rows": ("gauge", "Samples of a partition that a task has consumed."),
+    "tq_waiting_claims": ("gauge", "Claims of a task that wait for samples."),
+    "tq_longest_wait_seconds": ("gauge", "How long the oldest waiting claim of a task has waited."),
+}
+
+
+def exposition(status: SystemStatus) -> str:
+    """The text format of Prometheus, version 0.0.4."""
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in _HELP}
+    for name, value in status.counters.items():
+        samples.setdefault(f"tq_{name}_total", []).append(({}, value))
+    for partition in status.partitions:
+        labels = {"partition": partition.name}
+        samples["tq_rows"].append((labels, partition.rows))
+        samples["tq_bytes"].append((labels, partition.nbytes))
+        for field in partition.fields:
+            samples["tq_produced_rows"].append(({**labels, "field": field.name}, field.produced))
+        for task in partition.tasks:
+            named = {**labels, "task": task.name}
+            samples["tq_consumed_rows"].append((named, task.consumed))
+            samples["tq_waiting_claims"].append((named, task.waiting))
+            samples["tq_longest_wait_seconds"].append((named, task.longest_wait))
+    return "\n".join(line for name, found in samples.items() for line in _family(name, found)) + "\n"
+
+
+def _family(name: str, samples: list[tuple[dict[str, str], float]]) -> Iterable[str]:
+    kind, words = _HELP.get(name, ("counter", "A counter of the controller."))
+    yield f"# HELP {name} {words}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value:g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
