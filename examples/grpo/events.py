@@ -1,0 +1,59 @@
+"""Claims and events: the few lines that every process of the example shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from settings import EVENTS
+from tensordict import NonTensorStack, TensorDict
+
+import transfer_queue as tq
+
+WAIT = 10.0
+"""Seconds that one claim waits before it is asked again."""
+
+
+def claims(
+    fields: list[str], batch_size: int, partition: str, task: str, **sampling: Any
+) -> Iterator[tuple[TensorDict, tq.BatchMeta]]:
+    """Data and metadata of batches as they become ready; ends when the partition is sealed and all is claimed.
+
+    `sampling` chooses the sampler of these claims; the system's own is the trainers'.
+    """
+    client = tq.get_client()
+    config = sampling or {"sampler": "SequentialSampler"}
+    while True:
+        meta, ended = client.await_batch(fields, batch_size, partition, task, config, timeout=WAIT)
+        if len(meta):
+            yield client.get_data(meta), meta
+        elif ended:
+            return
+
+
+@contextmanager
+def work(stage: str, worker: str) -> Iterator[dict[str, Any]]:
+    """Times a piece of work and publishes it, with what its body adds to the dict, as an event.
+
+    Wall time is when it was at work, CPU time what it cost: six processes share the cores.
+    """
+    event: dict[str, Any] = {"stage": stage, "worker": worker, "start": time.time()}
+    cpu = time.process_time()
+    yield event
+    event |= {"end": time.time(), "cpu": time.process_time() - cpu}
+    tq.get_client().put(TensorDict({"event": NonTensorStack(event)}, batch_size=1), partition_id=EVENTS)
+
+
+def drain() -> list[dict[str, Any]]:
+    """All events published since the last call, oldest first; they are dropped from the system."""
+    client = tq.get_client()
+    indexes, _ = client.get_production_status(["event"], EVENTS)
+    if indexes is None or not len(indexes):
+        return []
+    config = {"sampler": "SequentialSampler"}
+    meta = client.get_meta(["event"], len(indexes), EVENTS, task_name="view", sampling_config=config)
+    events = client.get_data(meta).get("event").tolist()
+    client.clear_samples(meta)
+    return events

@@ -1,0 +1,80 @@
+"""What GRPO computes: log-probabilities, group-normalised advantages, the clipped loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import task
+import torch
+import torch.nn.functional as F
+from model import Transformer
+from torch import Tensor
+
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+KL_WEIGHT = 0.005
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over the answer tokens of a micro-batch; divide by the tokens of the whole batch."""
+
+    total: Tensor
+    kl: float
+    clipped: float
+    tokens: int
+
+
+def pad_right(sequences: Sequence[Tensor], value: float) -> Tensor:
+    """Rows of differing length as one [rows, longest] tensor."""
+    return torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=value)
+
+
+def jagged(rows: Sequence[Tensor]) -> Tensor:
+    """Rows of differing length as a jagged nested tensor [rows, *]."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def answer_logprobs(model: Transformer, sequences: Sequence[Tensor], answer_lengths: Sequence[int]) -> list[Tensor]:
+    """The log-probabilities [answer length] of each answer's tokens; a sequence is a prompt and its answer."""
+    tokens = pad_right(sequences, task.PAD)
+    logprobs = model(tokens[:, :-1]).log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return [
+        logprobs[row, len(sequence) - 1 - length : len(sequence) - 1]
+        for row, (sequence, length) in enumerate(zip(sequences, answer_lengths, strict=True))
+    ]
+
+
+def advantages(rewards: Tensor) -> Tensor:
+    """Rewards [groups, n] relative to their group: mean 0, deviation 1, and 0 where all are equal."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred / (rewards.std(1, keepdim=True, correction=0) + 1e-4)
+
+
+def grpo_loss(new: Tensor, old: Tensor, reference: Tensor, advantage: Tensor) -> Loss:
+    """The clipped objective on flat token vectors, with a penalty for leaving the reference.
+
+    The penalty is the unbiased, non-negative estimate exp(d) - d - 1 of the divergence, d = reference - new
+    (GRPO: Shao et al., 2024; the asymmetric clip: DAPO, Yu et al., 2025).
+    """
+    ratio = (new - old).exp()
+    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    gain = torch.minimum(ratio * advantage, clipped * advantage)
+    distance = reference - new
+    kl = distance.exp() - distance - 1
+    return Loss(
+        total=(KL_WEIGHT * kl - gain).sum(),
+        kl=float(kl.detach().sum()),
+        clipped=float((ratio.detach() != clipped.detach()).sum()),
+        tokens=len(new),
+    )
+
+
+def supervised_loss(model: Transformer, problems: Sequence[task.Problem]) -> Tensor:
+    """Mean cross-entropy of the right answers' tokens."""
+    texts = [torch.tensor(task.encode(problem.prompt + problem.answer)) for problem in problems]
+    tokens = pad_right(texts, task.PAD)
+    logits, targets = model(tokens[:, :-1]), tokens[:, 1:].clone()
+    for row, problem in enumerate(problems):
+        targets[row, : len(problem.prompt) - 1] = task.PAD
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=task.PAD)

@@ -1,0 +1,112 @@
+"""The processes of a run: started, watched, and ended whatever happens."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+import torch
+from settings import Settings
+
+import transfer_queue as tq
+
+GRACE = 5.0
+"""Seconds that a process has to end when it is asked to, before it is killed."""
+
+
+class WorkerError(Exception):
+    """A process of the run failed; the message holds its traceback."""
+
+
+class Processes:
+    """A context that ends its processes when it is left. Import torch once, in the server that forks them."""
+
+    def __init__(self, settings: Settings) -> None:
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload(["torch", "transfer_queue"])
+        self._settings = settings
+        self._running: dict[str, tuple[Any, Connection]] = {}
+        self.killed: list[str] = []
+        """Workers that were killed from outside."""
+
+    def start(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
+        """Run function(settings, name, *arguments) in a process of its own."""
+        reader, writer = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_child, args=(function, self._settings, name, arguments, writer), name=name, daemon=True
+        )
+        process.start()
+        writer.close()
+        self._running[name] = (process, reader)
+
+    @property
+    def alive(self) -> dict[str, int]:
+        """Name and process id of every process that runs."""
+        return {name: process.pid for name, (process, _) in self._running.items()}
+
+    def watch(self, seconds: float, expendable: str) -> None:
+        """Wait until a process ends, or for so long.
+
+        Processes whose names begin with `expendable` may be killed while one of them is left. WorkerError for
+        any other that fails, and for the last of these.
+        """
+        names = {process.sentinel: name for name, (process, _) in self._running.items()}
+        for sentinel in wait(list(names), seconds):
+            name = names[sentinel]  # type: ignore[index]
+            process, reader = self._running.pop(name)
+            process.join()
+            if process.exitcode == 0:
+                continue
+            story = reader.recv() if reader.poll() else f"it ended with exit code {process.exitcode}"
+            left = any(other.startswith(expendable) for other in self._running)
+            if process.exitcode > 0 or not name.startswith(expendable) or not left:
+                raise WorkerError(f"{name} failed:\n{story}")
+            self.killed.append(name)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process, _ in self._running.values():
+            process.terminate()
+        for process, _ in self._running.values():
+            process.join(GRACE)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        self._running.clear()
+
+
+def _child(
+    function: Callable[..., None], settings: Settings, name: str, arguments: tuple[Any, ...], errors: Connection
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent ends the children
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    torch.manual_seed(settings.seed * 100 + int.from_bytes(name.encode(), "big") % 97)
+    os.environ["TQ_SYSTEM"] = settings.system
+    try:
+        function(settings, name, *arguments)
+    except Exception:
+        errors.send(traceback.format_exc())
+        raise SystemExit(1) from None
+    finally:
+        tq.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

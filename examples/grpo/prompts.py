@@ -1,0 +1,63 @@
+"""Where prompts come from: released as the policy advances, and put again when their worker has died."""
+
+from __future__ import annotations
+
+import random
+
+import task
+from settings import PROMPTS, Settings, train_partition
+
+import transfer_queue as tq
+
+
+class PromptSource:
+    """The prompts of a run. A prompt stays in its partition until its answers are put."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._rng = random.Random(settings.seed + 1)
+        self._released = 0
+        self._suspects: set[str] = set()
+
+    def release(self, version: int) -> None:
+        """Put the prompts of all steps that may be answered with this version of the policy.
+
+        Step s is trained on from version s on, so its samples are at most `settings.staleness` versions behind.
+        """
+        ahead = min(self._settings.steps, version + 1 + self._settings.staleness)
+        for step in range(self._released, ahead):
+            numbers = range(self._settings.prompts)
+            tq.kv_batch_put(
+                keys=[f"{step}/{number}" for number in numbers],
+                partition_id=PROMPTS,
+                fields={"prompt": [task.draw(self._rng).prompt for _ in numbers]},
+                tags=[{"step": step, "number": number} for number in numbers],
+            )
+        self._released = max(self._released, ahead)
+
+    def redo(self, alive: set[str], version: int) -> int:
+        """Put those prompts again that were claimed, are unanswered, and belong to no living worker; how many.
+
+        A living worker signs its prompts just after it has claimed them, so a prompt is put again only when two
+        calls have found it like this.
+        """
+        client = tq.get_client()
+        indexes, consumed = client.get_consumption_status("rollout", PROMPTS)
+        if indexes is None or consumed is None:
+            return 0
+        tags = tq.kv_list(PROMPTS)[PROMPTS]
+        claimed = client.kv_retrieve_keys(indexes[consumed == 1].tolist(), PROMPTS)
+        lost = {key for key in claimed if key in tags and tags[key].get("worker") not in alive}
+        sure, self._suspects = lost & self._suspects, lost - self._suspects
+        for key in sorted(sure):
+            prompt = tq.kv_batch_get([key], PROMPTS)["prompt"].tolist()
+            tag = {name: tags[key][name] for name in ("step", "number")}
+            tq.kv_clear([key], PROMPTS)
+            if not answered(key, tag["step"], version):
+                tq.kv_batch_put([key], PROMPTS, {"prompt": prompt}, tags=[tag])
+        return len(sure)
+
+
+def answered(key: str, step: int, version: int) -> bool:
+    """Whether the worker died between putting the answers and dropping the prompt."""
+    return step < version or len(tq.get_client().kv_retrieve_meta([f"{key}/0"], train_partition(step))) > 0

@@ -1,0 +1,151 @@
+"""An asynchronous GRPO training on the CPU whose data all goes through transfer_queue.
+
+python examples/grpo/run.py            a supervised warm-up, then GRPO: about three minutes on two cores
+python examples/grpo/run.py --control  the same with shuffled advantages, which must not learn
+python examples/grpo/run.py --smoke    all of it in less than 40 seconds, without learning much
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import report
+import task
+import torch
+from events import drain
+from figures import Figures
+from model import Transformer, flatten, load
+from omegaconf import OmegaConf
+from processes import Processes, WorkerError
+from prompts import PromptSource
+from rich.console import Console
+from rollout import rollout
+from sampling import accuracy
+from scoring import reference, reward
+from settings import ANSWERS, PROMPTS, ROLLOUT_WORKERS, TRAINER_RANKS, WEIGHTS, Settings
+from trainer import publish, trainer
+from view import View
+from warmup import held_out, warm_up
+
+import transfer_queue as tq
+
+TICK = 0.1
+"""Seconds between two looks at the events and the processes."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; 0 when all went well, 1 when a process failed, 130 after Ctrl-C."""
+    settings = parse(argv)
+    console = Console()
+    settings.out.mkdir(parents=True, exist_ok=True)
+    try:
+        train(settings, console)
+    except WorkerError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted; all processes have ended")
+        return 130
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> Settings:
+    """The settings that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--control", action="store_true", help="shuffle the advantages: nothing should be learned")
+    parser.add_argument("--smoke", action="store_true", help="everything in less than 40 seconds, learning little")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
+    given = parser.parse_args(argv)
+    out = given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S")
+    settings = Settings(system=f"grpo-{os.getpid()}", out=out, seed=given.seed, control=given.control)
+    if given.smoke:
+        settings = replace(settings, steps=20, prompts=16, warmup_seconds=6.0, training_seconds=15.0, held_out=100)
+    return settings
+
+
+def train(settings: Settings, console: Console) -> None:
+    """The whole run, from the first weight to the report."""
+    begin = time.time()
+    title = f"GRPO on running sums{', control with shuffled advantages' if settings.control else ''}"
+    with System(settings), Processes(settings) as processes, View(console, title) as view:
+        model, before = warm_up(settings, view.warming)
+        view.note(f"supervised warm-up: held-out accuracy {before:.1%}")
+        warm = time.time()
+        publish(model, 0)
+        tq.kv_put("reference", WEIGHTS, {"weights": flatten(model), "version": torch.tensor(0)})
+        for number in range(ROLLOUT_WORKERS):
+            processes.start(f"rollout {number}", rollout)
+        processes.start("reference", reference)
+        processes.start("reward", reward)
+        for rank in range(TRAINER_RANKS):
+            processes.start(f"trainer {rank}", trainer, rank)
+        figures, redone = follow(settings, processes, view)
+        trained = time.time()
+        after = accuracy(newest(), held_out(settings))
+        view.note(f"GRPO, {figures.version} steps: held-out accuracy {after:.1%}")
+        killed = processes.killed
+    seconds = {"warm_up": warm - begin, "training": trained - warm, "total": time.time() - begin}
+    figures_summary = report.summary(figures, before, after, seconds, killed, redone)
+    report.write(figures, figures_summary)
+    gain = figures_summary["held_out_accuracy"]["gain_points"]
+    balance = figures_summary["token_imbalance"]
+    console.print(
+        f"held-out accuracy {before:.1%} -> {after:.1%} ({gain:+.1f} points) in {time.time() - begin:.0f} s; "
+        f"token imbalance of the ranks {balance['balanced']:.1%}, dealt in order {balance['in_order']:.1%}",
+        highlight=False,
+    )
+    console.print(f"report: {settings.out}", soft_wrap=True, highlight=False)
+
+
+def follow(settings: Settings, processes: Processes, view: View) -> tuple[Figures, int]:
+    """Release prompts and watch until the last update; (figures, prompts that were put again)."""
+    figures, prompts, redone = Figures(settings), PromptSource(settings), 0
+    next_redo = 0.0
+    while not figures.finished:
+        prompts.release(figures.version)
+        killed = len(processes.killed)
+        processes.watch(TICK, expendable="rollout")
+        for name in processes.killed[killed:]:
+            view.note(f"{name} was killed; the others do its prompts")
+        figures.add(drain())
+        if processes.killed and time.time() > next_redo:
+            redone += prompts.redo(set(processes.alive), figures.version)
+            next_redo = time.time() + 1.0
+        view.training(figures, processes.alive)
+    tq.get_client().seal(PROMPTS)
+    return figures, redone
+
+
+def newest() -> Transformer:
+    """The policy as its weights lie in the system."""
+    model = Transformer(len(task.ALPHABET))
+    load(model, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0])
+    return model
+
+
+class System:
+    """A transfer_queue system of the run's own, whose sampler deals balanced batches to the trainer ranks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._name = settings.system
+
+    def __enter__(self) -> None:
+        os.environ["TQ_SYSTEM"] = self._name  # every process of the run finds the system by it
+        os.environ.pop("TQ_ADDRESS", None)  # and not one that runs already, with another sampler
+        sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=ANSWERS, dp_size=TRAINER_RANKS)
+        conf = {"runtime": "local", "controller": {"sampler": sampler, "polling_mode": False}}
+        tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))
+
+    def __exit__(self, *_: object) -> None:
+        tq.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What a run is made of, and the names under which its processes meet in the system."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ANSWERS = 8
+"""Answers to each prompt: a group."""
+ROLLOUT_WORKERS = 2
+TRAINER_RANKS = 2
+
+PROMPTS = "prompts"
+"""Partition: a sample is a prompt that is still to be answered. Rollout workers claim them."""
+WEIGHTS = "weights"
+"""Partition: two keys, the policy (its tag says which version) and the reference."""
+EVENTS = "events"
+"""Partition: a sample is one piece of work that a process has done, for the view and the report."""
+
+
+def train_partition(step: int) -> str:
+    """The partition with the samples of one training step."""
+    return f"train_{step}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. Times are seconds."""
+
+    system: str
+    """Name of the system that all processes attach to."""
+    out: Path
+    seed: int = 0
+    control: bool = False
+    """Shuffle the advantages within each group, which takes all meaning from the rewards."""
+    steps: int = 330
+    prompts: int = 32
+    """Prompts of a step; each is answered `ANSWERS` times."""
+    staleness: int = 2
+    """Most versions that a sample may be behind when it is trained on: prompts are released so far ahead."""
+    learning_rate: float = 3e-4
+    warmup_accuracy: float = 0.33
+    """The supervised warm-up stops once held-out accuracy reaches this."""
+    warmup_seconds: float = 60.0
+    """... or after so long."""
+    training_seconds: float = 150.0
+    """GRPO stops after so long, whatever the steps; the learning rate falls to zero by then."""
+    held_out: int = 400
+    """Held-out problems on which accuracy is measured."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step."""
+        return self.prompts * ANSWERS
+
+    @property
+    def rank_batch(self) -> int:
+        """Samples of a batch that one trainer rank is dealt: half of its share of a step, so that it may
+        begin before the step is complete."""
+        return self.samples // TRAINER_RANKS // 2

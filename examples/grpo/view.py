@@ -1,0 +1,102 @@
+"""The live view in the terminal; where there is none, a line every few seconds."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from figures import Figures
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from settings import EVENTS, WEIGHTS
+
+import transfer_queue as tq
+
+REDRAW, LINE = 0.25, 5.0
+"""Seconds between two drawings of the view, and between two lines where there is no terminal."""
+
+
+class View:
+    """Shows a run while it goes on."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._start = self._window = time.time()
+        self._counted, self._rate = 0, 0.0
+        self._next = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False)
+
+    def warming(self, step: int, accuracy: float) -> None:
+        """Progress of the supervised warm-up."""
+        line = f"supervised warm-up, step {step}: held-out accuracy {accuracy:.1%}"
+        if self._live is None and self._due(LINE):
+            self.note(line)
+        elif self._live is not None:
+            self._live.update(Text(f"{self._title}\n{line}"), refresh=True)
+
+    def training(self, figures: Figures, alive: dict[str, int]) -> None:
+        """Progress of GRPO, drawn if it is time to."""
+        if not self._due(REDRAW if self._live else LINE):
+            return
+        now = time.time()
+        if now - self._window >= 1.0:
+            self._rate = (figures.trained - self._counted) / (now - self._window)
+            self._counted, self._window = figures.trained, now
+        summary = self._summary(figures)
+        if self._live is None:
+            self.note(summary)
+        else:
+            workers = "  ".join(f"{name} ({pid})" for name, pid in alive.items())
+            parts: list[RenderableType] = [Text(self._title, style="bold"), Text(summary), partitions(figures)]
+            self._live.update(Group(*parts, Text(workers, style="dim")), refresh=True)
+
+    def _summary(self, figures: Figures) -> str:
+        total = sum(figures.staleness.values()) or 1
+        stale = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(figures.staleness.items()))
+        return (
+            f"step {figures.version}/{figures.settings.steps}   {self._rate:.0f} samples/s   "
+            f"reward {figures.recent(figures.rewards):.3f}   sampled right {figures.recent(figures.correct):.1%}   "
+            f"staleness {stale or '-'}"
+        )
+
+    def _due(self, interval: float) -> bool:
+        if time.time() < self._next:
+            return False
+        self._next = time.time() + interval
+        return True
+
+    def __enter__(self) -> View:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def partitions(figures: Figures) -> Table:
+    """Every partition that holds samples: how far each field is produced and each task has consumed."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("partition", "field or task", "", "samples"):
+        table.add_column(column, justify="right" if column == "samples" else "left")
+    for partition in tq.get_client().status().partitions:
+        if partition.name in (EVENTS, WEIGHTS):
+            continue
+        whole = figures.settings.samples if partition.name.startswith("train_") else max(partition.rows, 1)
+        lines = [(field.name, field.produced, "cyan") for field in partition.fields]
+        lines += [(f"> {task.name}", task.consumed, "green") for task in partition.tasks]
+        for number, (name, count, colour) in enumerate(lines):
+            bar = ProgressBar(total=whole, completed=count, width=30, complete_style=colour, finished_style=colour)
+            table.add_row(partition.name if number == 0 else "", name, bar, f"{count}/{whole}")
+    return table
