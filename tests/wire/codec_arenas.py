@@ -42,7 +42,7 @@ class Arenas:
             wanted = [(b, s) for b, (_, _, block) in enumerate(self.blocks) for s in range(block.rows)]
         if not isinstance(fields, dict):
             names = fields or [spec.name for spec in self.blocks[0][2].schema]
-            fields = {name: wanted for name in names}
+            fields = dict.fromkeys(names, wanted)
         placements = []
         for name, pairs in fields.items():
             numbers = np.array(pairs, np.int32).reshape(-1, 2)

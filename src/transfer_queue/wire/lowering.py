@@ -199,9 +199,15 @@ class Lowering:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as their own elements; torch itself would carry a view's whole storage."""
+    """Pickles tensors and arrays as their own elements.
+
+    torch would carry a view's whole storage; numpy forgets the byte order of dates, and that arrays are writable.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and (description := numpy_types.describe(obj.dtype)) is not None:
+            order, flat = numpy_types.flat_bytes(obj)
+            return numpy_types.rebuilt, (pickle.PickleBuffer(flat.data), description, obj.shape, order)
         if _is_tensor(obj):
             from transfer_queue.wire import torch_objects
 

@@ -44,6 +44,12 @@ def array(description: Any, shape: Any, order: Any, memory: U8) -> NDArray[Any]:
     return memory.view(dtype).reshape(shape, order=order)
 
 
+def rebuilt(memory: Any, description: Description, shape: tuple[int, ...], order: str) -> NDArray[Any]:
+    """The array of a pickled buffer: named in pickles, so never to be renamed."""
+    flat: U8 = np.frombuffer(memory, np.uint8)
+    return array(description, shape, order, flat if flat.flags.writeable else flat.copy())
+
+
 def _dtype(description: Any) -> np.dtype[Any]:
     if isinstance(description, str):
         return np.dtype(description)

@@ -111,9 +111,8 @@ def tensor_over(memory: U8, name: str, shape: Sequence[int]) -> torch.Tensor:
         count *= size
     if count * ITEM_SIZES[name] != len(memory):
         raise ValueError(f"{len(memory)} bytes are no {name} of shape {shape}")
-    if count == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
-    flat = torch.from_numpy(memory)
+    # numpy's empty arrays have stride 0, which torch views as no other dtype
+    flat = torch.from_numpy(memory) if count else torch.empty(0, dtype=torch.uint8)
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
 
 

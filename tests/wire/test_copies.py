@@ -1,0 +1,114 @@
+"""Copies and gathers of plain bytes, by every path."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.wire import copies
+from transfer_queue.wire.copies import allocate, copy_bytes, gather_pieces, in_halves
+
+MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.uint8)
+
+
+def naive(memory, starts, lengths):
+    pieces = [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    return np.concatenate([*pieces, np.empty(0, np.uint8)])
+
+
+@st.composite
+def pieces(draw):
+    cell = draw(st.sampled_from([1, 2, 4, 8, 64, 12]))
+    count = draw(st.integers(1, 60))
+    lengths = st.just(draw(st.integers(0, 9))) if draw(st.booleans()) else st.integers(0, 9)
+    base = draw(st.integers(0, 100))
+    places = [(base + cell * draw(st.integers(0, 400)), cell * draw(lengths)) for _ in range(count)]
+    return np.array([place[0] for place in places]), np.array([place[1] for place in places])
+
+
+@pytest.mark.parametrize("settings_of_paths", [
+    {}, {"CELLS_PER_ROW": 0}, {"CELLS_PER_ROW": 10**9}, {"RUN": 0}, {"CELLS_PER_ROW": 0, "HUGE": 0},
+    {"CELLS_PER_ROW": 10**9, "PARALLEL": 0, "_CORES": 2}, {"RUN": 0, "PARALLEL": 0, "_CORES": 2, "HUGE": 0},
+], ids=str)  # fmt: skip
+@given(pieces())
+@settings(max_examples=60, deadline=None)
+def test_gather(settings_of_paths, places):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings_of_paths.items():
+            patch.setattr(copies, name, value)
+        found = gather_pieces(MEMORY, *places)
+    assert found.tolist() == naive(MEMORY, *places).tolist()
+    assert found.flags.writeable
+    assert not np.shares_memory(found, MEMORY)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, (4 << 20) - 1, 4 << 20, (9 << 20) + 5])
+def test_allocate(nbytes):
+    memory = allocate(nbytes)
+    assert (memory.nbytes, memory.flags.writeable, memory.flags.c_contiguous) == (nbytes, True, True)
+    memory[:] = 3
+    assert bool((memory == 3).all())
+
+
+def test_large_copies():
+    source = np.random.default_rng(0).integers(0, 256, 17 << 20, dtype=np.uint8)
+    destination = allocate(len(source))
+    copy_bytes(destination, source)
+    assert np.array_equal(destination, source)
+    starts = np.array([9 << 20, 0, 5])
+    lengths = np.array([8 << 20, 9 << 20, 1000])
+    assert np.array_equal(gather_pieces(source, starts, lengths), naive(source, starts, lengths))
+
+
+def test_failure_of_either_half_is_raised(monkeypatch):
+    monkeypatch.setattr(copies, "_CORES", 2)
+    for bad in (0, 5):
+        def work(start, stop, bad=bad):
+            if start == bad:
+                raise KeyError(start)
+
+        with pytest.raises(KeyError):
+            in_halves(10, copies.PARALLEL, work)
+
+
+def test_halves_cover_all(monkeypatch):
+    monkeypatch.setattr(copies, "_CORES", 2)
+    seen, threads = [], set()
+
+    def work(start, stop):
+        seen.extend(range(start, stop))
+        threads.add(threading.get_ident())
+
+    in_halves(11, copies.PARALLEL, work)
+    assert sorted(seen) == list(range(11))
+    assert len(threads) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_after_a_fork():
+    """A child copies, though its parent used the same paths before."""
+    import torch
+
+    from transfer_queue.wire.tensors import copy_elements
+
+    source = np.ones(9 << 20, np.uint8)
+    matrix = torch.ones(2048, 2048)
+    matrix.clone()  # the parent's torch has its threads now
+
+    def everything():
+        copy_bytes(allocate(len(source)), source)
+        gather_pieces(source, np.arange(9000) * 1000, np.full(9000, 999))
+        copy_elements(allocate(matrix.nbytes), matrix.t())
+
+    everything()
+    child = os.fork()
+    if child == 0:
+        import signal
+
+        signal.alarm(30)  # ends a child that hangs
+        everything()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
