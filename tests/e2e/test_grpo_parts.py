@@ -1,0 +1,241 @@
+"""The parts of examples/grpo that can be checked without a run."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo"
+MODULES = ("task", "model", "sampling", "objective", "settings", "figures")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _example_on_the_path():
+    """The example's modules import each other by their bare names, as they do when run.py is run."""
+    sys.path.insert(0, str(EXAMPLE))
+    yield
+    sys.path.remove(str(EXAMPLE))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def transformer():
+    import model
+    import task
+
+    torch.manual_seed(0)
+    made = model.Transformer(len(task.ALPHABET))
+    for weight in made.parameters():
+        if weight.ndim == 2:
+            weight.data *= 4  # far from uniform, so that a wrong column or mask shows
+    return made
+
+
+def problems(count, held_out=False):
+    import task
+
+    rng = random.Random(5)
+    return [task.draw(rng, held_out) for _ in range(count)]
+
+
+# ------------------------------------------------------------ task
+
+
+def test_text_survives_encoding():
+    import task
+
+    assert task.decode(task.encode(task.ALPHABET)) == task.ALPHABET
+    for problem in problems(200):
+        assert task.decode(task.encode(problem.prompt + problem.answer)) == problem.prompt + problem.answer
+
+
+def test_the_checker_is_exact():
+    import task
+
+    assert task.Problem((3, 8, 4)).answer == "11,15."
+    assert task.Problem((1, 2)).answer == "3."
+    assert task.correct("3+8+4=", "11,15.")
+    for wrong in ("11,15", "11,14.", "15.", "11,15,15.", "011,15.", "11,15..", "", "."):
+        assert not task.correct("3+8+4=", wrong), wrong
+
+
+def test_every_change_of_a_right_answer_is_wrong():
+    import task
+
+    for problem in problems(50):
+        for position in range(len(problem.answer)):
+            for character in task.ALPHABET:
+                changed = problem.answer[:position] + character + problem.answer[position + 1 :]
+                assert task.correct(problem.prompt, changed) == (changed == problem.answer)
+
+
+def test_reward_is_the_share_of_right_running_sums():
+    import task
+
+    assert task.reward("3+8+4=", "11,15.") == 1.0
+    assert task.reward("3+8+4=", "11,14.") == 0.5
+    assert task.reward("3+8+4=", "11,15,15.") == pytest.approx(2 / 3)
+    assert task.reward("3+8+4=", "11.") == 0.5
+    assert task.reward("3+8+4=", ".") == 0.0
+
+
+def test_held_out_problems_are_never_drawn_for_training():
+    trained = {problem.prompt for problem in problems(2000)}
+    kept = {problem.prompt for problem in problems(500, held_out=True)}
+    assert not trained & kept
+
+
+def test_answer_lengths_vary_at_least_four_times():
+    import task
+
+    lengths = [len(problem.answer) for problem in problems(2000)]
+    assert max(lengths) >= 4 * min(lengths)
+    assert max(lengths) <= task.LONGEST_ANSWER
+    assert max(len(problem.prompt) for problem in problems(2000)) <= task.LONGEST_PROMPT
+
+
+# ------------------------------------------------------------ model and sampling
+
+
+def test_about_a_million_parameters(transformer):
+    assert 0.8e6 < sum(weight.numel() for weight in transformer.parameters()) < 1.2e6
+
+
+def test_weights_travel_as_one_vector(transformer):
+    import model
+    import task
+
+    other = model.Transformer(len(task.ALPHABET))
+    model.load(other, model.flatten(transformer))
+    tokens = torch.tensor([task.encode("1+2=")])
+    assert torch.equal(other(tokens), transformer(tokens))
+
+
+def test_cached_greedy_generation_equals_uncached(transformer):
+    import sampling
+    import task
+
+    prompts = [problem.prompt for problem in problems(20)]
+    assert len(set(map(len, prompts))) > 2  # padded, therefore
+    for position, answers in sampling.generate(transformer, prompts, n=2, temperature=0):
+        tokens = task.encode(prompts[position])
+        plain = []
+        with torch.no_grad():
+            while not plain or (plain[-1] != task.END and len(plain) < task.LONGEST_ANSWER):
+                plain.append(int(transformer(torch.tensor([tokens + plain]))[0, -1].argmax()))
+        assert [answer.tokens for answer in answers] == [plain, plain]
+
+
+def test_sampled_logprobs_equal_those_of_a_whole_pass(transformer):
+    import objective
+    import sampling
+    import task
+
+    prompts = [problem.prompt for problem in problems(12)]
+    groups = dict(sampling.generate(transformer, prompts, n=3))
+    assert sorted(groups) == list(range(len(prompts)))
+    rows = [(prompts[p], answer) for p, answers in groups.items() for answer in answers]
+    sequences = [torch.tensor(task.encode(prompt) + answer.tokens) for prompt, answer in rows]
+    with torch.no_grad():
+        again = objective.answer_logprobs(transformer, sequences, [len(answer.tokens) for _, answer in rows])
+    for (_, answer), logprobs in zip(rows, again, strict=True):
+        assert answer.finished
+        torch.testing.assert_close(torch.tensor(answer.logprobs), logprobs, atol=1e-4, rtol=1e-4)
+
+
+# ------------------------------------------------------------ objective
+
+
+def test_advantages_are_normalised_within_their_group():
+    import objective
+
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 1.0]])
+    advantages = objective.advantages(rewards)
+    torch.testing.assert_close(advantages.mean(1), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantages[[0, 2]].std(1, correction=0), torch.ones(2), atol=1e-3, rtol=0)
+    assert torch.equal(advantages[1], torch.zeros(4))
+    assert advantages[0].tolist() == pytest.approx([-1, 1, -1, 1], abs=1e-3)
+
+
+def test_the_loss_raises_what_was_good_and_lowers_what_was_bad():
+    import objective
+
+    old = torch.tensor([-1.0, -1.0])
+    new = old.clone().requires_grad_()
+    objective.grpo_loss(new, old, reference=old, advantage=torch.tensor([1.0, -1.0])).total.backward()
+    assert new.grad is not None
+    assert new.grad[0] < 0 < new.grad[1]  # descent moves against the gradient
+
+
+def test_the_clip_stops_a_ratio_that_has_gone_far_enough():
+    import objective
+
+    old = torch.zeros(4)
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    new = ratio.log().requires_grad_()
+    advantage = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    loss = objective.grpo_loss(new, old, reference=new.detach(), advantage=advantage)
+    loss.total.backward()
+    assert new.grad is not None
+    assert new.grad[:2].tolist() == [0.0, 0.0]  # gone the way of the advantage: clipped
+    assert (new.grad[2:] != 0).all()  # gone the wrong way: pulled back
+    assert loss.clipped == 4.0
+    assert loss.tokens == 4
+
+
+def test_the_penalty_pulls_towards_the_reference():
+    import objective
+
+    reference = torch.tensor([-2.0, -2.0, -2.0])
+    new = torch.tensor([-1.0, -3.0, -2.0], requires_grad=True)
+    loss = objective.grpo_loss(new, new.detach(), reference, advantage=torch.zeros(3))
+    loss.total.backward()
+    assert new.grad is not None
+    assert new.grad[0] > 0 > new.grad[1]
+    assert new.grad[2] == 0
+    assert loss.kl > 0
+
+
+def test_supervised_loss_counts_the_answer_alone(transformer):
+    import objective
+    import task
+
+    drawn = problems(6)
+    sequences = [torch.tensor(task.encode(problem.prompt + problem.answer)) for problem in drawn]
+    logprobs = objective.answer_logprobs(transformer, sequences, [len(problem.answer) for problem in drawn])
+    loss = objective.supervised_loss(transformer, drawn)
+    torch.testing.assert_close(loss, -torch.cat(logprobs).mean())
+
+
+# ------------------------------------------------------------ figures
+
+
+def test_imbalance_of_what_was_dealt_and_of_what_order_would_have_dealt(tmp_path):
+    import figures
+    import settings
+
+    run = settings.Settings(system="", out=tmp_path, prompts=1)
+    assert run.samples == 8
+    assert run.rank_batch == 2
+    lengths = {0: 10, 1: 10, 2: 2, 3: 2, 4: 10, 5: 10, 6: 2, 7: 2}
+    made = figures.Figures(run)
+    for worker, indexes in (("trainer 0", [0, 2, 4, 6]), ("trainer 1", [1, 3, 5, 7])):
+        made.add(
+            [
+                {
+                    "stage": "train", "worker": worker, "step": 0, "start": 1.0, "end": 2.0, "cpu": 0.5,
+                    "samples": 4, "indexes": indexes, "lengths": [lengths[i] for i in indexes], "staleness": [1] * 4,
+                }
+            ]
+        )  # fmt: skip
+    # in turn, two samples at a time: rank 0 gets 0, 1, 4, 5 (40 tokens), rank 1 the rest (8)
+    assert made.imbalance() == {"balanced": 0.0, "in_order": pytest.approx(40 / 24 - 1)}
+    assert made.staleness == {1: 8}
+    assert made.seconds("busy") == {"train": 2.0}
+    assert made.seconds("cpu") == {"train": 1.0}
+    assert made.wall() == 1.0
