@@ -31,7 +31,7 @@ docs: venv
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }
 	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=tools .venv/bin/python -m pytest -p contract_later -p no:cacheprovider \
-		-q -o faulthandler_timeout=120 $(CONTRACT) $(ARGS)
+		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(ARGS)
 
 lint: venv
 	.venv/bin/ruff check .
