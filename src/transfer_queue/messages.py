@@ -495,11 +495,16 @@ class UnitStatusReply(Reply, frozen=True):
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
-    """A request on its way. acknowledged: replies up to this sequence of the client are not needed again."""
+    """A request on its way. acknowledged: replies up to this sequence of the client are not needed again.
+
+    finished: nor are these beyond it, as (first, last) sequences: all that the client has done with while an older
+    request waits. A server may overlook them at any time; they come again with every request.
+    """
 
     sequence: int
     acknowledged: int
     body: AnyRequest
+    finished: list[tuple[int, int]] = []
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):

@@ -62,8 +62,30 @@ def test_nothing_is_kept_of_what_is_finished() -> None:
         pair = [session.begin(ListPartitions())[0] for _ in range(2)]
         for sequence in reversed(pair):
             session.finish(sequence)
-    assert session._finished == set()
+    assert session._unfinished == {}
     assert acknowledged(session) == 200
+
+
+@given(order=st.permutations(range(1, 13)), stop=st.integers(0, 12))
+def test_finished_are_the_runs_beyond(order: list[int], stop: int) -> None:
+    session = new_session()
+    for _ in range(12):
+        session.begin(ListPartitions())
+    for sequence in order[:stop]:
+        session.finish(sequence)
+    sent = envelope(session.begin(ListPartitions())[1])
+    named = [s for first, last in sent.finished for s in range(first, last + 1)]
+    assert named == sorted(s for s in order[:stop] if s > sent.acknowledged)
+    assert all(first <= last for first, last in sent.finished)
+
+
+def test_a_request_that_waits_for_long_holds_up_nothing() -> None:
+    session = new_session()
+    session.begin(ListPartitions())
+    for _ in range(1000):
+        session.finish(session.begin(ListPartitions())[0])
+    sent = envelope(session.begin(ListPartitions())[1])
+    assert (sent.acknowledged, sent.finished) == (0, [(2, 1001)])
 
 
 def test_threads_never_share_a_sequence() -> None:

@@ -162,12 +162,19 @@ def test_ranks_and_batches_are_natural_numbers(build, name, value):
         build().sample(list(range(8)), 4, **{**WHO, name: value})
 
 
-@pytest.mark.parametrize("build", [RankAwareSampler, BUILD["seqlen"]], ids=["rank_aware", "seqlen"])
 @pytest.mark.parametrize("name", ["dp_rank", "batch_index"])
-def test_rank_and_batch_are_required_by_the_system(build, name):
+def test_rank_and_batch_are_required_by_the_system(name):
     config = {key: value for key, value in WHO.items() if key != name}
     with pytest.raises(InvalidArgumentError, match=name):
-        build().validate(4, config)
+        RankAwareSampler().validate(4, config)
+
+
+def test_without_batch_index_a_balanced_deal_is_for_its_caller():
+    """No other rank could come for its share; so the batch is as large as one rank's."""
+    sampler = SeqlenBalancedSampler(2, 2)
+    assert sampler.validate(2, {"task_name": "t", "partition_id": "p"}) is None
+    assert sampler.deal(list(range(8)), 2, task_name="t") == {0: ([0, 1], [0, 1])}
+    assert sampler.deal([0, 1], 2, task_name="t", dp_rank=1) == {0: ([0, 1], [0, 1])}
 
 
 def test_rank_beyond_the_ranks():
@@ -187,8 +194,23 @@ def test_deal_key():
     assert GRPOGroupNSampler().deal_key(nobody) is None
     assert GRPOGroupNSampler().deal_key({**nobody, "dp_rank": 1}) is None
     assert GRPOGroupNSampler().deal_key({**nobody, "dp_rank": None, "batch_index": 0}) is None
-    assert SeqlenBalancedSampler(1, 2).deal_key(nobody) == (0, 0)
+    assert SeqlenBalancedSampler(1, 2).deal_key(nobody) is None
+    assert SeqlenBalancedSampler(1, 2).deal_key({**nobody, "batch_index": 3}) == (0, 3)
     assert SeqlenBalancedSampler(1, 2).deal_key(WHO) == (1, 2)
+
+
+def test_remainder():
+    """What a last deal after a seal can be asked for: per rank where shares are kept, whole groups only."""
+    ready = [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert SequentialSampler().remainder(ready) == RankAwareSampler().remainder(ready, **WHO) == 9
+    assert GRPOGroupNSampler(2).remainder(ready) == 8
+    assert GRPOGroupNSampler(4).remainder(ready) == 8
+    assert GRPOGroupNSampler(5).remainder(ready) == 5
+    assert SeqlenBalancedSampler(2, 2).remainder(ready, **WHO) == 4
+    assert SeqlenBalancedSampler(2, 3).remainder(ready, **WHO) == 2
+    assert SeqlenBalancedSampler(2, 5).remainder(ready, **WHO) == 0
+    assert SeqlenBalancedSampler(2, 3).remainder(ready, task_name="t") == 8
+    assert Newest().remainder([]) == 0
 
 
 @every_rank_consistent

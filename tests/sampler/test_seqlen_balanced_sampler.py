@@ -49,9 +49,9 @@ def test_shares(size, dp_size, batch, spare, data):
     values = data.draw(st.lists(st.integers(0, 999), min_size=len(ready), max_size=len(ready)))
     if total % size or total // size < dp_size:
         with pytest.raises(InvalidArgumentError):
-            sampler.deal(ready, batch, partition=lengths_of(values))
+            sampler.deal(ready, batch, batch_index=0, partition=lengths_of(values))
         return
-    shares = sampler.deal(ready, batch, partition=lengths_of(values))
+    shares = sampler.deal(ready, batch, batch_index=0, partition=lengths_of(values))
     assert list(shares) == list(range(dp_size))
     assert all(sampled == consumed for sampled, consumed in shares.values())
     assert sorted(chain(*(sampled for sampled, _ in shares.values()))) == list(range(total))
@@ -67,16 +67,16 @@ def test_shares(size, dp_size, batch, spare, data):
 
 def test_only_the_dealt_rows_are_looked_up():
     partition = lengths_of([1] * 100)
-    SeqlenBalancedSampler(1, 2).deal(range(100), 2, partition=partition)
+    SeqlenBalancedSampler(1, 2).deal(range(100), 2, batch_index=0, partition=partition)
     assert partition.asked == [[0, 1, 2, 3]]
 
 
 def test_other_tags_and_none_count_one():
     tags = Tags({0: {"other": 9}, 1: {"total_lengths": None}, 2: {"total_lengths": 0.5}, 3: {"total_lengths": 1.5}})
-    shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, partition=tags)
+    shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert [sampled for sampled, _ in shares.values()] == [[0, 1], [2, 3]]
     tags = Tags({0: None, 2: {"total_lengths": np.float32(0.5)}, 3: {"total_lengths": np.int64(2)}})
-    shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, partition=tags)
+    shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert sorted(3 in sampled and 2 in sampled for sampled, _ in shares.values()) == [False, True]
 
 
@@ -93,24 +93,24 @@ def test_garbage_names_the_row(garbage):
 
 def test_lengths_beyond_all_sums():
     with pytest.raises(InvalidArgumentError, match="sum"):
-        SeqlenBalancedSampler(1, 2).deal(range(4), 2, partition=lengths_of([1.5e308] * 4))
+        SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=lengths_of([1.5e308] * 4))
 
 
 @pytest.mark.parametrize("partition", [None, lengths_of([1] * 6)], ids=["without", "with"])
 def test_uneven_counts_are_logged(caplog, partition):
-    shares = SeqlenBalancedSampler(2, 2).deal(range(6), 3, partition=partition)
+    shares = SeqlenBalancedSampler(2, 2).deal(range(6), 3, batch_index=0, partition=partition)
     assert sorted(len(sampled) for sampled, _ in shares.values()) == [2, 4]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "do not divide evenly over 2 ranks" in caplog.text
 
 
 def test_even_counts_are_not_logged(caplog):
-    SeqlenBalancedSampler(2, 2).deal(range(8), 4, partition=lengths_of([5, 1, 1, 9, 30, 2, 2, 2]))
+    SeqlenBalancedSampler(2, 2).deal(range(8), 4, batch_index=0, partition=lengths_of([5, 1, 1, 9, 30, 2, 2, 2]))
     assert caplog.records == []
 
 
 def test_uneven_in_order():
-    shares = SeqlenBalancedSampler(2, 4).deal(range(12), 3)
+    shares = SeqlenBalancedSampler(2, 4).deal(range(12), 3, batch_index=0)
     assert [sampled for sampled, _ in shares.values()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [10, 11]]
 
 
@@ -136,6 +136,6 @@ def test_partition_id_goes_before_the_partitions_own():
 def test_the_longest_rank_is_near_the_mean():
     generator = np.random.default_rng(2)
     values = np.clip(np.exp(generator.normal(6.5, 1, 512 * 8)), 16, 8192).astype(int).tolist()
-    shares = SeqlenBalancedSampler(8, 16).deal(range(len(values)), 256, partition=lengths_of(values))
+    shares = SeqlenBalancedSampler(8, 16).deal(range(len(values)), 256, batch_index=0, partition=lengths_of(values))
     sums = [sum(values[index] for index in sampled) for sampled, _ in shares.values()]
     assert max(sums) <= 1.001 * sum(values) / 16

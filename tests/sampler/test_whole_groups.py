@@ -85,7 +85,7 @@ def test_too_few_rows_look_at_no_group():
 
 def test_balanced_deals_declared_groups():
     ready = Lazy([[0, 7], [1, 6], [2, 5], [3, 4]], loose=[8, 9])
-    shares = SeqlenBalancedSampler(2, 2).deal(ready, 4)
+    shares = SeqlenBalancedSampler(2, 2).deal(ready, 4, batch_index=0)
     assert [sampled for sampled, _ in shares.values()] == [[0, 7, 1, 6], [2, 5, 3, 4]]
 
 

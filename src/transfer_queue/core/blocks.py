@@ -6,7 +6,7 @@ and no block in it is needed. Block numbers start at 1 and are never used again 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class SchemaTable(Interned):
         return at
 
     def drop(self, at: int) -> None:
+        """One use fewer; the schema goes with the last."""
         super().drop(at)
         if self.uses[at] == 0:
             del self.decoded[at]
@@ -135,7 +136,7 @@ class BlockTable:
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
             self.schemas.add_schema(block.schema), self.dims.add(block.dims), values,
         )  # fmt: skip
-        for (name, _), value in zip(_FIELDS, row):
+        for (name, _), value in zip(_FIELDS, row, strict=True):
             chunk.columns[name][at] = value
         chunk.alive += 1
         self.live_bytes += block.nbytes
@@ -190,17 +191,23 @@ class BlockTable:
             del self.extents[place]
             self.freed.append(place)
 
-    def take_freed(self) -> list[tuple[int, int]]:
-        """The extents to hand back since the last call."""
-        freed, self.freed = self.freed, []
-        return freed
+    def take_freed(self, units: Container[int]) -> dict[int, list[int]]:
+        """The extents to hand back to these units, by unit; those of other units stay for a later call."""
+        taken: dict[int, list[int]] = {}
+        if self.freed:
+            for unit, extent in self.freed:
+                if unit in units:
+                    taken.setdefault(unit, []).append(extent)
+            self.freed = [place for place in self.freed if place[0] not in units]
+        return taken
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """One column of these blocks, in order."""
         keys = numbers >> CHUNK_BITS
         at = numbers & (CHUNK - 1)
         if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
-            return self.chunks[int(keys[0])].columns[name][at]
+            column: np.ndarray = self.chunks[int(keys[0])].columns[name][at]
+            return column
         out = np.empty(len(numbers), dict(_FIELDS)[name])
         for key in np.unique(keys).tolist():
             mine = keys == key

@@ -7,8 +7,10 @@ state, and its outcome is checked: rows that it was not offered fail its caller,
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages import Claim
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler, SequentialSampler
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, overrides_sample
 
 
@@ -38,7 +40,7 @@ class PartitionView:
         there = positions >= 0
         tags = self._partition.tags_of(positions[there])
         live = wanted[there].tolist()
-        return {i: dict(tag) for i, tag in zip(live, tags)} if tags is not None else {i: {} for i in live}
+        return {i: dict(tag) for i, tag in zip(live, tags, strict=True)} if tags is not None else {i: {} for i in live}
 
 
 class Outcome:
@@ -57,6 +59,7 @@ class Outcome:
         self.ended = ended
 
 
+BUILT_IN = (SequentialSampler, RankAwareSampler, GRPOGroupNSampler, SeqlenBalancedSampler)
 NOTHING = Outcome()
 ENDED = Outcome(ended=True)
 
@@ -66,7 +69,6 @@ class Samplers:
 
     def __init__(self, default: BaseSampler) -> None:
         self.default = default
-        self._named: dict[tuple[str, int], BaseSampler] = {}
 
     def of(self, sampling: dict[str, Any]) -> BaseSampler:
         """The sampler for a claim."""
@@ -74,12 +76,10 @@ class Samplers:
         if name is None:
             return self.default
         group = sampling.get("n_samples_per_prompt", 1)
-        key = (str(name), group if isinstance(group, int) else 1)
-        if key not in self._named:
-            self._named[key] = _built_in(*key)
-        return self._named[key]
+        return _built_in(str(name), group if isinstance(group, int) else 1)
 
 
+@lru_cache(maxsize=64)
 def _built_in(name: str, group: int) -> BaseSampler:
     if name == "SequentialSampler":
         return SequentialSampler()
@@ -95,7 +95,13 @@ def _built_in(name: str, group: int) -> BaseSampler:
 
 def deals_itself(sampler: BaseSampler) -> bool:
     """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's."""
-    return isinstance(sampler, (RankConsistentSampler, SequentialSampler)) and not overrides_sample(sampler)
+    return type(sampler) in BUILT_IN and not overrides_sample(sampler)
+
+
+def group_size(sampler: BaseSampler) -> int | None:
+    """How many samples a group has for this sampler; None where it deals them one by one."""
+    size = getattr(sampler, "n_samples_per_prompt", None)
+    return size if isinstance(size, int) else None
 
 
 def forget(sampler: BaseSampler, partition: str) -> None:
@@ -141,7 +147,7 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
 
 def _decide_by_deal(partition: Partition, sampler: RankConsistentSampler, claim: Claim) -> Outcome:
     sampling = sampling_of(claim)
-    key = sampler.deal_key(sampling)
+    key = _asked(sampler, sampler.deal_key, sampling)
     dealt = partition.dealt.get(claim.task)
     if key is not None and dealt is not None:
         batch = dealt.find(*key)
@@ -168,23 +174,35 @@ def _decide_by_deal(partition: Partition, sampler: RankConsistentSampler, claim:
         )
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
-    view = PartitionView(partition)
-    final = _is_final(partition, ready)
-    for size in dict.fromkeys((claim.count, sampler.remainder(offered) if final else 0)):
-        if not 0 < size <= claim.count or ready.total < (sampler.needed(size) if final else claim.count):
-            continue
-        shares = sampler.deal(offered, size, **{**sampling, "partition": view})
+    sampling["partition"] = PartitionView(partition)
+    if ready.total >= claim.count > 0:
+        shares = _asked(sampler, sampler.deal, offered, claim.count, **sampling)
         if shares:
-            return _dealt(claim, key, shares)
-    return ENDED if final else NOTHING
+            return _dealt(partition, sampler, ready, claim, key, shares)
+    if not is_final(partition, ready, sampler):
+        return NOTHING
+    # counted only here, where there are fewer groups than a deal takes
+    rest = _asked(sampler, sampler.remainder, offered, **sampling)
+    shares = _asked(sampler, sampler.deal, offered, rest, **sampling) if 0 < rest < claim.count else None
+    return _dealt(partition, sampler, ready, claim, key, shares) if shares else ENDED
 
 
 def _dealt(
-    claim: Claim, key: tuple[int, int] | None, shares: dict[int, tuple[list[int], list[int]]]
+    partition: Partition,
+    sampler: RankConsistentSampler,
+    ready: ReadySet,
+    claim: Claim,
+    key: tuple[int, int] | None,
+    shares: dict[int, tuple[list[int], list[int]]],
 ) -> Outcome:
+    if not deals_itself(sampler):
+        for sampled, consumed in shares.values():
+            _checked(partition, sampler, ready, sampled, consumed)
+    mine = shares.get(key[0] if key is not None else 0)
+    if mine is None:
+        raise SamplerError(f"{type(sampler).__name__}.deal gave nothing to the dp_rank that asked; nothing was dealt")
     kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
     consumed = [row for _, taken in shares.values() for row in taken]
-    mine = shares[key[0]] if key is not None else next(iter(shares.values()))
     batch_index = key[1] if key is not None else None
     record = r.Dealt(claim.partition, claim.task, batch_index, claim.count, kept, _column(consumed))
     return Outcome(np.array(mine[0], "i8"), [record])
@@ -193,56 +211,92 @@ def _dealt(
 def _decide_by_sample(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
     sampling = sampling_of(claim)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
+    offered = partition.offered(ready)
     built_in = deals_itself(sampler)
+    kept = not built_in and bool(_asked(sampler, sampler.has_cached_result, claim.partition, claim.task, sampling))
     size = claim.count
     final = False
-    announced = False
-    if ready.total < size:
-        announced = not built_in and _asked(sampler, sampler.has_cached_result, claim.partition, claim.task, sampling)
-        final = _is_final(partition, ready)
-        if not announced:
-            if not final:
-                return NOTHING
-            size = ready.total
-            if not size:
-                return ENDED
+    if ready.total < size and not kept:
+        final = is_final(partition, ready, sampler)
+        if not final:
+            return NOTHING
+        size = min(size, _asked(sampler, sampler.remainder, offered, **sampling))
+        if size <= 0:
+            return ENDED
     if claim.probe and not built_in:
         # a user's sampler may have side effects: it is asked only by a claim that takes what it deals
         return Outcome(np.zeros(0, "i8"))
-    offered: Sequence[int] = partition.offered(ready)
-    if not built_in:
-        offered = list(offered)
-    keywords = {**sampling, "partition": PartitionView(partition)}
-    sampled, consumed = _asked(sampler, sampler, offered, size, **keywords)
-    rows, taken = _checked(partition, sampler, ready, sampled, consumed, announced or built_in)
+    sampling["partition"] = PartitionView(partition)
+    if built_in:
+        sampled, _ = _asked(sampler, sampler.sample, offered, size, **sampling)
+        rows = taken = np.array(sampled, "i8")
+    else:
+        sampled, consumed = _two(sampler, _asked(sampler, sampler, list(offered), size, **sampling))
+        rows, taken = _checked(partition, sampler, None if kept else ready, sampled, consumed)
     if not len(rows):
         return ENDED if final else NOTHING
     record = r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, rows.tobytes())], taken.tobytes())
     return Outcome(rows, [record] if len(taken) else [])
 
 
-def _checked(
-    partition: Partition, sampler: BaseSampler, ready: ReadySet, sampled: Any, consumed: Any, trusted: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _two(sampler: BaseSampler, outcome: Any) -> tuple[Any, Any]:
     try:
-        rows, taken = np.array(list(sampled), "i8"), np.array(list(consumed), "i8")
+        sampled, consumed = outcome
+    except (TypeError, ValueError):
+        raise SamplerError(
+            f"{type(sampler).__name__}.sample must give (sampled, consumed), two lists of global indexes, and gave "
+            f"{outcome!r:.200}; nothing was dealt"
+        ) from None
+    return sampled, consumed
+
+
+def _checked(
+    partition: Partition, sampler: BaseSampler, ready: ReadySet | None, sampled: Any, consumed: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a user's sampler gave, as columns: only rows that it was offered.
+
+    ready None: the sampler said that it has dealt this batch before; then some of its rows may be cleared since.
+    """
+    try:
+        rows = np.array([operator.index(row) for row in sampled], "i8")
+        taken = np.array([operator.index(row) for row in consumed], "i8")
     except (TypeError, ValueError, OverflowError) as error:
         raise SamplerError(
-            f"{type(sampler).__name__}.sample must give two lists of global indexes, (sampled, consumed): {error}"
+            f"{type(sampler).__name__}.sample must give (sampled, consumed), two lists of global indexes: {error}; "
+            f"nothing was dealt"
         ) from None
+    if ready is None:
+        return rows, taken[partition.rows.positions_of(taken) >= 0]
     both = np.concatenate([rows, taken])
     positions = partition.rows.positions_of(both)
-    if (positions < 0).any() or not (trusted or ready.contains(positions)):
+    strange = [row for row, p in zip(both.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
+    if strange:
         raise SamplerError(
-            f"{type(sampler).__name__}.sample gave rows that it was not offered, among them {both[:5].tolist()}; "
-            f"nothing was dealt"
+            f"{type(sampler).__name__} gave {len(strange)} rows that it was not offered, among them "
+            f"{strange[:5]}; nothing was dealt"
         )
     return rows, taken
 
 
-def _is_final(partition: Partition, ready: ReadySet) -> bool:
-    """No row that is not ready now will be: the partition is sealed and every live row is ready or consumed."""
-    return partition.sealed and partition.rows.count - partition.tasks.get(ready.task, 0) == ready.total
+def is_final(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> bool:
+    """No row that is not ready now will be: the partition is sealed and every live row is ready or consumed.
+
+    For a sampler of groups, rows of groups that can never be whole do not count.
+    """
+    if not partition.sealed:
+        return False
+    if partition.rows.count - partition.tasks.get(ready.task, 0) == ready.total:
+        return True
+    size = group_size(sampler)
+    return size is not None and _only_hopeless(partition, ready, size)
+
+
+def _only_hopeless(partition: Partition, ready: ReadySet, size: int) -> bool:
+    for positions in ready.unready(partition.rows):
+        for group in np.unique(partition.groups.of(positions, size)).tolist():
+            if not partition.groups.hopeless(group, size, sealed=True):
+                return False
+    return True
 
 
 def _asked(sampler: BaseSampler, function: Any, *arguments: Any, **keywords: Any) -> Any:

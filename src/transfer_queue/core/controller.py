@@ -12,7 +12,7 @@ event that completes it, in order of arrival per (partition, task).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ import numpy as np
 from transfer_queue.core import claims, puts
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, FreeExtents, Send
-from transfer_queue.core.explain import timeout_words
+from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, meta_reply, status
+from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
-from transfer_queue.core.waiting import Waiter, Waiting
+from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
 from transfer_queue.errors import CapacityError, ProtocolError, TransferQueueError
 from transfer_queue.messages import (
     AnyReply,
@@ -38,12 +39,13 @@ from transfer_queue.messages import (
     CreatePartition,
     Done,
     Envelope,
+    Explain,
     Failure,
     Publish,
     PublishReply,
     RegisterUnit,
-    ResetConsumption,
     Reserve,
+    ResetConsumption,
     Seal,
     Status,
     Topology,
@@ -54,6 +56,21 @@ from transfer_queue.sampler.base import BaseSampler
 
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
+
+
+class Change:
+    """What happened to one partition since its parked claims were last looked at.
+
+    everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. shares: task ->
+    the batches that were dealt. Beyond these, a claim can be met only where rows became ready for its task.
+    """
+
+    __slots__ = ("everything", "shares", "tasks")
+
+    def __init__(self) -> None:
+        self.everything = False
+        self.tasks: set[str] = set()
+        self.shares: dict[str, set[ShareKey]] = {}
 
 
 class Controller:
@@ -73,10 +90,7 @@ class Controller:
         self.connections: dict[str, set[int]] = {}
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
-        # since the last settling: partition -> whether all that waits there must be looked at, and
-        # partition -> task -> (dp_rank, batch_index) of the shares dealt
-        self._changed: dict[str, bool] = {}
-        self._dealt: dict[str, dict[str, set[tuple[Any, Any]]]] = {}
+        self._changed: dict[str, Change] = {}  # by partition, since the last settling
 
     # ------------------------------------------------------------ events
 
@@ -92,10 +106,10 @@ class Controller:
         kept = self.state.clients.get(client)
         if kept is not None and sequence in kept.replies:
             return [Send(peer, sequence, kept.replies[sequence])]
-        if (client, sequence) in self.state.waiting.by_waiter:
-            self.peers[client, sequence] = peer
-            return []
-        if kept is not None and sequence <= kept.acknowledged:
+        waiting = self.state.waiting.by_waiter.get((client, sequence))
+        if waiting is not None:
+            return self._attach(waiting, peer, now)
+        if kept is not None and kept.over(sequence):
             return [self._failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
         try:
             return self._answer(client, peer, envelope, body, now)
@@ -150,11 +164,10 @@ class Controller:
             return [Send(peer, sequence, TopologyReply(list(self.state.units.values()), self.config))]
         if isinstance(body, Status):
             return [Send(peer, sequence, status(self.state, dict(self.counters), now))]
+        if isinstance(body, Explain):
+            return [Send(peer, sequence, Done(explain(self.state, body, claims.group_size(self.samplers.default))))]
         if isinstance(body, Cancel):
-            waiter = (client, body.sequence)
-            if waiter in self.state.waiting.by_waiter:
-                self._unpark(waiter)
-            return [Send(peer, sequence, Done()), *self._settle(now)]
+            return self._cancel(client, peer, sequence, body.sequence)
         decide = _MUTATIONS.get(type(body))
         if decide is None:
             raise ProtocolError(f"{type(body).__name__} is no request to a controller")
@@ -174,7 +187,7 @@ class Controller:
         for record in records:
             self._apply(record)
         answer = reply()
-        self._apply(r.Replied(client, envelope.sequence, envelope.acknowledged, answer))
+        self._apply(r.Replied(client, envelope.sequence, envelope.acknowledged, answer, envelope.finished))
         return [Send(peer, envelope.sequence, answer)]
 
     def _claim(self, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
@@ -187,9 +200,7 @@ class Controller:
             return []
         return [*self._give(client, peer, envelope, claim, outcome), *self._settle(now)]
 
-    def _give(
-        self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome
-    ) -> list[Effect]:
+    def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
         if claim.probe or outcome.rows is None:
             return [Send(peer, envelope.sequence, ClaimReply(rows=b"", ended=outcome.ended))]
         rows = outcome.rows
@@ -213,13 +224,33 @@ class Controller:
         self._apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 
+    def _attach(self, waiting: Waiting, peer: int, now: float) -> list[Effect]:
+        """A parked request came again: it is answered on the newest connection (peers are numbered ascending)."""
+        known = self.peers.get(waiting.waiter)
+        self.peers[waiting.waiter] = peer if known is None else max(peer, known)
+        if known is None:  # parked before a replay, and not looked at since
+            return [*self._retry(waiting), *self._settle(now)]
+        return []
+
+    def _cancel(self, client: str, peer: int, sequence: int, cancelled: int) -> list[Effect]:
+        """The cancelled request gets its one reply too, though nobody waits for it."""
+        waiter = (client, cancelled)
+        there = waiter in self.state.waiting.by_waiter
+        effects: list[Effect] = []
+        if there:
+            known = self.peers.get(waiter, peer)
+            self._unpark(waiter)
+            effects.append(Send(known, cancelled, Failure("WaitTimeoutError", "cancelled by its client")))
+        return [*effects, Send(peer, sequence, Done(there))]
+
     def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
         self.counters["failures"] += 1
         request = waiting.request
         if isinstance(request, Claim):
             if request.probe:
                 return ClaimReply(rows=b"")
-            return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since))
+            dealt = claims.group_size(self.samplers.of(request.sampling))
+            return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since, dealt))
         try:
             puts.check_capacity(self.state, request.count)
         except CapacityError as error:
@@ -230,42 +261,67 @@ class Controller:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""
         effects: list[Effect] = []
         while self._changed:
-            name, everything = self._changed.popitem()
+            name, change = self._changed.popitem()
             partition = self.state.partitions.get(name)
-            gained = partition.gained if partition is not None else set()
+            gained: set[str] = set()
             if partition is not None:
-                partition.gained = set()
-            dealt = self._dealt.pop(name, {})
-            for task, queue in self.state.waiting.of_partition(name):
-                if everything or task in gained or task in dealt:
-                    for waiting in self._worth_a_try(partition, queue, everything, dealt.get(task, set())):
-                        effects += self._retry_claim(waiting)
-            if everything:
+                gained, partition.gained = partition.gained, set()
+            for task, queue in list(self.state.waiting.of_partition(name).items()):
+                if partition is None or change.everything or task in change.tasks:
+                    worth: Iterable[Waiting] = list(queue.claims.values())
+                else:
+                    worth = self._worth_a_try(partition, task, queue, task in gained, change.shares.get(task, ()))
+                for waiting in worth:
+                    effects += self._retry(waiting)
+            if change.everything:
                 for waiting in list(self.state.waiting.space.values()):
-                    effects += self._retry_put(waiting)
-        by_unit: dict[int, list[int]] = {}
-        for unit, extent in self.state.blocks.take_freed():
-            by_unit.setdefault(unit, []).append(extent)
-        return [*effects, *(FreeExtents(unit, extents) for unit, extents in by_unit.items())]
+                    effects += self._retry(waiting)
+        for unit, extents in self.state.blocks.take_freed(self.unit_peers).items():
+            effects.append(FreeExtents(unit, extents))
+        return effects
 
     def _worth_a_try(
-        self, partition: Partition | None, queue: dict[Waiter, Waiting], everything: bool, dealt: set[tuple[Any, Any]]
+        self, partition: Partition, task: str, queue: Queue, gained: bool, shares: Iterable[ShareKey]
     ) -> Iterator[Waiting]:
         """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before."""
-        for waiting in list(queue.values()):
-            claim = waiting.request
-            assert isinstance(claim, Claim)
-            if everything or partition is None or not claims.deals_itself(self.samplers.of(claim.sampling)):
+        for key in shares:
+            yield from queue.of_share(key)
+        others = not claims.deals_itself(self.samplers.default)  # a user's sampler may look at anything
+        if not gained and not others:
+            return
+        hopes: dict[tuple[tuple[str, ...], BaseSampler], bool] = {}
+        if not others and not partition.sealed and not self._enough(partition, task, queue):
+            return
+        queue.recount()
+        for waiting in list(queue.claims.values()):
+            claim = waiting.claim
+            fields = tuple(claim.fields)
+            sampler = self.samplers.of(claim.sampling)
+            if others and not claims.deals_itself(sampler):
                 yield waiting
-            elif partition.ready_set(claim.task, tuple(claim.fields)).total >= claim.count:
+                continue
+            ready = partition.ready_set(task, fields)
+            if ready.total >= claim.count:
                 yield waiting
-            elif (claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")) in dealt:
-                yield waiting
+                if not others and not partition.sealed and not self._enough(partition, task, queue):
+                    return
+            elif partition.sealed:
+                if (fields, sampler) not in hopes:
+                    hopes[fields, sampler] = claims.is_final(partition, ready, sampler)
+                if hopes[fields, sampler]:
+                    yield waiting
+
+    @staticmethod
+    def _enough(partition: Partition, task: str, queue: Queue) -> bool:
+        """Whether any claim of the queue has as many ready rows as it wants."""
+        return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
+
+    def _retry(self, waiting: Waiting) -> list[Effect]:
+        return self._retry_claim(waiting) if isinstance(waiting.request, Claim) else self._retry_put(waiting)
 
     def _retry_claim(self, waiting: Waiting) -> list[Effect]:
-        claim = waiting.request
-        assert isinstance(claim, Claim)
-        waiter = (waiting.client, waiting.sequence)
+        claim = waiting.claim
+        waiter = waiting.waiter
         peer = self.peers.get(waiter)
         if peer is None:
             return []
@@ -280,7 +336,7 @@ class Controller:
         return self._give(waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
 
     def _retry_put(self, waiting: Waiting) -> list[Effect]:
-        waiter = (waiting.client, waiting.sequence)
+        waiter = waiting.waiter
         peer = self.peers.get(waiter)
         if peer is None:
             return []
@@ -302,18 +358,19 @@ class Controller:
         name = getattr(record, "partition", None)
         if name is None:
             return
+        change = self._changed.get(name)
+        if change is None:
+            change = self._changed[name] = Change()
         if isinstance(record, r.Dealt):
-            # takes rows away; it can meet only those who ask for one of its shares, or end a finite loader
-            keys = self._dealt.setdefault(name, {}).setdefault(record.task, set())
-            keys |= {(share.dp_rank, record.batch_index) for share in record.shares}
-            everything = self._may_end(name, record.task)
-        else:
-            everything = not isinstance(record, (r.Published, r.RowsReserved))
-        self._changed[name] = self._changed.get(name, False) or everything
-
-    def _may_end(self, name: str, task: str) -> bool:
-        partition = self.state.partitions[name]
-        return partition.sealed or partition.wholly_consumed(task)
+            # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more
+            if record.batch_index is not None:
+                shares = change.shares.setdefault(record.task, set())
+                shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
+            partition = self.state.partitions[name]
+            if partition.sealed or partition.wholly_consumed(record.task):
+                change.tasks.add(record.task)
+        elif not isinstance(record, (r.Published, r.RowsReserved)):
+            change.everything = True
 
     def _depart(self, client: str) -> None:
         if client not in self.state.clients:
@@ -361,7 +418,7 @@ class Controller:
         return records, reply
 
     def _clear_rows(self, client: str, peer: int, request: ClearRows) -> Decision:
-        return puts.clear_rows(self.state, request.partition, np.frombuffer(request.rows, "<i8")), Done
+        return puts.clear_rows(self.state, request.partition, indexes_in(request.rows)), Done
 
     def _clear_keys(self, client: str, peer: int, request: ClearKeys) -> Decision:
         return puts.clear_keys(self.state, request.partition, request.keys), Done
@@ -382,12 +439,10 @@ class Controller:
         return puts.seal(self.state, request.partition), Done
 
     def _close_extents(self, client: str, peer: int, request: CloseExtents) -> Decision:
-        return [r.ExtentsClosed(request.extents)], Done
+        return puts.close_extents(self.state, client, request.extents), Done
 
     def _register_unit(self, client: str, peer: int, request: RegisterUnit) -> Decision:
-        number = next(
-            (u.unit for u in self.state.units.values() if u.arena == request.arena), len(self.state.units)
-        )
+        number = next((u.unit for u in self.state.units.values() if u.arena == request.arena), len(self.state.units))
         self.unit_peers[number] = peer
         return [r.UnitRegistered(number, request.address, request.arena)], lambda: Done(number)
 
@@ -410,4 +465,3 @@ _MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     RegisterUnit: Controller._register_unit,
     WriterGone: Controller._writer_gone,
 }
-

@@ -13,8 +13,11 @@ from transfer_queue.messages import Claim, Explain
 NEAREST = 3  # rows that a timeout explains
 
 
-def explain(state: State, request: Explain) -> str:
-    """One paragraph on one sample, named by global index or key; or on what claims of the partition wait for."""
+def explain(state: State, request: Explain, dealt: int | None = None) -> str:
+    """One paragraph on one sample, named by global index or key; or on what claims of the partition wait for.
+
+    dealt: how many samples the groups have that the system's sampler deals; None where it deals single samples.
+    """
     partition = state.partitions.get(request.partition)
     if partition is None:
         there = ", ".join(map(repr, list(state.partitions)[:10])) or "none"
@@ -30,8 +33,8 @@ def explain(state: State, request: Explain) -> str:
         if position < 0:
             return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
     else:
-        return _partition_words(state, partition, request)
-    return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request)) + "."
+        return _partition_words(partition, request, dealt)
+    return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request, dealt)) + "."
 
 
 def _absent(state: State, partition: Partition, row: int) -> str:
@@ -43,7 +46,7 @@ def _absent(state: State, partition: Partition, row: int) -> str:
     return "it was cleared, or its partition was dropped. An index is never used again."
 
 
-def _row_words(partition: Partition, position: int, request: Explain) -> list[str]:
+def _row_words(partition: Partition, position: int, request: Explain, dealt: int | None) -> list[str]:
     where = np.array([position])
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     if chunk.waiting[at]:
@@ -58,7 +61,7 @@ def _row_words(partition: Partition, position: int, request: Explain) -> list[st
         words.append(f"has all the fields {have}")
     else:
         words.append("is reserved; nothing was written yet")
-    words += _group_words(partition, position, fields)
+    words += _group_words(partition, position, fields, dealt)
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
         words.append(_task_words(partition, position, task))
     if request.task is not None and not lack and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]:
@@ -78,10 +81,11 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     return f"was consumed by task {task!r}"
 
 
-def _group_words(partition: Partition, position: int, fields: list[str]) -> list[str]:
+def _group_words(partition: Partition, position: int, fields: list[str], dealt: int | None) -> list[str]:
     groups = partition.groups
+    size = groups.size or dealt
     if not groups.explicit:
-        return []
+        return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else []
     number = int(groups.of(np.array([position]), 1)[0])
     if number < 0:
         return ["belongs to no group, while others here have a group_id: group samplers never deal it"]
@@ -91,28 +95,49 @@ def _group_words(partition: Partition, position: int, fields: list[str]) -> list
         words += f" (group_size {groups.size})"
     if group.cleared:
         return [words + f", which is orphaned: {group.cleared} of its members were cleared, it can never be whole"]
+    if size is not None and len(group.members) > size:
+        return [words + f", which is over-long: the sampler deals groups of {size}, it can never be dealt"]
+    absent = 0 if size is None else size - len(group.members)
+    if absent and partition.sealed:
+        return [words + f", which is orphaned: {absent} more were never put, and the partition is sealed"]
+    return [words + _waits_for(partition, group.members, fields, absent)]
+
+
+def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> list[str]:
+    first = position // size * size
+    there = range(first, min(first + size, partition.rows.end))
+    words = f"is number {position - first + 1} of the {size} samples that make a group by order of reservation"
+    if partition.rows.dead(there):
+        return [words + ", which is orphaned: some of them were cleared, it can never be whole"]
+    absent = size - len(there)
+    if absent and partition.sealed:
+        return [words + f", which is orphaned: {absent} of them were never put, and the partition is sealed"]
+    return [words + _waits_for(partition, list(there), fields, absent)]
+
+
+def _waits_for(partition: Partition, members: list[int], fields: list[str], absent: int) -> str:
+    """What a group still lacks. absent: members that do not exist yet."""
     missing = []
-    for member in group.members:
+    for member in members:
         lack = [name for name in fields if not partition.blocks_of(name, np.array([member]))[0][0]]
         if lack:
             index = int(partition.rows.indexes_of(np.array([member]))[0])
             missing.append(f"sample {index} (misses {lack})")
-    if groups.size is not None and len(group.members) < groups.size:
-        missing.append(f"{groups.size - len(group.members)} samples that were not put yet")
-    if missing:
-        words += ", which waits for " + ", ".join(missing[:4])
-        if len(missing) > 4:
-            words += f" and {len(missing) - 4} more"
-    return [words]
+    if absent:
+        missing.append(f"{absent} samples that were not put yet")
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    return ", which waits for " + ", ".join(missing[:4]) + more
 
 
-def _partition_words(state: State, partition: Partition, request: Explain) -> str:
+def _partition_words(partition: Partition, request: Explain, dealt: int | None) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or task and fields of a claim")
-    return nearest(partition, request.task, request.fields)
+    return nearest(partition, request.task, request.fields, dealt)
 
 
-def nearest(partition: Partition, task: str, fields: list[str]) -> str:
+def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
     """The rows nearest to ready for (task, fields), and what each of them waits for."""
     positions = partition.rows.live_positions(waiting=False)
     open_rows = positions[partition.consumed(task, positions) == 0]
@@ -129,12 +154,12 @@ def nearest(partition: Partition, task: str, fields: list[str]) -> str:
         (key,) = partition.keys_of(np.array([position]))
         request = Explain(partition.name, row=index, task=task, fields=fields)
         name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
-        told.append(f"{name} " + "; ".join(_row_words(partition, position, request)[:2]))
+        told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt)[:2]))
     return "Nearest to ready: " + ". ".join(told) + "."
 
 
-def timeout_words(state: State, claim: Claim, waited: float) -> str:
-    """The text of a claim's WaitTimeoutError."""
+def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
+    """The text of a claim's WaitTimeoutError. dealt: as in `explain`."""
     partition = state.partitions.get(claim.partition)
     begin = (
         f"Timeout: task {claim.task!r} waited {waited:.3g} s for {claim.count} samples with fields {claim.fields} in "
@@ -148,4 +173,4 @@ def timeout_words(state: State, claim: Claim, waited: float) -> str:
     if ready >= claim.count:
         words += " Enough are ready, but the sampler made no batch of them (whole groups, or all ranks' shares)."
     sealed = " The partition is sealed: no new rows will come." if partition.sealed else ""
-    return f"{words} {nearest(partition, claim.task, claim.fields)}{sealed}"
+    return f"{words} {nearest(partition, claim.task, claim.fields, dealt)}{sealed}"

@@ -119,6 +119,7 @@ def check_block(block: NewBlock, count: int) -> None:
     for spec in block.schema:
         if spec.kind not in ("tensor", "object"):
             raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
-    if len(block.dims) % 8 or min(block.offset, block.nbytes, block.extent, block.unit) < 0:
+    place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
+    if len(block.dims) % 8 or min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the block's place or dims are no numbers of a block")
     dims_parts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

@@ -79,6 +79,27 @@ class Groups:
             return 0
         return wanted
 
+    def hopeless(self, group: int, size: int, sealed: bool) -> bool:
+        """Whether the group can never be whole: a member was cleared, or it is over-long, or a seal came first."""
+        if not self.explicit:
+            first = group * size
+            if first + size > self.rows.end:
+                return sealed or self.rows.dead(range(first, self.rows.end))
+            return self.rows.dead(range(first, first + size))
+        found = self.declared.get(group)
+        wanted = self.size or size
+        if found is None or found.cleared or len(found.members) > wanted:
+            return True
+        return sealed and len(found.members) < wanted
+
+    def orphaned(self, sealed: bool) -> int:
+        """How many declared groups can never be whole, as far as their size is known here."""
+        return sum(
+            1
+            for group in self.declared.values()
+            if group.cleared or (sealed and self.size is not None and len(group.members) < self.size)
+        )
+
     def first_of(self, group: int, size: int) -> int:
         """The position by which groups are ordered."""
         if not self.explicit:

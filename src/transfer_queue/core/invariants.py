@@ -12,6 +12,7 @@ import numpy as np
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.state import State
+from transfer_queue.core.waiting import Queue, ShareKey, share_key
 
 
 class BrokenInvariant(AssertionError):
@@ -52,8 +53,8 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
         living = int(chunk.alive[: chunk.size].sum())
         _require(chunk.living == living, f"7: chunk {key} of {name} counts {chunk.living} living, {living} are")
         dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
-        for field, (column, _) in chunk.field.items():
-            _require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field}")
+        for field_name, (column, _) in chunk.field.items():
+            _require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field_name}")
     for field_name, field in partition.fields.items():
         numbers, _ = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))
@@ -63,7 +64,7 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
     waiting = [p for p in positions.tolist() if partition.rows.chunks[p >> 12].waiting[p & 4095]]
     _require(waiting == partition.waiting, f"the pre-allocated rows of {name} are not those it lists")
     keyed = partition.keys_of(positions)
-    listed = {key: p for key, p in zip(keyed, positions.tolist()) if key is not None}
+    listed = {key: p for key, p in zip(keyed, positions.tolist(), strict=True) if key is not None}
     _require(listed == partition.keys, f"the keys of {name} are not those of its rows")
     return indexes.tolist()  # type: ignore[no-any-return]
 
@@ -111,6 +112,7 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
     for size, whole in ready.whole.items():
         again = fresh.whole_groups(size, partition.rows, partition.groups)
         _require(whole.order == again.order, f"4: whole groups of {size} in {ready.fields} are not these")
+        _require(whole.counts == again.counts, f"7: groups of {size} in {ready.fields} miscount their ready members")
 
 
 def _blocks(state: State, needed: Counter[int]) -> None:
@@ -132,5 +134,27 @@ def _blocks(state: State, needed: Counter[int]) -> None:
 
 def _waiting(state: State) -> None:
     room = state.waiting
-    listed = [waiter for queue in room.claims.values() for waiter in queue] + list(room.space)
+    listed = list(room.space)
+    for name, tasks in room.claims.items():
+        for task, queue in tasks.items():
+            listed += queue.claims
+            _queue(queue, f"{name}, {task}")
     _require(sorted(listed) == sorted(room.by_waiter), "somebody waits in no queue, or in two")
+    for client, kept in state.clients.items():
+        _require(not any(map(kept.over, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
+
+
+def _queue(queue: Queue, where: str) -> None:
+    _require(bool(queue.claims), f"an empty queue was left at {where}")
+    numbers: Counter[tuple[str, ...]] = Counter()
+    shares: dict[ShareKey, dict[tuple[str, int], None]] = {}
+    for waiter, waiting in queue.claims.items():
+        fields = tuple(waiting.claim.fields)
+        numbers[fields] += 1
+        least = queue.wanted[fields][1] if fields in queue.wanted else waiting.claim.count + 1
+        _require(least <= waiting.claim.count, f"7: a claim at {where} wants less than the queue says")
+        key = share_key(waiting.claim.sampling)
+        if key is not None:
+            shares.setdefault(key, {})[waiter] = None
+    _require(dict(numbers) == {f: n for f, (n, _) in queue.wanted.items()}, f"7: the queue at {where} miscounts")
+    _require(shares == queue.shares, f"the queue at {where} lists its claims under other shares")

@@ -5,6 +5,7 @@ Methods that change something are called by `Controller.apply` alone; everything
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,20 @@ class Partition:
     waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
-    version: grows with every change that a waiting consumer could care about.
+    awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
+    gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     """
 
-    def __init__(self, name: str, group_size: int | None, producers: int, blocks: BlockTable) -> None:
+    def __init__(
+        self,
+        name: str,
+        group_size: int | None,
+        producers: int,
+        blocks: BlockTable,
+        awaits: Callable[[str, str, tuple[str, ...]], bool],
+    ) -> None:
         self.name = name
+        self.awaits = awaits
         self.blocks = blocks
         self.nbytes = 0
         self.producers = producers
@@ -43,8 +53,7 @@ class Partition:
         self.tasks: dict[str, int] = {}
         self.dealt: dict[str, DealtBatches] = {}
         self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
-        self.version = 0
-        self.gained: set[str] = set()  # tasks for which rows became ready since the controller last looked
+        self.gained: set[str] = set()
 
     # ------------------------------------------------------------ reading
 
@@ -65,8 +74,10 @@ class Partition:
         if found is None:
             found = ReadySet(task, fields)
             found.build(self.rows)
-            while len(self.ready) >= MAX_READY_SETS:
-                del self.ready[next(iter(self.ready))]
+            spare = len(self.ready) + 1 - MAX_READY_SETS
+            if spare > 0:
+                for old in [old for old in self.ready if not self.awaits(self.name, *old)][:spare]:
+                    del self.ready[old]
         self.ready[key] = found
         return found
 
@@ -82,7 +93,7 @@ class Partition:
             if chunk.tags is None:
                 continue
             places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
-            for place, a in zip(places, at.tolist()):
+            for place, a in zip(places, at.tolist(), strict=True):
                 tag = chunk.tags[a]
                 if tag:
                     out[place] = tag
@@ -152,7 +163,7 @@ class Partition:
         if keys is not None or groups is not None:
             positions += range(start, start + count)
         if keys is not None:
-            for key, p in zip(keys, positions):
+            for key, p in zip(keys, positions, strict=True):
                 chunk = self.rows.chunks[p >> CHUNK_BITS]
                 if chunk.keys is None:
                     chunk.keys = [None] * chunk.capacity
@@ -160,21 +171,20 @@ class Partition:
                 self.keys[key] = p
         if groups is not None:
             self.join(groups, positions)
-        self.version += 1
 
     def join(self, groups: list[str], positions: list[int]) -> None:
         """Makes rows members of declared groups; a row that is one already stays where it is."""
         if not self.groups.explicit:
             for ready in self.ready.values():
                 ready.whole.clear()  # groups by order of reservation no longer hold here
-        for name, p in zip(groups, positions):
+        for name, p in zip(groups, positions, strict=True):
             column = self.rows.chunks[p >> CHUNK_BITS].group_column()
             if column[p & MASK] >= 0:
                 continue
             group = self.groups.join(name, p)
             for ready in self.ready.values():
-                for whole in ready.whole.values():
-                    whole.reconcile(group.number, self.groups)
+                if ready.joined(p, group.number, self.groups):
+                    self.gained.add(ready.task)
 
     def publish(self, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
         """Values of these rows are in block `number`, row by row."""
@@ -183,7 +193,7 @@ class Partition:
         dims = np.frombuffer(block.dims, "<i8")
         slots = np.arange(len(positions), dtype="i4")
         released = []
-        for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows)):
+        for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows), strict=True):
             field = self.fields.get(spec.name)
             if field is None:
                 field = self.fields[spec.name] = Field(spec.name)
@@ -203,7 +213,7 @@ class Partition:
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
         """Merges tags into rows, or replaces them."""
-        for p, tag in zip(positions.tolist(), tags):
+        for p, tag in zip(positions.tolist(), tags, strict=True):
             if tag is None or not (tag or replace):
                 continue
             chunk = self.rows.chunks[p >> CHUNK_BITS]
@@ -215,7 +225,6 @@ class Partition:
                 if getattr(value, "code", None) == DELETE_CODE:
                     merged.pop(name)
             chunk.tags[p & MASK] = merged or None
-        self.version += 1
 
     def consume(self, task: str, positions: np.ndarray) -> None:
         """The task has consumed these rows."""
@@ -227,7 +236,6 @@ class Partition:
             for ready in self.ready.values():
                 if ready.task == task:
                     ready.update(key, chunk, fresh, self.groups)
-        self.version += 1
 
     def deal(self, task: str, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> None:
         """Keeps a dealt batch."""
@@ -248,7 +256,6 @@ class Partition:
             for key in [key for key in self.ready if key[0] == name]:
                 del self.ready[key]
             self.gained.add(name)
-        self.version += 1
 
     def clear(self, positions: np.ndarray) -> None:
         """These rows end."""
@@ -261,7 +268,7 @@ class Partition:
                 consumed[at] = 0
             for task, dealt in chunk.dealt.items():
                 numbers, counts = np.unique(dealt[at], return_counts=True)
-                for number, count in zip(numbers.tolist(), counts.tolist()):
+                for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                     if number:
                         self.dealt[task].cleared(number, count)
                 dealt[at] = 0
@@ -280,7 +287,6 @@ class Partition:
             if self.rows.drop_if_empty(key):
                 for ready in self.ready.values():
                     ready.forget_chunk(key)
-        self.version += 1
 
     def _clear_values(self, chunk: Chunk, at: np.ndarray) -> None:
         for name, (column, _) in chunk.field.items():
@@ -305,10 +311,8 @@ class Partition:
     def seal(self) -> None:
         """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
         self.seals += 1
-        self.version += 1
 
     def _changed(self, positions: np.ndarray, fields: set[str]) -> None:
-        self.version += 1
         if not self.ready:
             return
         for key, chunk, at, _ in self.rows.split(positions):
@@ -337,5 +341,4 @@ class Partition:
             "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},
             "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
             "nbytes": self.nbytes,
-            "version": self.version,
         }

@@ -55,7 +55,6 @@ class NewRows:
                     f"Put the {count} rows into another partition."
                 )
             free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
-            self._check_groups(partition, groups)
         check_capacity(state, count)
         taken = min(count, len(free))
         fresh = count - taken
@@ -63,22 +62,30 @@ class NewRows:
         if count:
             self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups))
 
-    @staticmethod
-    def _check_groups(partition: Partition, groups: list[str] | None) -> None:
-        size = partition.groups.size
-        if groups is None or size is None:
-            return
-        arriving: dict[str, int] = {}
-        for name in groups:
+
+def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> None:
+    """Raises where one of these rows (-1: a new one) cannot become a member of its group."""
+    arriving: dict[str, int] = {}
+    known = partition.groups.of(np.array(rows, "i8"), 1) if partition.groups.explicit else np.full(len(rows), -1)
+    for name, number in zip(groups, known.tolist(), strict=True):
+        if number < 0:
             arriving[name] = arriving.get(name, 0) + 1
-        for name, count in arriving.items():
-            group = partition.groups.by_name.get(name)
-            there = len(group.members) if group else 0
-            if there + count > size:
-                raise InvalidArgumentError(
-                    f"group {name!r} of partition {partition.name!r} has room for {size} samples (its group_size); "
-                    f"{there} are there and {count} more are put. Give the others another group_id."
-                )
+        elif partition.groups.declared[number].name != name:
+            raise InvalidArgumentError(
+                f"a sample of group {partition.groups.declared[number].name!r} cannot join group {name!r}; "
+                f"a sample is in one group for ever"
+            )
+    size = partition.groups.size
+    if size is None:
+        return
+    for name, count in arriving.items():
+        group = partition.groups.by_name.get(name)
+        there = len(group.members) if group else 0
+        if there + count > size:
+            raise InvalidArgumentError(
+                f"group {name!r} of partition {partition.name!r} has room for {size} samples (its group_size); "
+                f"{there} are there and {count} more are put. Give the others another group_id."
+            )
 
 
 def check_capacity(state: State, count: int) -> None:
@@ -99,6 +106,11 @@ def reserve(state: State, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarr
     partition = state.partitions.get(request.partition)
     if not 0 <= request.count <= MAX_RESERVED:
         raise InvalidArgumentError(f"{request.count} rows cannot be reserved at once")
+    if request.groups is not None:
+        if request.keys is not None or len(request.groups) != request.count:
+            raise InvalidArgumentError("group_ids go with new rows without keys, one for each row")
+        if partition is not None:
+            _check_groups(partition, request.groups, [-1] * request.count)
     if request.keys is None:
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups)
         return new.records, new.indexes
@@ -114,7 +126,7 @@ def _indexes_of_keys(
     if len(unknown) == len(keys):
         return indexes
     assert partition is not None or not keys
-    fresh = dict(zip(unknown, indexes.tolist()))
+    fresh = dict(zip(unknown, indexes.tolist(), strict=True))
     out = np.empty(len(keys), "i8")
     places = [i for i, key in enumerate(keys) if key not in fresh]
     if partition is not None:
@@ -136,6 +148,12 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         check_block(request.block, request.count)
         if request.block.unit not in state.units:
             raise InvalidArgumentError(f"there is no storage unit {request.block.unit}")
+        extent = state.blocks.extents.get((request.block.unit, request.block.extent))
+        if extent is not None and (extent.closed or extent.writer != writer):
+            raise ProtocolError(
+                f"extent {request.block.extent} of unit {request.block.unit} is closed, or another writer's; "
+                f"a block goes into an open extent of its writer's"
+            )
         if partition is not None:
             for spec in request.block.schema:
                 field = partition.fields.get(spec.name)
@@ -150,11 +168,15 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         unknown = [key for key in request.keys if key not in known]
         fresh_groups = None
         if request.groups is not None:
-            fresh_groups = [g for g, key in zip(request.groups, request.keys) if key not in known]
+            if partition is not None:
+                _check_groups(partition, request.groups, [known.get(key, -1) for key in request.keys])
+            fresh_groups = [g for g, key in zip(request.groups, request.keys, strict=True) if key not in known]
             groups_left = None if len(unknown) == len(request.keys) else request.groups
         new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups)
         made, indexes = new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
     else:
+        if partition is not None and request.groups is not None:
+            _check_groups(partition, request.groups, [-1] * request.count)
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups)
         made, indexes, groups_left = new.records, new.indexes, None
     if request.block is not None or request.tags is not None or groups_left is not None:
@@ -164,9 +186,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
                 request.block, request.tags, request.replace_tags, groups_left,
             )
         )  # fmt: skip
-    if request.closes:
-        made.append(r.ExtentsClosed(request.closes))
-    return made, indexes
+    return made + close_extents(state, writer, request.closes), indexes
 
 
 def _check_shape(request: Publish) -> None:
@@ -178,6 +198,8 @@ def _check_shape(request: Publish) -> None:
             raise InvalidArgumentError(f"{len(request.keys)} keys for {count} rows")
         if len(set(request.keys)) != count:
             raise DuplicateError("Got duplicated keys in one put; every key names one sample")
+    if request.rows is not None and request.keys is not None:
+        raise InvalidArgumentError("a put names its samples by global index or by key, not by both")
     if request.rows is not None and len(request.rows) != 8 * count:
         raise InvalidArgumentError(f"{len(request.rows) // 8} rows are named for {count} rows of values")
     for what, column in (("tags", request.tags), ("group_ids", request.groups)):
@@ -199,15 +221,24 @@ def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
             f"{int((positions < 0).sum())} of {len(indexes)} samples are not in partition {request.partition!r} "
             f"(cleared, or of another partition), among them {gone}; nothing was put"
         )
-    if partition is not None and request.groups is not None:
-        numbers = partition.groups.of(positions, 1) if partition.groups.explicit else np.full(len(positions), -1)
-        for number, name in zip(numbers.tolist(), request.groups):
-            if number >= 0 and partition.groups.declared[number].name != name:
-                raise InvalidArgumentError(
-                    f"a sample of group {partition.groups.declared[number].name!r} cannot join group {name!r}; "
-                    f"a sample is in one group for ever"
-                )
+    assert partition is not None
+    if partition.waiting and not set(partition.waiting).isdisjoint(positions.tolist()):
+        raise InvalidArgumentError(
+            f"a put names pre-allocated rows of partition {request.partition!r}, which belong to nobody yet; "
+            f"rows are taken by inserting samples or by mode='insert'"
+        )
+    if request.groups is not None:
+        _check_groups(partition, request.groups, positions.tolist())
     return indexes
+
+
+def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> list[r.AnyRecord]:
+    """The writer puts no more into these extents of its own."""
+    for place in extents:
+        extent = state.blocks.extents.get(place)
+        if extent is not None and extent.writer != writer:
+            raise ProtocolError(f"extent {place[1]} of unit {place[0]} is another writer's, and not to be closed")
+    return [r.ExtentsClosed(list(dict.fromkeys(extents)))] if extents else []
 
 
 def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.explain import explain
 from transfer_queue.core.fields import dims_parts
 from transfer_queue.core.partition import Partition
+from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.errors import StorageKeyNotFoundError, UnknownPartitionError
 from transfer_queue.messages import (
@@ -18,7 +18,6 @@ from transfer_queue.messages import (
     ClaimReply,
     ConsumptionStatus,
     Done,
-    Explain,
     FieldProgress,
     FieldType,
     ListKeys,
@@ -44,15 +43,14 @@ def meta_reply(
     there = positions >= 0
     whole = bool(there.all())
     live = positions if whole else positions[there]
-    types = [partition.fields[name].type() for name in fields if name in partition.fields]
+    known = (partition.fields.get(name) for name in fields)
+    types = [field.type() for field in known if field is not None and field.live]
     tags = partition.tags_of(live)
     if tags is not None and not whole:
         living = iter(tags)
         tags = [next(living) if t else {} for t in there.tolist()]
     shapes = {
-        t.name: row_shapes(partition, t, positions).tobytes()
-        for t in types
-        if whole and t.differs and not t.mixed_rank
+        t.name: row_shapes(partition, t, positions).tobytes() for t in types if whole and t.differs and not t.mixed_rank
     }
     return ClaimReply(
         rows=rows.astype("i8", copy=False).tobytes(), fields=types,
@@ -88,9 +86,9 @@ def show(state: State, request: Show) -> AnyReply:
     partition = _known(state, request.partition)
     positions = partition.rows.live_positions(waiting=False)
     fields = [name for name in request.fields if name in partition.fields]
-    produced = partition.produced(fields, positions).all(axis=1)
-    if not fields:
-        produced = np.zeros(len(positions), bool)
+    produced = np.zeros(len(positions), bool)
+    if fields:
+        produced[:] = partition.produced(fields, positions).all(axis=1)
     return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
 
 
@@ -108,7 +106,7 @@ def retrieve_meta(state: State, request: RetrieveMeta) -> AnyReply:
 def retrieve_keys(state: State, request: RetrieveKeys) -> AnyReply:
     """A key or None for each row."""
     partition = _known(state, request.partition)
-    return Done(partition.keys_of(partition.rows.positions_of(np.frombuffer(request.rows, "<i8"))))
+    return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
 def lookup(state: State, request: Lookup) -> AnyReply:
@@ -129,13 +127,13 @@ def lookup(state: State, request: Lookup) -> AnyReply:
             if len(positions) and not wanted:
                 return LookupReply(-len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
             fields = wanted
-    if partition is None or not len(positions):
-        return LookupReply(0, [], state.blocks.describe(np.zeros(0, "i8")), [])
+    if partition is None or not len(positions) or not fields:
+        return LookupReply(len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
     return _placed(state, partition, positions, fields)
 
 
 def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, list[str]]:
-    rows = np.frombuffer(request.rows or b"", "<i8")
+    rows = indexes_in(request.rows or b"")
     positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
     gone = rows[positions < 0]
     if len(gone):
@@ -143,7 +141,8 @@ def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, 
             f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
             f"among them global indexes {gone[:5].tolist()}"
         )
-    assert partition is not None
+    if partition is None:
+        return positions, []
     fields = list(dict.fromkeys(request.fields)) if request.fields is not None else partition.common_fields(positions)
     for name in fields:
         lacking = rows[partition.blocks_of(name, positions)[0] == 0]
@@ -186,7 +185,7 @@ def list_keys(state: State, request: ListKeys) -> AnyReply:
     out: dict[str, dict[str, dict[str, Any]]] = {}
     for partition in chosen:
         tags = partition.tags_of(np.array(list(partition.keys.values()), "i8"))
-        out[partition.name] = dict(zip(partition.keys, tags)) if tags is not None else {k: {} for k in partition.keys}
+        out[partition.name] = dict(zip(partition.keys, tags or [{} for _ in partition.keys], strict=True))
     return Done(out)
 
 
@@ -230,25 +229,20 @@ def list_partitions(state: State, request: ListPartitions) -> AnyReply:
     return Done(list(state.partitions))
 
 
-def explain_row(state: State, request: Explain) -> AnyReply:
-    """In words why a sample is not handed out."""
-    return Done(explain(state, request))
-
-
 def status(state: State, counters: dict[str, float], now: float) -> SystemStatus:
     """Progress of every partition by field and task."""
     return SystemStatus([_progress(state, partition, now) for partition in state.partitions.values()], counters)
 
 
 def _progress(state: State, partition: Partition, now: float) -> PartitionProgress:
-    queues = dict(state.waiting.of_partition(partition.name))
+    queues = state.waiting.of_partition(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
-        waiting = list(queues.get(task, {}).values())
+        waiting = list(queues[task].claims.values()) if task in queues else []
         longest = max((now - w.since for w in waiting), default=0.0)
         tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest))
     fields = [FieldProgress(name, f.live, f.words()) for name, f in partition.fields.items()]
-    orphaned = sum(1 for g in partition.groups.declared.values() if g.cleared)
+    orphaned = partition.groups.orphaned(partition.sealed)
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
         partition.nbytes, fields, tasks, orphaned,
@@ -274,5 +268,4 @@ QUERIES: dict[type, Any] = {
     ConsumptionStatus: consumption_status,
     CheckProduction: check_production,
     CheckConsumption: check_consumption,
-    Explain: explain_row,
 }

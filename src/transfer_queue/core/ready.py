@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from transfer_queue.core.rows import CHUNK_BITS, Chunk, Rows
+from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Indexer, Rows
 
 if TYPE_CHECKING:
     from transfer_queue.core.groups import Groups
@@ -47,16 +47,16 @@ class ReadySet:
                 insort(self.keys, key)
                 self.total += count
 
-    def _compute(self, chunk: Chunk, at: object) -> np.ndarray:
-        ready: np.ndarray = chunk.alive[at]  # type: ignore[index]
+    def _compute(self, chunk: Chunk, at: Indexer) -> np.ndarray:
+        ready: np.ndarray = chunk.alive[at]
         for name in self.fields:
             columns = chunk.field.get(name)
             if columns is None:
                 return np.zeros(ready.shape, "u1")
-            ready = ready & (columns[0][at] != 0)  # type: ignore[index]
+            ready = ready & (columns[0][at] != 0)
         consumed = chunk.consumed.get(self.task)
         if consumed is not None:
-            ready = ready & (consumed[at] == 0)  # type: ignore[index]
+            ready = ready & (consumed[at] == 0)
         return ready.astype("u1", copy=False)
 
     def update(self, key: int, chunk: Chunk, at: np.ndarray, groups: Groups) -> bool:
@@ -111,14 +111,31 @@ class ReadySet:
             parts.append(found + (key << CHUNK_BITS))
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
-    def contains(self, positions: np.ndarray) -> bool:
-        """Whether all these positions are ready."""
-        for p in positions.tolist():
-            bits = self.bits.get(p >> CHUNK_BITS)
-            at = p & ((1 << CHUNK_BITS) - 1)
-            if bits is None or at >= len(bits) or not bits[at]:
-                return False
-        return True
+    def __contains__(self, position: int) -> bool:
+        bits = self.bits.get(position >> CHUNK_BITS)
+        at = position & MASK
+        return bits is not None and at < len(bits) and bool(bits[at])
+
+    def joined(self, position: int, group: int, groups: Groups) -> bool:
+        """A row that belonged to no group has joined a declared one; True if it is ready."""
+        here = position in self
+        for whole in self.whole.values():
+            whole.joined(group, int(here), groups)
+        return here
+
+    def unready(self, rows: Rows) -> Iterator[np.ndarray]:
+        """The positions of live rows that are neither ready nor consumed, chunk by chunk."""
+        for key, chunk in rows.chunks.items():
+            open_ = chunk.alive[: chunk.size] == 1
+            bits = self.bits.get(key)
+            if bits is not None:
+                open_[: len(bits)] &= bits[: chunk.size] == 0
+            consumed = chunk.consumed.get(self.task)
+            if consumed is not None:
+                open_ &= consumed[: chunk.size] == 0
+            found = np.flatnonzero(open_)
+            if len(found):
+                yield found + (key << CHUNK_BITS)
 
     def whole_groups(self, size: int, rows: Rows, groups: Groups) -> WholeGroups:
         """The groups of `size` all of whose members are ready; built at first use, then kept."""
@@ -143,20 +160,17 @@ class WholeGroups:
             if not len(positions):
                 continue
             names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
-            for group, count in zip(names.tolist(), counts.tolist()):
+            for group, count in zip(names.tolist(), counts.tolist(), strict=True):
                 if group >= 0:
-                    self._add(group, step * count, groups)
+                    self.joined(group, step * count, groups)
 
-    def _add(self, group: int, delta: int, groups: Groups) -> None:
+    def joined(self, group: int, delta: int, groups: Groups) -> None:
+        """A group has `delta` ready members more, or its size has changed."""
         now = self.counts.get(group, 0) + delta
         if now:
             self.counts[group] = now
         else:
             self.counts.pop(group, None)
-        self.reconcile(group, groups)
-
-    def reconcile(self, group: int, groups: Groups) -> None:
-        """Puts a group into `order`, or takes it out, after its ready count or its wanted size changed."""
         entry = (groups.first_of(group, self.size), group)
         at = bisect_left(self.order, entry)
         inside = at < len(self.order) and self.order[at] == entry

@@ -123,12 +123,13 @@ class Unparked(Record, frozen=True):
 
 
 class Replied(Record, frozen=True):
-    """The answer to a mutation, kept until the client acknowledges it; earlier ones up to `acknowledged` go."""
+    """The answer to a mutation, kept until the client has it; those up to `acknowledged` and in `finished` go."""
 
     client: str
     sequence: int
     acknowledged: int
     reply: AnyReply
+    finished: list[tuple[int, int]] = []
 
 
 class ClientForgotten(Record, frozen=True):

@@ -7,15 +7,25 @@ are all cleared is dropped; an endless partition stays as small as its live rows
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
+from transfer_queue.errors import InvalidArgumentError
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
 
 Indexer = Any  # slice | np.ndarray: where in a chunk, or where in the caller's arrays
+
+
+def indexes_in(column: bytes) -> np.ndarray:
+    """The global indexes of a message's column. Raises InvalidArgumentError where it is none."""
+    if len(column) % 8:
+        raise InvalidArgumentError(f"a column of {len(column)} bytes holds no global indexes of 8 bytes each")
+    return np.frombuffer(column, "<i8")
 
 
 class Chunk:
@@ -144,7 +154,7 @@ class Rows:
         if (np.diff(keys) >= 0).all():
             edges = np.flatnonzero(np.diff(keys)) + 1
             bounds = [0, *edges.tolist(), len(keys)]
-            for a, b in zip(bounds, bounds[1:]):
+            for a, b in pairwise(bounds):
                 chunk = self.chunks.get(int(keys[a]))
                 if chunk is not None:
                     yield int(keys[a]), chunk, positions[a:b] & MASK, slice(a, b)
@@ -175,6 +185,14 @@ class Rows:
             good = (column[found] == wanted) & (chunk.alive[found] == 1)
             out[mine] = np.where(good, (int(self._keys[k]) << CHUNK_BITS) + found, -1)
         return out
+
+    def dead(self, positions: range) -> bool:
+        """Whether any of these positions, all below `end`, was cleared."""
+        for p in positions:
+            chunk = self.chunks.get(p >> CHUNK_BITS)
+            if chunk is None or not chunk.alive[p & MASK]:
+                return True
+        return False
 
     def indexes_of(self, positions: np.ndarray) -> np.ndarray:
         """The global index of each position (all must be in kept chunks)."""

@@ -8,22 +8,40 @@ import numpy as np
 
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import BlockTable
+from transfer_queue.core.intervals import Intervals
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.waiting import Waiting, WaitingRoom
 from transfer_queue.messages import AnyReply, UnitInfo
-
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
 
 
 class Kept:
-    """Replies of one client, kept for retries. acknowledged: up to here it needs none again."""
+    """Replies of one client, kept for retries. acknowledged: up to here it needs none again.
 
-    __slots__ = ("acknowledged", "replies")
+    finished: of the sequences above `acknowledged`, those that it needs no reply to either. An old request that
+    comes late, out of a connection given up, is known by these two; else it would have its effect twice.
+    """
+
+    __slots__ = ("acknowledged", "finished", "replies")
 
     def __init__(self) -> None:
         self.acknowledged = 0
+        self.finished = Intervals()
         self.replies: dict[int, AnyReply] = {}
+
+    def over(self, sequence: int) -> bool:
+        """Whether the client waits for this reply no more."""
+        return sequence <= self.acknowledged or sequence in self.finished
+
+    def advance(self, acknowledged: int, finished: list[tuple[int, int]]) -> None:
+        """Drops what the client needs no more."""
+        self.acknowledged = max(self.acknowledged, acknowledged)
+        for first, last in finished:
+            self.finished.add(first, last)
+        self.finished.drop_up_to(self.acknowledged)
+        for sequence in [s for s in self.replies if self.over(s)]:
+            del self.replies[sequence]
 
 
 class State:
@@ -55,7 +73,7 @@ class State:
 
     def _partition_made(self, record: r.PartitionMade) -> None:
         self.partitions[record.partition] = Partition(
-            record.partition, record.group_size, record.producers, self.blocks
+            record.partition, record.group_size, record.producers, self.blocks, self.waiting.awaits
         )
 
     def _rows_reserved(self, record: r.RowsReserved) -> None:
@@ -102,9 +120,7 @@ class State:
         self.partitions[record.partition].seal()
 
     def _parked(self, record: r.Parked) -> None:
-        self.waiting.add(
-            Waiting(record.client, record.sequence, record.since, record.deadline, record.request)
-        )
+        self.waiting.add(Waiting(record.client, record.sequence, record.since, record.deadline, record.request))
 
     def _unparked(self, record: r.Unparked) -> None:
         self.waiting.remove((record.client, record.sequence))
@@ -112,10 +128,8 @@ class State:
     def _replied(self, record: r.Replied) -> None:
         kept = self.clients.setdefault(record.client, Kept())
         kept.replies[record.sequence] = record.reply
-        if record.acknowledged > kept.acknowledged:
-            kept.acknowledged = record.acknowledged
-            for sequence in [s for s in kept.replies if s <= record.acknowledged]:
-                del kept.replies[sequence]
+        if record.acknowledged > kept.acknowledged or record.finished:
+            kept.advance(record.acknowledged, record.finished)
 
     def _client_forgotten(self, record: r.ClientForgotten) -> None:
         self.clients.pop(record.client, None)
@@ -138,7 +152,11 @@ class State:
             "blocks": self.blocks.state(),
             "waiting": self.waiting.state(),
             "clients": {
-                client: (kept.acknowledged, {s: repr(reply) for s, reply in kept.replies.items()})
+                client: (
+                    kept.acknowledged,
+                    kept.finished.state(),
+                    {s: repr(reply) for s, reply in kept.replies.items()},
+                )
                 for client, kept in self.clients.items()
             },
             "fenced": list(self.fenced),

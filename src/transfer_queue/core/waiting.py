@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from transfer_queue.messages import Claim, Publish, Reserve
 
 Waiter = tuple[str, int]  # client, sequence
+ShareKey = tuple[int, int]  # dp_rank, batch_index
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -21,44 +23,131 @@ class Waiting(msgspec.Struct, frozen=True):
     deadline: float
     request: Claim | Publish | Reserve
 
+    @property
+    def waiter(self) -> Waiter:
+        """Who waits."""
+        return self.client, self.sequence
+
+    @property
+    def claim(self) -> Claim:
+        """The request of one who waits for rows."""
+        assert isinstance(self.request, Claim)
+        return self.request
+
+
+class Queue:
+    """The parked claims of one task in one partition.
+
+    claims: in order of arrival. shares: the same by the dealt batch that they may ask for (see `share_key`).
+    wanted: fields -> (claims with these fields, a count that none of them is below).
+    """
+
+    def __init__(self) -> None:
+        self.claims: dict[Waiter, Waiting] = {}
+        self.shares: dict[ShareKey, dict[Waiter, None]] = {}
+        self.wanted: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def add(self, waiting: Waiting) -> None:
+        """A claim begins to wait."""
+        claim = waiting.claim
+        self.claims[waiting.waiter] = waiting
+        fields = tuple(claim.fields)
+        number, least = self.wanted.get(fields, (0, claim.count))
+        self.wanted[fields] = number + 1, min(least, claim.count)
+        key = share_key(claim.sampling)
+        if key is not None:
+            self.shares.setdefault(key, {})[waiting.waiter] = None
+
+    def remove(self, waiter: Waiter) -> None:
+        """A claim waits no longer."""
+        claim = self.claims.pop(waiter).claim
+        fields = tuple(claim.fields)
+        number, least = self.wanted.pop(fields)
+        if number > 1:
+            self.wanted[fields] = number - 1, least
+        key = share_key(claim.sampling)
+        if key is not None:
+            del self.shares[key][waiter]
+            if not self.shares[key]:
+                del self.shares[key]
+
+    def of_share(self, key: ShareKey) -> list[Waiting]:
+        """Those who may ask for this dealt batch."""
+        return [self.claims[waiter] for waiter in self.shares.get(key, ())]
+
+    def recount(self) -> None:
+        """Makes the counts in `wanted` exact: who wanted least may have left."""
+        least: dict[tuple[str, ...], int] = {}
+        for waiting in self.claims.values():
+            fields = tuple(waiting.claim.fields)
+            least[fields] = min(waiting.claim.count, least.get(fields, waiting.claim.count))
+        self.wanted = {fields: (self.wanted[fields][0], count) for fields, count in least.items()}
+
+
+def share_key(sampling: dict[str, Any]) -> ShareKey | None:
+    """The key of the dealt batch that a claim may ask for; whether its sampler keeps batches is not known here."""
+    rank, batch = sampling.get("dp_rank") or 0, sampling.get("batch_index")
+    return (rank, batch) if isinstance(rank, int) and isinstance(batch, int) else None
+
 
 class WaitingRoom:
-    """by_waiter: everything that waits. claims: (partition, task) -> its claims, in order of arrival.
+    """by_waiter: everything that waits. claims: partition -> task -> its queue, none of them empty.
 
     space: puts and reservations that wait for capacity, in order of arrival.
     """
 
     def __init__(self) -> None:
         self.by_waiter: dict[Waiter, Waiting] = {}
-        self.claims: dict[tuple[str, str], dict[Waiter, Waiting]] = {}
+        self.claims: dict[str, dict[str, Queue]] = {}
         self.space: dict[Waiter, Waiting] = {}
         self._deadlines: list[tuple[float, str, int]] = []
 
     def add(self, waiting: Waiting) -> None:
         """Somebody begins to wait, behind those who wait already."""
-        waiter = (waiting.client, waiting.sequence)
-        self.by_waiter[waiter] = waiting
-        if isinstance(waiting.request, Claim):
-            queue = self.claims.setdefault((waiting.request.partition, waiting.request.task), {})
-            queue[waiter] = waiting
+        request = waiting.request
+        self.by_waiter[waiting.waiter] = waiting
+        if isinstance(request, Claim):
+            tasks = self.claims.setdefault(request.partition, {})
+            queue = tasks.get(request.task)
+            if queue is None:
+                queue = tasks[request.task] = Queue()
+            queue.add(waiting)
         else:
-            self.space[waiter] = waiting
-        heapq.heappush(self._deadlines, (waiting.deadline, *waiter))
+            self.space[waiting.waiter] = waiting
+        heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
 
     def remove(self, waiter: Waiter) -> None:
         """Somebody waits no longer."""
-        waiting = self.by_waiter.pop(waiter)
-        if isinstance(waiting.request, Claim):
-            key = (waiting.request.partition, waiting.request.task)
-            del self.claims[key][waiter]
-            if not self.claims[key]:
-                del self.claims[key]
-        else:
+        request = self.by_waiter.pop(waiter).request
+        if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
+            # most waits end long before their deadline; what they leave behind must not grow
+            self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
+            heapq.heapify(self._deadlines)
+        if not isinstance(request, Claim):
             del self.space[waiter]
+            return
+        tasks = self.claims[request.partition]
+        tasks[request.task].remove(waiter)
+        if not tasks[request.task].claims:
+            del tasks[request.task]
+            if not tasks:
+                del self.claims[request.partition]
+
+    def of_partition(self, partition: str) -> dict[str, Queue]:
+        """Task -> queue of one partition."""
+        return self.claims.get(partition, {})
+
+    def awaits(self, partition: str, task: str, fields: tuple[str, ...]) -> bool:
+        """Whether a parked claim waits for rows of this ready set."""
+        queue = self.of_partition(partition).get(task)
+        return queue is not None and fields in queue.wanted
 
     def _trim(self) -> None:
-        while self._deadlines and self._deadlines[0][1:] not in self.by_waiter:
-            heapq.heappop(self._deadlines)
+        while self._deadlines:
+            waiting = self.by_waiter.get(self._deadlines[0][1:])
+            if waiting is not None and waiting.deadline == self._deadlines[0][0]:
+                return
+            heapq.heappop(self._deadlines)  # gone, or parked anew with another deadline
 
     def next_deadline(self) -> float | None:
         """When the next wait ends, None where nobody waits."""
@@ -72,10 +161,6 @@ class WaitingRoom:
             if not self._deadlines or self._deadlines[0][0] > now:
                 return
             yield self.by_waiter[self._deadlines[0][1:]]
-
-    def of_partition(self, partition: str) -> list[tuple[str, dict[Waiter, Waiting]]]:
-        """(task, its claims) of one partition."""
-        return [(task, queue) for (name, task), queue in self.claims.items() if name == partition]
 
     def state(self) -> list[object]:
         """For comparison after replay."""

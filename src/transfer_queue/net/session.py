@@ -6,6 +6,7 @@ the bodies that came back. Calls of all threads and event loops share one counte
     sequence      numbers the requests of this client id, over all its targets, from 1
     acknowledged  the highest s such that nobody waits any more for a reply to any request <= s;
                   servers drop the replies that they keep for retries up to there
+    finished      what lies beyond it and is finished too, while an old request waits for long
 
 A request that is sent again, because its connection broke, keeps its sequence: the server answers it
 with the reply it gave before. This module knows no sockets.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
 
 import msgspec
@@ -32,6 +34,7 @@ Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
 GRACE_SECONDS = 30.0  # what a server may need beyond the time for which a request lets itself be parked
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # before each new try after a break, in seconds
 CLOCK_SLACK = 0.002  # timers may fire this much before their time
+FINISHED_RUNS = 64  # most runs of finished sequences that an envelope names
 
 
 class Transport(Protocol):
@@ -74,8 +77,7 @@ class Session:
         self.closed = False
         self._lock = threading.Lock()
         self._next = 1
-        self._acknowledged = 0  # every sequence up to here is finished
-        self._finished: set[int] = set()  # the finished sequences above _acknowledged
+        self._unfinished: dict[int, None] = {}  # the sequences begun and not finished, ascending
         self._transports: dict[type[Any], Transport] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
@@ -90,12 +92,15 @@ class Session:
         with self._lock:
             sequence = self._next
             self._next += 1
-            acknowledged = self._acknowledged
+            self._unfinished[sequence] = None
+            acknowledged = next(iter(self._unfinished)) - 1
+            between = pairwise(list(self._unfinished)) if acknowledged + 1 < sequence else ()
+        finished = [(a + 1, b - 1) for a, b in between if a + 1 < b][-FINISHED_RUNS:]
         if self.closed:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            return sequence, self._encode(Envelope(sequence, acknowledged, request))
+            return sequence, self._encode(Envelope(sequence, acknowledged, request, finished))
         except BaseException:
             self.finish(sequence)
             raise
@@ -103,15 +108,7 @@ class Session:
     def finish(self, sequence: int) -> None:
         """Nobody waits for this reply any more: it has arrived or was given up."""
         with self._lock:
-            if sequence <= self._acknowledged:
-                return
-            if sequence != self._acknowledged + 1:
-                self._finished.add(sequence)
-                return
-            while sequence + 1 in self._finished:
-                sequence += 1
-                self._finished.remove(sequence)
-            self._acknowledged = sequence
+            self._unfinished.pop(sequence, None)
 
     def answer(self, body: bytes) -> Answer:
         """The answer in a body; ProtocolError if it is none."""

@@ -81,8 +81,11 @@ class BaseSampler(ABC):
         """How many rows must be ready at least for a deal."""
         return batch_size
 
-    def remainder(self, ready_indexes: Sequence[int]) -> int:
-        """The largest batch_size of a last deal: these rows are ready and no further ones will be."""
+    def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
+        """The largest batch_size of a last deal: these rows are ready and no further ones will be.
+
+        config: what `sample` takes by keyword.
+        """
         return len(ready_indexes)
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:

@@ -28,7 +28,7 @@ class GRPOGroupNSampler(RankConsistentSampler):
         super().validate(batch_size, sampling_config)
         self._groups_in(batch_size)
 
-    def remainder(self, ready_indexes: Sequence[int]) -> int:
+    def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """All whole groups."""
         return sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt)) * self.n_samples_per_prompt
 

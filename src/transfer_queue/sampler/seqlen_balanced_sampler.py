@@ -58,10 +58,10 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         if rank >= self.dp_size:
             raise InvalidArgumentError(f"dp_rank ({rank}) must be less than the sampler's dp_size ({self.dp_size})")
 
-    def remainder(self, ready_indexes: Sequence[int]) -> int:
-        """Whole groups, the same number for every rank."""
+    def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
+        """Whole groups, the same number for every rank; without batch_index all, as the caller has no other ranks."""
         groups = sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt))
-        return groups // self.dp_size * self.n_samples_per_prompt
+        return groups // self._ranks_of(config) * self.n_samples_per_prompt
 
     def needed(self, batch_size: int) -> int:
         """Rows for all ranks."""
