@@ -1,0 +1,65 @@
+"""The core behind the servers' loop: it carries out the core's effects and decides nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.effects import Effect, FreeExtents, Send, Warn
+from transfer_queue.messages import Envelope, Failure, Free, RegisterUnit, WriterGone
+from transfer_queue.net.handshake import Hello
+from transfer_queue.net.server import Outgoing
+from transfer_queue.node.service import EnvelopeService
+
+logger = logging.getLogger(__name__)
+
+
+class ControllerService(EnvelopeService):
+    """A `net.server.Service` that serves one controller."""
+
+    name = "controller"
+
+    def __init__(self, controller: Controller) -> None:
+        super().__init__()
+        self._controller = controller
+
+    def opened(self, peer: int, hello: Hello) -> None:
+        """See `net.server.Service.opened`."""
+        super().opened(peer, hello)
+        self._controller.opened(hello.client_id, peer)
+
+    def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+        """See `EnvelopeService.handle`."""
+        if hello.role != "unit" and isinstance(envelope.body, (RegisterUnit, WriterGone)):
+            failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
+            return [self.answer(peer, envelope.sequence, failure)]
+        return self._carried_out(self._controller.handle(hello.client_id, peer, envelope, now))
+
+    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+        """See `net.server.Service.closed`."""
+        hello = self._peers.pop(peer)
+        return self._carried_out(self._controller.closed(hello.client_id, peer, now))
+
+    def next_deadline(self) -> float | None:
+        """See `net.server.Service.next_deadline`."""
+        return self._controller.next_deadline()
+
+    def ticked(self, now: float) -> Iterable[Outgoing]:
+        """See `net.server.Service.ticked`."""
+        return self._carried_out(self._controller.tick(now))
+
+    def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
+        self._controller.take_records()  # nobody keeps a journal of them
+        return list(self._outgoing(effects))
+
+    def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
+        for effect in effects:
+            if isinstance(effect, Send):
+                yield self.answer(effect.peer, effect.sequence, effect.reply)
+            elif isinstance(effect, FreeExtents):
+                unit = self._controller.unit_peers.get(effect.unit)
+                if unit is not None:
+                    yield self.demand(unit, Free(effect.extents))
+            elif isinstance(effect, Warn):
+                logger.warning("%s", effect.text)

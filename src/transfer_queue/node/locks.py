@@ -1,0 +1,136 @@
+"""Two locks of a system, both `flock`s that end with their process.
+
+    StartLock   <runtime dir>/.<name>.lock, held while the system is started, or removed by one of its
+                servers; so that of many simultaneous starts one starts and the others find it
+    Liveness    <folder>/alive, held by the supervisor and, through fork, by every process of the system;
+                free is the proof that none of them lives
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+from transfer_queue.errors import StartError
+
+PAUSE = 0.005  # seconds between two tries of a lock that another process holds
+
+
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether this open file now holds the lock."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class StartLock:
+    """`with StartLock(path, seconds)`. The file exists only while somebody holds or wants it.
+
+    StartError, saying what is waited for, if the lock does not come within the time.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._file = -1
+
+    def __enter__(self) -> StartLock:
+        limit = time.monotonic() + self._seconds
+        while not self._try():
+            if time.monotonic() > limit:
+                raise StartError(
+                    f"another process has held {self._path} for {self._seconds:g} s: it is starting or removing this "
+                    "system; wait for it, or end it"
+                )
+            time.sleep(PAUSE)
+        return self
+
+    def _try(self) -> bool:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if _try_lock(file) and self._is_there(file):
+                self._file, file = file, -1
+                return True
+            return False
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    def _is_there(self, file: int) -> bool:
+        """Whether the path still leads to this file: its last holder has removed it otherwise."""
+        try:
+            return os.path.samestat(os.fstat(file), os.lstat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        os.close(self._file)
+
+
+def hold_liveness(path: Path) -> int:
+    """The supervisor's word that it lives; returns the descriptor, which its children inherit.
+
+    Somebody who looks shares the lock for an instant, hence the few tries.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    limit = time.monotonic() + 5.0
+    while not _try_lock(file):
+        if time.monotonic() > limit:
+            os.close(file)
+            raise StartError(f"{path} is locked: another system lives in this folder")
+        time.sleep(PAUSE)
+    return file
+
+
+class Liveness:
+    """A look at whether any process of a system lives; keeps looking at the same file after it was removed."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: int | None = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            self._file = None
+
+    def held(self) -> bool:
+        """Whether a process of the system lives."""
+        if self._file is None:
+            return False
+        if _try_lock(self._file, fcntl.LOCK_SH):  # which others who look may have at the same time
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until no process lives; False if that took longer."""
+        limit = time.monotonic() + seconds
+        while self.held():
+            if time.monotonic() > limit:
+                return False
+            time.sleep(PAUSE)
+        return True
+
+    def __enter__(self) -> Liveness:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a process holds this liveness file."""
+    with Liveness(path) as liveness:
+        return liveness.held()

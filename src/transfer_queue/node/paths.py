@@ -1,0 +1,251 @@
+"""The folder of a system: what lies where, who may look, and how it is removed.
+
+    <runtime dir>/<name>/         0700, this user's
+        key                       0600, 32 random bytes; who can read it may use the system
+        system.json               `Description`; there exactly while the system can be used
+        alive                     locked by every process of the system (`node.locks`)
+        arena                     link to the folder of the arenas, which is best in memory
+        slots-0/                  slot locks of writers (`storage.ownership`)
+        controller.sock, unit-0.sock
+        logs/                     supervisor.log, controller.log, unit-0.log
+    <runtime dir>/.<name>.lock    while somebody starts or removes the system
+
+A folder that another user owns, or could look into, is refused. Nothing here starts or ends a process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue import config
+from transfer_queue.errors import AttachError, StartError
+from transfer_queue.messages import PROTOCOL_VERSION
+from transfer_queue.net.connection import MAX_PATH
+
+DEFAULT_NAME = "default"
+KEY_BYTES = 32
+ARENA_PREFIX = "transfer_queue-"
+
+_LONGEST = "controller.sock"  # of the sockets in the folder, up to a million units
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What system.json says. Times are seconds since 1970; started: see `processes.start_time`."""
+
+    name: str
+    pid: int
+    started: int | None
+    starter_pid: int
+    starter_command: str
+    starter_user: str
+    started_at: float
+    detached: bool
+    folder: str
+    logs: str
+    controller: str
+    protocol: int = PROTOCOL_VERSION
+
+
+def runtime_dir() -> Path:
+    """The folder in which this user's systems live, made if missing.
+
+    TQ_RUNTIME_DIR; else `transfer_queue` in the user's runtime folder /run/user/<uid>; else a folder of the user's
+    among the temporary files. StartError if others could put things there in our name.
+    """
+    asked = config.runtime_dir()
+    if asked is not None:
+        folder = Path(asked)
+    elif _is_ours(Path(f"/run/user/{os.geteuid()}")):
+        folder = Path(f"/run/user/{os.geteuid()}/transfer_queue")
+    else:
+        folder = Path(tempfile.gettempdir()) / f"transfer_queue-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise StartError(f"the runtime folder {folder} cannot be used: {error}; set TQ_RUNTIME_DIR") from error
+    others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (0, os.geteuid()) or others_write:
+        raise StartError(
+            f"the runtime folder {folder} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so "
+            f"that others could change it; make it yours with mode 700, or set TQ_RUNTIME_DIR to one that is"
+        )
+    return folder
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+class SystemFolder:
+    """The paths of one system. Its folder need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.key = folder / "key"
+        self.description = folder / "system.json"
+        self.alive = folder / "alive"
+        self.arena = folder / "arena"
+        self.logs = folder / "logs"
+        self.controller = folder / "controller.sock"
+
+    @classmethod
+    def of(cls, name: str) -> SystemFolder:
+        """The folder of the system with this name, in the runtime folder."""
+        return cls(runtime_dir() / name)
+
+    @property
+    def lock(self) -> Path:
+        """What is locked while the system is started or removed; no name of a system begins with a dot."""
+        return self.folder.with_name(f".{self.name}.lock")
+
+    def unit(self, number: int) -> Path:
+        """The socket of a storage unit."""
+        return self.folder / f"unit-{number}.sock"
+
+    def slots(self, number: int) -> Path:
+        """The folder of slot locks of a storage unit."""
+        return self.folder / f"slots-{number}"
+
+    def log(self, server: str) -> Path:
+        """The log of "supervisor", "controller" or "unit-0"."""
+        return self.logs / f"{server}.log"
+
+    # ------------------------------------------------------------ making
+
+    def create(self) -> bytes:
+        """Makes the folder, its logs and a new key, which it returns. Nothing of a system may be there."""
+        longest = len(os.fsencode(self.folder / _LONGEST))
+        if longest > MAX_PATH:
+            raise StartError(
+                f"sockets in {self.folder} would have paths of {longest} bytes, the system's limit is {MAX_PATH}: set "
+                "TQ_RUNTIME_DIR to a folder with a shorter path, or choose a shorter name for the system"
+            )
+        try:
+            self.folder.mkdir(mode=0o700)
+            self.logs.mkdir(mode=0o700)
+            key = secrets.token_bytes(KEY_BYTES)
+            _write(self.key, key)
+        except OSError as error:
+            raise StartError(f"the system's folder {self.folder} cannot be made: {error}") from error
+        return key
+
+    def create_arena_folder(self, parent: Path) -> Path:
+        """Makes a folder for arenas under `parent`; the link to it comes first, so that it is found and swept."""
+        folder = parent / f"{ARENA_PREFIX}{os.geteuid()}-{self.name}-{secrets.token_hex(4)}"
+        self.arena.symlink_to(folder)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def describe(self, description: Description) -> None:
+        """Writes system.json, whole or not at all: from now on the system is found."""
+        draft = self.description.with_suffix(".new")
+        _write(draft, msgspec.json.encode(description))
+        draft.replace(self.description)
+
+    # ------------------------------------------------------------ reading
+
+    def check_private(self) -> None:
+        """AttachError unless the folder is this user's alone, and no link."""
+        try:
+            found = self.folder.lstat()
+        except OSError as error:
+            raise AttachError(f"there is no system at {self.folder}: {error}") from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise AttachError(
+                f"{self.folder} is no private folder of this user (owner {found.st_uid}, mode "
+                f"{stat.filemode(found.st_mode)}); it is not trusted: remove it, or choose another name"
+            )
+
+    def read_key(self) -> bytes:
+        """The system's key. AttachError if it is not there, or not this user's alone."""
+        key = _read_private(self.key)
+        if len(key) != KEY_BYTES:
+            raise AttachError(f"{self.key} has {len(key)} bytes and {KEY_BYTES} are a key; start the system anew")
+        return key
+
+    def read_description(self) -> Description | None:
+        """What system.json says, None if there is none: no system, or one that starts or ends."""
+        if not self.description.exists():
+            return None
+        content = _read_private(self.description)
+        try:
+            return msgspec.json.decode(content, type=Description)
+        except msgspec.DecodeError as error:
+            raise AttachError(f"{self.description} cannot be read ({error}); start the system anew") from error
+
+    # ------------------------------------------------------------ removing
+
+    def identity(self) -> tuple[int, int] | None:
+        """What tells this folder from a later one at the same path; None if there is none."""
+        try:
+            found = self.folder.lstat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def remove(self) -> None:
+        """Removes everything of the system at once to the eye of others. No process of it may need it any more."""
+        self.remove_arenas()
+        gone = self.folder.with_name(f".{self.name}.{secrets.token_hex(4)}.gone")
+        try:
+            self.folder.rename(gone)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def remove_all_but_logs(self) -> None:
+        """What `remove` does, but for the logs, which say why the system ended."""
+        self.remove_arenas()
+        for path in self.folder.iterdir():
+            if path not in (self.logs, self.alive):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        self.alive.unlink(missing_ok=True)
+
+    def remove_arenas(self) -> None:
+        """Removes the folder of the arenas, if it is one that `create_arena_folder` made."""
+        try:
+            folder = Path(os.readlink(self.arena))
+            owner = folder.lstat().st_uid
+        except OSError:
+            return
+        if owner == os.geteuid() and folder.name.startswith(f"{ARENA_PREFIX}{os.geteuid()}-{self.name}-"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Removes what killed processes have left. To be called under the lock, when nothing of it is alive."""
+        for gone in self.folder.parent.glob(f".{self.name}.*.gone"):
+            shutil.rmtree(gone, ignore_errors=True)
+        if self.identity() is not None:
+            self.check_private()
+            self.remove()
+
+
+def _write(path: Path, content: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(file, "wb") as stream:
+        stream.write(content)
+
+
+def _read_private(path: Path) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise AttachError(f"{path} cannot be read: {error}; is the system running, and yours?") from error
+    with open(file, "rb") as stream:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise AttachError(f"{path} is not this user's alone (owner {found.st_uid}); it is not trusted")
+        return stream.read(1 << 20)

@@ -1,0 +1,78 @@
+"""What controller and unit have in common behind the servers' loop: bodies to envelopes, replies to frames."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import msgspec
+
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.net.handshake import Hello
+from transfer_queue.net.server import Outgoing
+
+logger = logging.getLogger(__name__)
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    """As much of an envelope as an unknown request leaves readable."""
+
+    sequence: int
+    acknowledged: int
+    body: msgspec.Raw
+
+
+class EnvelopeService(ABC):
+    """The part of a `net.server.Service` that reads requests and writes replies.
+
+    Every request that can be addressed gets a reply: also one that cannot be read, or at which the server itself
+    fails. What is no request at all ends its connection.
+    """
+
+    name = "server"  # for errors
+
+    def __init__(self) -> None:
+        self._peers: dict[int, Hello] = {}  # all open connections that others have made
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Envelope).decode
+        self._decode_head = msgspec.msgpack.Decoder(_Head).decode
+
+    @abstractmethod
+    def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+        """Serves one request."""
+
+    def opened(self, peer: int, hello: Hello) -> None:
+        """See `net.server.Service.opened`."""
+        self._peers[peer] = hello
+
+    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        """See `net.server.Service.received`."""
+        try:
+            envelope = self._decode(body)
+        except msgspec.DecodeError as error:
+            return [self._unreadable(peer, body, error)]
+        hello = self._peers[peer]
+        try:
+            return self.handle(hello, peer, envelope, now)
+        except Exception as error:
+            asked = type(envelope.body).__name__
+            logger.exception("the %s failed at %s of %s", self.name, asked, hello.client_id)
+            text = f"the {self.name} failed at {asked}: {error!r}; its log has the traceback"
+            return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
+
+    def answer(self, peer: int, sequence: int, reply: AnyReply) -> Outgoing:
+        """The frame that answers a request."""
+        return Outgoing(peer, self._encode(Answer(sequence, reply)))
+
+    def demand(self, peer: int, request: AnyRequest) -> Outgoing:
+        """The frame of a request of ours that wants no reply."""
+        return Outgoing(peer, self._encode(Envelope(0, 0, request)))
+
+    def _unreadable(self, peer: int, body: bytes, error: Exception) -> Outgoing:
+        try:
+            head = self._decode_head(body)
+        except msgspec.DecodeError:
+            raise ProtocolError(f"a message that is no request: {error}") from error
+        return self.answer(peer, head.sequence, Failure("ProtocolError", f"a request that cannot be read: {error}"))

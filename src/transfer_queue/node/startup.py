@@ -1,0 +1,78 @@
+"""What launcher and supervisor say to each other over their private pipe: one message each way.
+
+The pipe carries the key and, pickled, the user's sampler; it ends when the system is up or has failed.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any
+
+import msgspec
+
+from transfer_queue.node.samplers import PickledSampler
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What is to be started, and for whom.
+
+    folder: of the system, made by the launcher; identity: see `SystemFolder.identity`. config: JSON text for
+    attaching clients; its "settings" are `config.Settings`. started: see `processes.start_time`. detached:
+    outlives its starter. seconds: until all servers must be up.
+    """
+
+    folder: str
+    identity: tuple[int, int]
+    config: str
+    key: bytes
+    sampler: PickledSampler | None
+    starter_pid: int
+    starter_started: int | None
+    starter_command: str
+    starter_user: str
+    detached: bool
+    seconds: float
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """All servers are up. warnings: for a person to read."""
+
+    warnings: list[str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A server is not; why, with its traceback."""
+
+    reason: str
+
+
+def send(channel: socket.socket, message: msgspec.Struct, seconds: float) -> None:
+    """Sends one message. OSError if the other side is gone or does not read."""
+    body = msgspec.msgpack.encode(message)
+    channel.settimeout(seconds)
+    channel.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive(channel: socket.socket, kind: Any, seconds: float) -> Any:
+    """The one message of the other side, of this type. EOFError if it ended without, TimeoutError past the time."""
+    limit = time.monotonic() + seconds
+    (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size, limit))
+    return msgspec.msgpack.decode(_exactly(channel, length, limit), type=kind)
+
+
+def _exactly(channel: socket.socket, count: int, limit: float) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        left = limit - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no message in time")
+        channel.settimeout(left)
+        data = channel.recv(min(count - len(received), 1 << 20))
+        if not data:
+            raise EOFError("the other side ended")
+        received += data
+    return bytes(received)

@@ -1,0 +1,333 @@
+"""`python -m transfer_queue.node.supervisor`: owns the processes of one system and removes what they leave.
+
+The launcher starts it with a private pipe as descriptor 3. It forks controller and units, after the imports,
+and then waits for the first of these, whereupon it ends everything and removes every file:
+
+    SIGTERM            `close`, or `tq stop`
+    the starter died   in whatever way; not for a detached system
+    a server died      which is logged; the logs then stay, until the next start or `RunningSystem.stop`
+
+It is in a session of its own, so that Ctrl-C at the starter's terminal does not reach it or its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue.config import Settings
+from transfer_queue.errors import StartError
+from transfer_queue.net.server import Server
+from transfer_queue.node import processes, startup
+from transfer_queue.node.controller_process import build_controller
+from transfer_queue.node.locks import StartLock, hold_liveness
+from transfer_queue.node.paths import Description, SystemFolder
+from transfer_queue.node.server_process import READY, configure_logging, run_server
+from transfer_queue.node.unit_process import build_unit
+from transfer_queue.storage.arena import choose_folder
+
+CHANNEL = 3  # the descriptor of the launcher's pipe
+RECEIVE_SECONDS = 10.0
+TERM_SECONDS = 3.0  # from asking a server to end to ending it
+WATCH_SECONDS = 0.5  # between two looks at a starter that cannot be waited for
+
+logger = logging.getLogger(__name__)
+
+
+class _End(Exception):
+    """Why the system ends. crashed: a server died, so that the logs are worth keeping."""
+
+    def __init__(self, reason: str, crashed: bool = False) -> None:
+        super().__init__(reason)
+        self.crashed = crashed
+
+
+class Supervisor:
+    """The one of a system. `run` returns when nothing of it is left."""
+
+    def __init__(self, start: startup.Start, channel: socket.socket) -> None:
+        self._start = start
+        self._channel = channel
+        self._system = SystemFolder(Path(start.folder))
+        self._settings = Settings.from_json(msgspec.json.decode(start.config)["settings"])
+        self._deadline = time.monotonic() + start.seconds
+        self._warnings: list[str] = []
+        self._children: dict[int, str] = {}  # pid -> name, of the servers not yet reaped
+        self._asked = False  # SIGTERM has come
+        self._wake, wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # children read the one end; the other is here alone and is never written to
+        self._lifeline, self._life = os.pipe()
+        self._take_possession()
+        self._starter = None if start.detached else processes.Process(start.starter_pid, start.starter_started)
+
+    def _take_possession(self) -> None:
+        """Locks the folder; StartError if the launcher has died and the folder is a later one's, or gone."""
+        if self._is_ours():
+            hold_liveness(self._system.alive)
+        if not self._is_ours():
+            raise StartError(f"{self._system.folder} is not the folder that the launcher made")
+
+    def _is_ours(self) -> bool:
+        return self._system.identity() == self._start.identity
+
+    def run(self) -> None:
+        """Starts the system, says so, and stays until its end."""
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        crashed = False
+        try:
+            self._bring_up()
+            while True:
+                self._wait(None, None)
+        except _End as end:
+            logger.info("ends: %s", end)
+            crashed = end.crashed
+            self._fail(str(end))
+        except BaseException:
+            logger.exception("failed")
+            self._fail(traceback.format_exc())
+        self._end(crashed)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+    # ------------------------------------------------------------ starting
+
+    def _bring_up(self) -> None:
+        start, system = self._start, self._system
+        self._launch("controller", partial(build_controller, system, start.config, start.key, start.sampler))
+        arenas = self._make_arena_folder()
+        for number in range(self._settings.num_data_storage_units):
+            self._launch(f"unit-{number}", partial(build_unit, system, number, start.config, start.key, arenas))
+        system.describe(self._description())
+        startup.send(self._channel, startup.Started(self._warnings), RECEIVE_SECONDS)
+        self._channel.close()
+        logger.info("system %s is up: controller and %d units", system.name, self._settings.num_data_storage_units)
+
+    def _make_arena_folder(self) -> Path:
+        if self._settings.arena_folder is not None:
+            return self._system.create_arena_folder(Path(self._settings.arena_folder))
+        choice = choose_folder()
+        if choice.warning is not None:
+            logger.warning("%s", choice.warning)
+            self._warnings.append(choice.warning)
+        return self._system.create_arena_folder(choice.folder)
+
+    def _description(self) -> Description:
+        start, system = self._start, self._system
+        return Description(
+            name=system.name,
+            pid=os.getpid(),
+            started=processes.start_time(os.getpid()),
+            starter_pid=start.starter_pid,
+            starter_command=start.starter_command,
+            starter_user=start.starter_user,
+            started_at=time.time(),
+            detached=start.detached,
+            folder=str(system.folder),
+            logs=str(system.logs),
+            controller=str(system.controller),
+        )
+
+    def _launch(self, name: str, build: Callable[[], Server]) -> None:
+        """Forks a server and waits until it is up; StartError with its traceback if it is not."""
+        ready, say = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(ready)
+            self._be(name, say, build)
+        os.close(say)
+        self._children[pid] = name
+        try:
+            said = self._listen(ready, name)
+        finally:
+            os.close(ready)
+        if said != READY:
+            words = said.decode("utf-8", "replace") or "it ended without a word; its log:\n" + tail(self._system, name)
+            raise _End(f"the {name} could not be started:\n{words}")
+
+    def _be(self, name: str, say: int, build: Callable[[], Server]) -> None:
+        """The forked child's way; never returns."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.close(self._life)
+            os.close(self._wake)
+            self._channel.close()
+            code = run_server(name, self._system, self._lifeline, say, build)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _listen(self, ready: int, name: str) -> bytes:
+        """All that a server says until it closes the pipe."""
+        said = b""
+        while True:
+            self._wait(ready, name)
+            piece = os.read(ready, 1 << 16)
+            if not piece:
+                return said
+            said += piece
+
+    # ------------------------------------------------------------ watching
+
+    def _wait(self, ready: int | None, name: str | None) -> None:
+        """Waits until `ready` can be read, the server `name` having to start in time; _End when all is to end."""
+        poll = select.poll()
+        watched = [self._wake, ready, None if self._starter is None else self._starter.descriptor]
+        for descriptor in watched:
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        while True:
+            self._check_end()
+            readable = [descriptor for descriptor, _ in poll.poll(self._patience(name))]
+            if ready is not None and ready in readable:
+                return
+            if self._wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if name is not None and time.monotonic() > self._deadline:
+                log = tail(self._system, name)
+                raise _End(f"the {name} was not up within {self._start.seconds:g} s; its log:\n{log}")
+            self._check_children()
+
+    def _patience(self, name: str | None) -> float | None:
+        """Milliseconds to wait at most."""
+        waits = []
+        if name is not None:
+            waits.append(max(0.0, self._deadline - time.monotonic()))
+        if self._starter is not None and self._starter.descriptor is None:
+            waits.append(WATCH_SECONDS)
+        return min(waits) * 1000 + 1 if waits else None
+
+    def _check_end(self) -> None:
+        if self._asked:
+            raise _End("asked to")
+        if self._starter is not None and self._starter.gone():
+            raise _End(f"its starter, process {self._start.starter_pid}, has ended")
+
+    def _check_children(self) -> None:
+        for pid, status in self._reap():
+            name = self._children.pop(pid)
+            words = _how(status)
+            with contextlib.suppress(OSError), open(self._system.log(name), "a") as log:
+                log.write(f"the {name}, process {pid}, {words}\n")
+            logger.error("the %s, process %d, %s; its log: %s", name, pid, words, self._system.log(name))
+            raise _End(f"the {name} {words}", crashed=True)
+
+    def _reap(self) -> list[tuple[int, int]]:
+        """Pid and status of the children that have ended."""
+        ended = []
+        for pid in self._children:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                ended.append((pid, os.waitstatus_to_exitcode(status)))
+        return ended
+
+    # ------------------------------------------------------------ ending
+
+    def _fail(self, reason: str) -> None:
+        """Tells the launcher, if it still listens."""
+        with contextlib.suppress(OSError):
+            startup.send(self._channel, startup.Failed(reason), RECEIVE_SECONDS)
+        self._channel.close()
+
+    def _end(self, crashed: bool) -> None:
+        """Ends every process and removes every file; after a crash all but the logs."""
+        self._system.description.unlink(missing_ok=True)  # nobody finds it any more
+        for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
+            for pid in self._children:
+                os.kill(pid, number)
+            self._outwait(seconds)
+        if self._children:
+            logger.error("%s do not end", self._children)
+        if crashed:
+            self._system.remove_all_but_logs()
+        else:
+            self._system.remove()
+        if self._system.lock.exists():
+            # of a starter that was killed; else its holder removes it
+            with contextlib.suppress(StartError), StartLock(self._system.lock, 0.0):
+                pass
+
+    def _outwait(self, seconds: float) -> None:
+        """Waits for the end of all children, for so long at most."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        limit = time.monotonic() + seconds
+        while True:
+            for pid, status in self._reap():
+                logger.info("the %s, process %d, %s", self._children.pop(pid), pid, _how(status))
+            left = limit - time.monotonic()
+            if not self._children or left <= 0:
+                return
+            if poll.poll(left * 1000):
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+
+
+def _how(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def tail(system: SystemFolder, server: str, lines: int = 40) -> str:
+    """The end of a server's log."""
+    try:
+        with open(system.log(server), encoding="utf-8", errors="replace") as file:
+            return "".join(file.readlines()[-lines:])
+    except OSError as error:
+        return f"({error})"
+
+
+def main() -> None:
+    """The supervisor's process."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    os.umask(0o077)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.closerange(CHANNEL + 1, min(soft, 1 << 20))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    configure_logging()
+    channel = socket.socket(fileno=CHANNEL)
+    channel.set_inheritable(False)
+    try:
+        supervisor = Supervisor(startup.receive(channel, startup.Start, RECEIVE_SECONDS), channel)
+    except (EOFError, TimeoutError, StartError):
+        logger.exception("no system was started")
+        sys.exit(1)
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()
