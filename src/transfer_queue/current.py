@@ -59,7 +59,7 @@ def client_of(config: Any) -> TransferQueueClient:
     if CURRENT.client is None and folder is not None:
         with CURRENT.lock:
             if CURRENT.client is None:
-                found = find(folder=folder)
+                found = find(folder)
                 if found is not None:
                     CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
     return current_client()
@@ -72,10 +72,8 @@ def _folder_of(config: Any) -> str | None:
 
 
 def _forked() -> None:
-    """A forked child is attached like its parent, and owns nothing."""
+    """A forked child is attached like its parent (and owns nothing: `RunningSystem.owned` looks at the pid)."""
     CURRENT.lock = threading.RLock()
-    if CURRENT.system is not None:
-        CURRENT.system = CURRENT.system.disowned()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -88,6 +88,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
                 {"settings": settings.to_json(), "conf": as_json(merged)},
                 sampler_object(conf),
                 timeout=settings.start_timeout,
+                environment=os.environ,
             )
         CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
         _TQ_CONTROLLER = found
