@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leftovers import files_in, wait_for_none
+from leftovers import abandoned, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
 # UNIX socket has room for about 100 characters.
@@ -25,12 +25,14 @@ SECONDS = 10  # within which what was closed must be gone
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """After the last test no process of the run is alive, and its runtime directory is empty."""
+    """After the last test no process of the run is alive, its runtime directory is empty, no arena lies about."""
+    before = arenas()
     yield
     processes = wait_for_none(_RUNTIME_DIR, SECONDS)
     files = files_in(_RUNTIME_DIR)
     assert processes == []
     assert files == []
+    assert abandoned(arenas() - before) == []
 
 
 def pytest_unconfigure() -> None:

@@ -51,6 +51,24 @@ def _line(process: psutil.Process) -> str:
         return "(ended)"
 
 
+def arenas() -> set[Path]:
+    """The folders of arenas in shared memory, of this run and of others."""
+    return set(Path("/dev/shm").glob("transfer_queue-*"))
+
+
+def abandoned(folders: set[Path]) -> list[str]:
+    """Those of the folders that still exist and that no living process maps."""
+    maps = []
+    for process in psutil.process_iter():
+        try:
+            maps.append(Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace"))
+        except OSError:  # it ended, or is not ours to look at
+            continue
+    return sorted(
+        str(folder) for folder in folders if folder.exists() and not any(f"{folder}/" in text for text in maps)
+    )
+
+
 def files_in(folder: Path) -> list[str]:
     """Every file, socket and folder below the folder, relative to it."""
     return sorted(os.path.relpath(path, folder) for path in folder.rglob("*"))
