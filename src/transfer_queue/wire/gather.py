@@ -145,17 +145,19 @@ def _dense(rows: FieldRows, memory: Memory) -> torch.Tensor:
 def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
     if _agree(rows):
         return _dense(rows, memory)
-    if int(rows.shapes.min()) < 0:
+    ranks = (rows.shapes >= 0).sum(axis=1)
+    if (ranks != ranks[0]).any():
         raise InvalidArgumentError(f'field {rows.type.name!r}: layout "padded" wants rows of one rank; ask for "list"')
-    sizes: list[int] = rows.shapes.max(axis=0).tolist()
+    shapes = rows.shapes[:, : int(ranks[0])]
+    sizes: list[int] = shapes.max(axis=0).tolist()
     count, item_size = len(rows.starts), ITEM_SIZES[rows.type.dtype]
     memory_of_all = allocate(count * int(np.prod(sizes, dtype=np.int64)) * item_size)
     memory_of_all[:] = 0
     flat = rows.bytes(memory)
     inner = int(np.prod(sizes[1:], dtype=np.int64)) * item_size
-    if (rows.shapes[:, 1:] == sizes[1:]).all():
+    if (shapes[:, 1:] == sizes[1:]).all():
         # ragged in the first dimension alone: steps of equal size, all moved at once
-        lengths = rows.shapes[:, 0]
+        lengths = shapes[:, 0]
         ends = np.cumsum(lengths)
         steps = np.repeat(np.arange(count) * sizes[0] - (ends - lengths), lengths) + np.arange(int(ends[-1]))
         if inner:
@@ -165,9 +167,9 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
         item = np.dtype((np.void, item_size))
         whole = memory_of_all.view(item).reshape(count, *sizes)
         end = 0
-        for row, (shape, nbytes) in enumerate(zip(rows.shapes.tolist(), rows.lengths.tolist(), strict=True)):
-            corner = tuple(slice(size) for size in shape)
-            whole[row][corner] = flat[end : end + nbytes].view(item).reshape(shape)
+        for row, (size_of_row, nbytes) in enumerate(zip(shapes.tolist(), rows.lengths.tolist(), strict=True)):
+            corner = tuple(slice(size) for size in size_of_row)
+            whole[row][corner] = flat[end : end + nbytes].view(item).reshape(size_of_row)
             end += nbytes
     return tensor_over(memory_of_all, rows.type.dtype, (count, *sizes))
 

@@ -54,6 +54,8 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError: the tensor has no memory of its own (a traced, fake or distributed one).
     """
+    if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise TypeError(f"a {type(tensor).__name__} has no memory of its own; give its local or full tensor")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if not tensor.is_cpu:
@@ -62,8 +64,6 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if type(tensor) is not torch.Tensor and tensor.numel() and not tensor.data_ptr():
-        raise TypeError(f"a {type(tensor).__name__} has no memory of its own; give its local or full tensor")
     return tensor
 
 
@@ -164,7 +164,9 @@ def nested_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:
     if shapes.shape[1] > 1:
         strides[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
     starts = np.cumsum(counts) - counts
-    sizes, steps, offsets = (torch.from_numpy(np.ascontiguousarray(part)) for part in (shapes, strides, starts))
+    sizes, steps, offsets = (
+        torch.from_numpy(np.array(part, np.int64, order="C")) for part in (shapes, strides, starts)
+    )
     return torch._nested_view_from_buffer(flat, sizes, steps, offsets)
 
 
