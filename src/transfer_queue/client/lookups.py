@@ -6,6 +6,7 @@ import numpy as np
 
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
+from transfer_queue.wire.layout import columns
 
 
 def joined(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
@@ -60,10 +61,26 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
             )
         differs |= other.differs
         mixed |= other.mixed_rank or other.ndim != first.ndim
-    if not mixed and first.kind == "tensor":
-        shapes = {tuple(t.shape) for t in types if t.shape is not None}
-        for shape in shapes:
-            for d, (one, two) in enumerate(zip(shape, next(iter(shapes)))):
-                differs |= (one != two) << d
-    known = None if differs or mixed else first.shape
-    return FieldType(name, first.kind, first.dtype, first.ndim, known, differs, mixed)
+    if first.kind != "tensor" or mixed:
+        return FieldType(name, first.kind, first.dtype, first.ndim, None, differs, mixed)
+    # a dimension that never differed within any partition is told by one row of each
+    shapes = [_one_shape(name, known, reply) for known, reply in zip(types, replies)]
+    for d in range(first.ndim):
+        if any(shape[d] != shapes[0][d] for shape in shapes):
+            differs |= 1 << d
+    return FieldType(name, first.kind, first.dtype, first.ndim, None if differs else first.shape, differs, False)
+
+
+def _one_shape(name: str, known: FieldType, reply: LookupReply) -> list[int]:
+    """The shape of the field's first row in a lookup."""
+    if known.shape is not None:
+        return known.shape
+    placed = next(p for p in reply.placements if name in p.fields)
+    block, slot = (int(np.frombuffer(column, "<i4")[0]) for column in (placed.block, placed.slot))
+    blocks = reply.blocks
+    schema = blocks.schemas[int(np.frombuffer(blocks.schema, "<i4")[block])]
+    dims = np.frombuffer(blocks.dims_values[int(np.frombuffer(blocks.dims, "<i4")[block])], "<i8")
+    layouts = columns(schema, dims, int(np.frombuffer(blocks.rows, "<i4")[block]))
+    layout = next(layout for layout in layouts if layout.spec.name == name)
+    shape: list[int] = layout.row_shapes(0, np.array([slot]))[0].tolist()
+    return shape

@@ -10,6 +10,7 @@ Every operation takes `timeout=`: seconds for the whole of it, by default the sy
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ from transfer_queue.client.lookups import joined
 from transfer_queue.client.state import ClientState
 from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
+    AuthenticationError,
+    CapacityError,
     ConnectionLostError,
     InvalidArgumentError,
     NotBuiltError,
@@ -65,10 +68,11 @@ from transfer_queue.messages import (
     SystemStatus,
 )
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.storage.base import Reserved
 from transfer_queue.wire.encode import EncodedBlock, encode_columns, encode_row
 from transfer_queue.wire.gather import gather
 from transfer_queue.wire.objects import encode_tag_value
-from transfer_queue.wire.parser import checked_parser_result, parser_columns
+from transfer_queue.wire.parser import checked_parser_result, columns_of_row, parser_columns
 
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
@@ -77,6 +81,10 @@ Tags = Sequence[Mapping[str, Any]]
 Columns = TensorDictBase | Mapping[str, Any]
 
 READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
+FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
+
+# after these nobody can tell whether a request was carried out; any other error is a server's refusal
+_UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
 class Operations:
@@ -117,16 +125,16 @@ class Operations:
         fields = _names(data_fields, "data_fields")
         if mode == "insert":
             request = Reserve(partition_id, _count(batch_size), None, pre_alloc_sample_num())
-            return replies.batch_meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
+            return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
         if mode == "force_fetch":
             shown = yield from self._ask(Show(partition_id, fields), ClaimReply, timeout)
-            return replies.batch_meta(partition_id, shown)
+            return self._meta(partition_id, shown)
         if mode != "fetch":
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: 'fetch', 'insert', 'force_fetch'")
         if timeout is None and not self._state.settings.polling_mode:
             timeout = get_metadata_timeout()
         claim = self._claim(partition_id, task_name, fields, _count(batch_size), sampling_config, timeout)
-        return replies.batch_meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
+        return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
 
     def await_batch(
         self,
@@ -155,7 +163,7 @@ class Operations:
             reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         except WaitTimeoutError:
             return BatchMeta(), False
-        return replies.batch_meta(partition_id, reply), reply.ended
+        return self._meta(partition_id, reply), reply.ended
 
     def put(
         self,
@@ -179,7 +187,9 @@ class Operations:
         Raises:
             InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
-            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then.
+            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
+            exception: metadata of several partitions is published partition by partition, and what the controller
+            refuses in one leaves what it took for those before it.
         """
         yield from self._state.learn()
         rows = len(metadata) if metadata is not None else _rows_of(data)
@@ -188,27 +198,29 @@ class Operations:
         if metadata is not None and not rows and not _rows_of(data):
             return metadata
         groups = _groups(group_ids, rows)
-        encoded = self._encode(data, rows, data_parser)
+        columns = self._parsed(data, rows, data_parser)
+        encoded = self._encode(columns, rows)
         if metadata is None:
             assert partition_id is not None
+            if not encoded.schema:
+                raise InvalidArgumentError("a put of new samples needs at least one field; data has none")
             reply = yield from self._publish(
                 encoded, timeout, partition=partition_id, count=rows, groups=groups, pre_allocate=pre_alloc_sample_num()
             )
             indexes = np.frombuffer(reply.rows, "<i8")
             return BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
-        tags = metadata._changed_tags()
+        tags = self._tags(metadata._changed_tags())
         parts = metadata._split_by_partition()
-        for name, positions in parts:
-            if len(parts) == 1:
-                mine = encoded
-            else:
-                mine = self._encode(data[torch.from_numpy(positions)], len(positions), data_parser)
-            yield from self._publish(
-                mine, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                tags=None if tags is None else [_tag(tags[p]) for p in positions.tolist()],
-                groups=None if groups is None else [groups[p] for p in positions.tolist()],
-            )  # fmt: skip
-        metadata._add_columns(replies.encoded_fields(encoded))
+        # all is encoded before anything is published: a value that cannot be stored leaves nothing
+        blocks = [encoded] if len(parts) == 1 else [self._encode(_cut(columns, rows, p), len(p)) for _, p in parts]
+        if encoded.schema or tags is not None or groups is not None:
+            for (name, positions), block in zip(parts, blocks):
+                yield from self._publish(
+                    block, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
+                    tags=None if tags is None else [tags[p] for p in positions.tolist()],
+                    groups=None if groups is None else [groups[p] for p in positions.tolist()],
+                )  # fmt: skip
+        metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))
         metadata._tags_saved()
         return metadata
 
@@ -243,11 +255,12 @@ class Operations:
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
         """Replaces the tag of each of these samples by the metadata's custom_meta."""
         yield from self._state.learn()
-        tags = metadata.get_all_custom_meta()
+        tags = self._tags(metadata.get_all_custom_meta())
         for name, positions in metadata._split_by_partition():
+            assert tags is not None
             yield from self._publish(
-                None, None, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                tags=[_tag(tags[p]) for p in positions.tolist()], replace_tags=True,
+                None, None, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
+                tags=[tags[p] for p in positions.tolist()], replace_tags=True,
             )  # fmt: skip
         metadata._tags_saved()
 
@@ -352,7 +365,7 @@ class Operations:
         request: AnyRequest = RetrieveMeta(partition_id, wanted)
         if create:
             request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
-        return replies.batch_meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
+        return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
 
     def kv_retrieve_keys(
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
@@ -387,13 +400,14 @@ class Operations:
             raise InvalidArgumentError(f"key must be a str, not a {type(key).__name__}")
         encoded = None
         if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(_one_row(fields), 1, data_parser)
+            encoded = self._encode(self._parsed(_one_row(fields), 1, data_parser), 1)
         elif fields is not None:
             if not isinstance(fields, Mapping):
                 raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
             encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
         groups = None if group_id is None else [str(group_id)]
-        return (yield from self._put_keys([key], partition_id, encoded, None if tag is None else [tag], groups, timeout))
+        tags = None if tag is None else [tag]
+        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, timeout))
 
     def kv_batch_put(
         self,
@@ -424,7 +438,7 @@ class Operations:
         names = _keys(keys)
         encoded = None
         if fields is not None:
-            encoded = self._encode(fields, len(names), data_parser)
+            encoded = self._encode(self._parsed(fields, len(names), data_parser), len(names))
         groups = _groups(group_ids, len(names))
         return (yield from self._put_keys(names, partition_id, encoded, tags, groups, timeout))
 
@@ -496,9 +510,7 @@ class Operations:
         yield from self._state.learn()
         listed = (yield from self._ask(ListKeys(partition_id), Done, timeout)).value
         allow = self._state.settings.allow_pickle
-        return {
-            name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()
-        }
+        return {name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()}
 
     def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
@@ -556,12 +568,22 @@ class Operations:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         return Claim(partition_id, task, fields, count, sampling, wait, probe, finite)
 
-    def _encode(self, data: Columns, rows: int, data_parser: DataParser | None) -> EncodedBlock:
-        columns: Columns = data
-        if data_parser is not None:
-            before = parser_columns(data, rows)
-            columns = checked_parser_result(before, data_parser(dict(before)), rows)
+    def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
+        if data_parser is None:
+            return data
+        before = parser_columns(data, rows)
+        return checked_parser_result(before, data_parser(dict(before)), rows)
+
+    def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
         return encode_columns(columns, rows, allow_pickle=self._state.settings.allow_pickle)
+
+    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+        if tags is None:
+            return None
+        return [_tag(tag, self._state.settings.allow_pickle) for tag in tags]
+
+    def _meta(self, partition_id: str, reply: ClaimReply) -> BatchMeta:
+        return replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
 
     def _put_keys(
         self,
@@ -574,14 +596,13 @@ class Operations:
     ) -> Operation[KVBatchMeta]:
         if tags is not None and len(tags) != len(keys):
             raise InvalidArgumentError(f"{len(tags)} tags for {len(keys)} keys: one dict a key is needed")
-        if encoded is None and tags is None:
+        if (encoded is None or not encoded.schema) and tags is None:
             raise InvalidArgumentError("a put needs fields or tags; it has neither")
         if not keys:
             return KVBatchMeta(partition_id=partition_id, fields=[])
         reply = yield from self._publish(
             encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
-            tags=None if tags is None else [_tag(tag) for tag in tags], groups=groups,
-            pre_allocate=pre_alloc_sample_num(),
+            tags=self._tags(tags), groups=groups, pre_allocate=pre_alloc_sample_num(),
         )  # fmt: skip
         merged = replies.tags(reply.tags, self._state.settings.allow_pickle)
         return KVBatchMeta(
@@ -589,30 +610,36 @@ class Operations:
             fields=reply.fields,
         )  # fmt: skip
 
-    def _publish(self, encoded: EncodedBlock | None, wait: float | None, **target: Any) -> Operation[PublishReply]:
-        """Writes a block, where there is one, and publishes it. A put that failed leaves nothing."""
-        if encoded is None:
-            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait)
+    def _publish(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
+    ) -> Operation[PublishReply]:
+        """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing."""
+        if encoded is None or not encoded.schema:
+            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, within)
             return _published(reply)
         space = self._state.space
-        reserved = yield from space.reserve(encoded.nbytes, wait)
-        closes: list[tuple[int, int]] = []
+        reserved = yield from self._reserve(encoded.nbytes, wait)
         try:
             encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
-            closes = space.closes(reserved)
-            block = NewBlock(
-                reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-                encoded.schema, encoded.dims,
-            )  # fmt: skip
-            reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait)
-        except (ConnectionLostError, NotInitializedError, WaitTimeoutError):
-            space.keep(closes)
-            space.published(reserved)  # nobody can tell whether it was
-            raise
         except Exception:
-            space.keep(closes)
+            yield from self._abandon(reserved)
+            raise
+        except BaseException:  # interrupted: nothing may be asked any more
             space.abandon(reserved)
-            yield from space.give_back()
+            raise
+        closes = space.closes(reserved)
+        block = NewBlock(
+            reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
+            encoded.schema, encoded.dims,
+        )  # fmt: skip
+        try:
+            reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
+        except TransferQueueError as error:
+            space.keep(closes)
+            if isinstance(error, _UNCERTAIN):
+                space.published(reserved)
+            else:
+                yield from self._abandon(reserved)
             raise
         except BaseException:  # cancelled or interrupted: its answer may be on the way
             space.keep(closes)
@@ -621,9 +648,26 @@ class Operations:
         space.published(reserved)
         return _published(reply)
 
+    def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
+        """Space for a block. Where there is none, this client first hands back what it has leased and not filled."""
+        space = self._state.space
+        try:
+            return (yield from space.reserve(nbytes))
+        except CapacityError:
+            handed = yield from self._state.hand_back()
+            if not handed and not wait:
+                raise
+        return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS if handed else 0.0)))
+
+    def _abandon(self, reserved: Reserved) -> Operation[None]:
+        """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""
+        self._state.space.abandon(reserved)
+        with contextlib.suppress(TransferQueueError):  # it stays queued; why the put failed matters more
+            yield from self._state.space.give_back()
+
     def _read(self, look: Callable[[], Operation[LookupReply]], layout: str) -> Operation[TensorDict]:
         """Copies out what a lookup names; looks again where it was replaced or freed meanwhile."""
-        failure: TransferQueueError | None = None
+        failure: Exception | None = None
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
             if not reply.types:
@@ -631,7 +675,7 @@ class Operations:
             try:
                 values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
                 failure = None
-            except ProtocolError as error:  # bytes of another block were read, or these bytes are damaged
+            except Exception as error:  # bytes of another block may look like anything
                 failure = error
             if self._state.unchanged(reply):
                 if failure is not None:
@@ -692,15 +736,20 @@ def _one_row(fields: Columns) -> Columns:
         return fields
     if not isinstance(fields, Mapping):
         raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
-    columns: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, torch.Tensor):
-            if value.is_nested:
-                raise InvalidArgumentError(f"field {name!r} of one sample is a nested tensor, which holds several")
-            columns[name] = value.unsqueeze(0)
+    return columns_of_row(fields)
+
+
+def _cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Some rows of columns."""
+    cut: dict[str, Any] = {}
+    for name, column in parser_columns(columns, rows).items():
+        if isinstance(column, torch.Tensor):
+            cut[name] = column[torch.from_numpy(positions)]
+        elif isinstance(column, np.ndarray):
+            cut[name] = column[positions]
         else:
-            columns[name] = [value]
-    return columns
+            cut[name] = [column[p] for p in positions.tolist()]
+    return cut
 
 
 def _groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
@@ -712,7 +761,7 @@ def _groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | Non
     return groups
 
 
-def _tag(tag: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
     if tag is None:
         return None
     if not isinstance(tag, Mapping):
@@ -720,7 +769,7 @@ def _tag(tag: Mapping[str, Any] | None) -> dict[str, Any] | None:
     for name in tag:
         if not isinstance(name, str):
             raise InvalidArgumentError(f"names of tag entries must be str, and {name!r} is a {type(name).__name__}")
-    return {name: encode_tag_value(value) for name, value in tag.items()}
+    return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
 
 
 def _plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -733,5 +782,3 @@ def _shown(keys: list[str]) -> str:
 
 def _not_built() -> NotBuiltError:
     return NotBuiltError("checkpoints come with a later release; this one keeps its data while the system runs")
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
@@ -15,14 +14,14 @@ from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.objects import decode_tag_value
 
 
-def batch_meta(partition_id: str, reply: ClaimReply) -> BatchMeta:
+def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> BatchMeta:
     """The BatchMeta of the rows of a reply; an empty one where there are none."""
     rows = np.frombuffer(reply.rows, "<i8")
     if not len(rows):
         return BatchMeta()
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
     fields = [_column(field, reply.shapes) for field in reply.fields]
-    return BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, True))
+    return BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, allow_pickle))
 
 
 def _column(field: FieldType, shapes: dict[str, bytes]) -> FieldColumn:
@@ -67,9 +66,8 @@ def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
     """Tags with opaque values decoded; None stays None."""
     if listed is None:
         return None
-    for i, tag in enumerate(listed):
-        if any(isinstance(value, msgspec.msgpack.Ext) for value in tag.values()):
-            listed[i] = {name: decode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
+    for tag in listed:
+        decode_tag_value(tag, allow_pickle=allow_pickle)
     return listed
 
 

@@ -179,9 +179,10 @@ class Space(Allocator[Call]):
             self._returns.clear()
             return taken
 
-    def give_back(self) -> Generator[Call, AnyReply, None]:
-        """Returns what `returns` names to the units. What could not be returned stays queued."""
+    def give_back(self) -> Generator[Call, AnyReply, int]:
+        """Returns what `returns` names to the units; how many extents. What could not be returned stays queued."""
         pending = self.returns()
+        returned = len(pending)
         try:
             for unit in dict.fromkeys(unit for unit, _ in pending):
                 numbers = [number for of, number in pending if of == unit]
@@ -190,6 +191,7 @@ class Space(Allocator[Call]):
         finally:
             with self._mutex:
                 self._returns.update(dict.fromkeys(pending))
+        return returned
 
     def drain(self) -> None:
         """Retires every open extent, so that `closes` and `returns` come to name all that is leased.

@@ -129,15 +129,24 @@ class ClientState:
                 return False
         return True
 
+    def hand_back(self) -> Generator[Call, AnyReply, bool]:
+        """Hands back every extent in which no block is being written; whether there was any."""
+        space = self.space
+        space.drain()
+        returned = yield from space.give_back()
+        closes = space.closes()
+        if closes:
+            try:
+                yield Call(CONTROLLER, CloseExtents(closes))
+            except BaseException:
+                space.keep(closes)
+                raise
+        return bool(returned or closes)
+
     def leave(self) -> Generator[Call, AnyReply, None]:
         """Hands every leased extent back: the last thing that a client says."""
-        if self._space is None:
-            return
-        self._space.drain()
-        yield from self._space.give_back()
-        closes = self._space.closes()
-        if closes:
-            yield Call(CONTROLLER, CloseExtents(closes))
+        if self._space is not None:
+            yield from self.hand_back()
 
     def close(self) -> None:
         """Closes connections and gives up the slots' locks."""

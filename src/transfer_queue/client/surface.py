@@ -166,7 +166,9 @@ class Surface(ABC):
         Raises:
             InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
-            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then.
+            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
+            exception: metadata of several partitions is published partition by partition, and what the controller
+            refuses in one leaves what it took for those before it.
         """
         return self._run(
             self._operations.put(data, metadata, partition_id, data_parser, group_ids=group_ids, timeout=timeout)
@@ -194,7 +196,9 @@ class Surface(ABC):
         Raises:
             InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
-            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then.
+            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
+            exception: metadata of several partitions is published partition by partition, and what the controller
+            refuses in one leaves what it took for those before it.
         """
         return await self._run_async(
             self._operations.put(data, metadata, partition_id, data_parser, group_ids=group_ids, timeout=timeout)

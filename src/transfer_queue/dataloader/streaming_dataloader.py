@@ -35,6 +35,10 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         persistent_workers: bool = False,
         pin_memory_device: str = "",
     ) -> None:
+        if num_workers:
+            dataset.share()
+        # torch is told only where it was asked for: newer ones warn of the argument
+        device: dict[str, Any] = {"pin_memory_device": pin_memory_device} if pin_memory_device else {}
         super().__init__(
             dataset,
             batch_size=None,
@@ -45,7 +49,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            **({"pin_memory_device": pin_memory_device} if pin_memory_device else {}),
+            **device,
         )
 
     def reset(self) -> None:

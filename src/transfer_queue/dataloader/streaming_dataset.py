@@ -1,22 +1,25 @@
 """StreamingDataset: an iterable over a rank's batches that yields a micro-batch the moment its batch exists.
 
-It waits at the controller, never by sleeping: a fetch that cannot be met is parked there, and the publish that
+It waits at the controller, not by sleeping: a fetch that cannot be met is parked there, and the publish that
 completes it answers it. TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL only bounds one such wait, so that a
-dropped connection or a custom fetch function is looked after.
+dropped connection, a custom fetch function or an order from the loader's process is looked after.
 """
 
 from __future__ import annotations
 
 import inspect
+import multiprocessing
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
-from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.surface import Surface
 from transfer_queue.config import empty_batch_sleep_interval
 from transfer_queue.current import client_of
+from transfer_queue.dataloader.orders import Order, Orders
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 
@@ -24,13 +27,16 @@ Batch = tuple[TensorDictBase, BatchMeta]
 FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
 ProcessBatch = Callable[..., Iterable[Any]]
 
+LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
+LONGEST_PAUSE = 0.1  # seconds, where a custom fetch takes nothing of what is ready
+
 _FETCH_ARGUMENTS = (
     "tq_client", "data_fields", "batch_size", "partition_id", "task_name", "sampling_config", "batch_index",
 )  # fmt: skip
 
 
 def default_fetch_batch_fn(
-    tq_client: TransferQueueClient,
+    tq_client: Surface,
     data_fields: Sequence[str],
     batch_size: int,
     partition_id: str,
@@ -63,7 +69,8 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
         raise InvalidArgumentError(f"micro_batch_size must be 1 or more, and is {micro_batch_size}")
     if micro_batch_size > rows:
         raise InvalidArgumentError(
-            f"micro_batch_size ({micro_batch_size}) is more than the batch has rows ({rows}); make it at most batch_size"
+            f"micro_batch_size ({micro_batch_size}) is more than the batch has rows ({rows}); "
+            f"make it at most batch_size"
         )
     for start in range(0, rows, micro_batch_size):
         stop = min(start + micro_batch_size, rows)
@@ -73,9 +80,11 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
 class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """Yields a rank's `(TensorDict, BatchMeta)` micro-batches as they become ready.
 
-    config: what `init` returned (or a controller's get_config); None means the attached system. batch_size: rows of a
-    batch of this rank; micro_batch_size: rows of what is yielded. All datasets of the same task_name, partition_id
-    and dp_rank (replicas) get the same batches, where the system's sampler is rank-consistent.
+    config: what `init` returned (or a controller's get_config); None means the attached system; a client is used as
+    it is. batch_size: rows of a batch of this rank; micro_batch_size: rows of what is yielded, at most batch_size; the
+    remainder of a sealed partition may be smaller. All datasets of the same task_name, partition_id and dp_rank
+    (replicas) get the same batches, where the system's sampler is rank-consistent. In a loader with workers, worker w
+    of n fetches the batches w, w + n, w + 2n, ... of the rank.
     should_check_consumption_status: end once the partition is consumed, instead of streaming until it is sealed.
     fetch_batch_fn: see `default_fetch_batch_fn`. process_batch_fn(data, meta, micro_batch_size=...): gives the items
     that are yielded instead of micro-batches.
@@ -121,50 +130,98 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.process_batch_fn = process_batch_fn
         self.buffer: list[Batch] = []
         self.batch_index = 0
+        self._orders: Orders | None = None
+        self._obeyed = Order()
+        self._refused = 0  # fetches of a custom function, one after the other, that took nothing
 
     def __iter__(self) -> Iterator[Any]:
-        process = self.process_batch_fn or chunk_batch_fn
+        if self.process_batch_fn is None and self.fetch_batch_fn is None and self.micro_batch_size > self.batch_size:
+            raise InvalidArgumentError(
+                f"micro_batch_size ({self.micro_batch_size}) is more than batch_size ({self.batch_size})"
+            )
+        client = self.config if isinstance(self.config, Surface) else client_of(self.config)
         while True:
-            while self.batch_index < len(self.buffer):
+            self._obey()
+            if self.batch_index < len(self.buffer):
                 data, meta = self.buffer[self.batch_index]
                 self.batch_index += 1
-                yield from process(data, meta, micro_batch_size=self.micro_batch_size)
-            batch = self._next_batch()
-            if batch is None:
+                yield from self._cut(data, meta)
+                continue
+            batch, ended = self._next_batch(client)
+            if batch is not None:
+                self.buffer.append(batch)
+            elif ended or _is_orphan():
                 return
-            self.buffer.append(batch)
 
     def reset(self) -> None:
         """The next iteration replays what was fetched, then goes on fetching."""
+        if self._orders is not None:
+            self._obeyed = self._orders.reset()
         self.batch_index = 0
 
     def step(self, partition_id: str) -> None:
         """Moves on to another partition; what was fetched is forgotten."""
+        if self._orders is not None:
+            self._obeyed = self._orders.step(partition_id)
+        self._move_to(partition_id)
+
+    def share(self) -> None:
+        """Makes `reset` and `step` reach the copies of this dataset in processes that torch starts from now on."""
+        if self._orders is None:
+            self._orders = Orders()
+
+    def _move_to(self, partition_id: str) -> None:
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = 0
 
-    def _next_batch(self) -> Batch | None:
-        """The batch with this rank's next index, waited for; None at the end."""
-        client = client_of(self.config)
-        while True:
-            interval = max(empty_batch_sleep_interval(), LEAST_WAIT)
-            if self.fetch_batch_fn is None:
-                meta, ended = self._await(client, interval, take=True)
-                if len(meta):
-                    return client.get_data(meta), meta
-            else:
-                data, meta = self._fetch(client)
-                if data is not None and len(meta):
-                    return data, meta
-                _, ended = self._await(client, interval, take=False)
-            if ended:
-                return None
+    def _obey(self) -> None:
+        """Does in a worker what was ordered in the loader's process."""
+        order = self._orders.read() if self._orders is not None else None
+        if order is None or order == self._obeyed:
+            return
+        if order.steps != self._obeyed.steps:
+            self._move_to(order.partition_id)
+        else:
+            self.batch_index = 0
+        self._obeyed = order
 
-    def _fetch(self, client: TransferQueueClient) -> tuple[TensorDictBase | None, BatchMeta]:
+    def _cut(self, data: TensorDictBase, meta: BatchMeta) -> Iterable[Any]:
+        if self.process_batch_fn is not None:
+            return self.process_batch_fn(data, meta, micro_batch_size=self.micro_batch_size)
+        size = self.micro_batch_size
+        if size <= self.batch_size:
+            size = min(size, len(meta))  # the remainder after a seal
+        return chunk_batch_fn(data, meta, micro_batch_size=size)
+
+    def _number(self) -> int:
+        """The batch_index of this rank's batch that is fetched next."""
+        worker = get_worker_info()
+        return self.batch_index if worker is None else self.batch_index * worker.num_workers + worker.id
+
+    def _next_batch(self, client: Surface) -> tuple[Batch | None, bool]:
+        """(this rank's next batch, False), or (None, whether none will come) after a wait of the interval at most."""
+        interval = max(empty_batch_sleep_interval(), LEAST_WAIT)
+        if self.fetch_batch_fn is None:
+            meta, ended = self._await(client, interval, take=True)
+            return (None, ended) if not len(meta) else ((client.get_data(meta), meta), False)
+        data, meta = self._fetch(client)
+        if data is not None and len(meta):
+            self._refused = 0
+            return (data, meta), False
+        begun = time.monotonic()
+        _, ended = self._await(client, interval, take=False)
+        # what is ready may be no batch for this function, or for a user's sampler: it is asked again, but not at once
+        pause = min(interval, LONGEST_PAUSE, 0.001 * 2 ** min(self._refused, 10)) if self._refused else 0.0
+        self._refused += 1
+        if pause and not ended and time.monotonic() - begun < pause:
+            time.sleep(pause)
+        return None, ended
+
+    def _fetch(self, client: Surface) -> tuple[TensorDictBase | None, BatchMeta]:
         values = (
             client, list(self.data_fields), self.batch_size, self.partition_id, self.task_name,
-            {"dp_rank": self.dp_rank, "task_name": self.task_name}, self.batch_index,
+            {"dp_rank": self.dp_rank, "task_name": self.task_name}, self._number(),
         )  # fmt: skip
         assert self.fetch_batch_fn is not None
         try:
@@ -174,9 +231,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         except WaitTimeoutError:  # a fetch that does not poll ended its wait; nothing came
             return None, BatchMeta()
 
-    def _await(self, client: TransferQueueClient, seconds: float, take: bool) -> tuple[BatchMeta, bool]:
+    def _await(self, client: Surface, seconds: float, take: bool) -> tuple[BatchMeta, bool]:
         sampling = {
-            "dp_rank": self.dp_rank, "task_name": self.task_name, "batch_index": self.batch_index,
+            "dp_rank": self.dp_rank, "task_name": self.task_name, "batch_index": self._number(),
             "partition_id": self.partition_id,
         }  # fmt: skip
         return client.await_batch(
@@ -185,7 +242,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         )  # fmt: skip
 
 
-LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
+def _is_orphan() -> bool:
+    """Whether this is a worker whose loader's process was killed."""
+    parent = multiprocessing.parent_process()
+    return get_worker_info() is not None and parent is not None and not parent.is_alive()
 
 
 def _takes_names(function: FetchBatch) -> bool:

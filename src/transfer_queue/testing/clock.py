@@ -9,8 +9,8 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def advance(self, seconds: float) -> None:
-        """Time passes. Nothing happens by it: the cluster ticks its servers."""
-        if seconds < 0:
-            raise ValueError(f"time does not go back, and {seconds} s is asked for")
-        self.now += seconds
+    def move_to(self, when: float) -> None:
+        """It is `when` now. Nothing happens by it: the cluster ticks its servers."""
+        if when < self.now:
+            raise ValueError(f"time does not go back: it is {self.now} s, and {when} s is asked for")
+        self.now = when

@@ -7,15 +7,18 @@ locks are stood in for.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.client.operations import Operations
+from transfer_queue.client.operations import Operation, Operations
 from transfer_queue.client.state import ClientState
+from transfer_queue.client.surface import Surface
 from transfer_queue.config import Settings, merge
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants
@@ -36,6 +39,7 @@ from transfer_queue.wire.framing import FrameReader, pack_frame
 T = TypeVar("T")
 UNIT_PEER = 0  # the controller's connection to the unit, which is no network connection here
 MOST_DELIVERIES = 1_000_000
+MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -115,8 +119,12 @@ class _Slots:
         return str(slot) not in self.held
 
 
-class Client:
-    """A client of the cluster. `start` begins an operation and `call` runs the cluster until it has ended."""
+class Client(Surface):
+    """A client of the cluster, with the methods of TransferQueueClient: they block in virtual time.
+
+    For what happens at once with others, `start` begins one of `operations`, and `call` runs the cluster until it
+    has ended, with time standing still.
+    """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
@@ -127,6 +135,18 @@ class Client:
         self._readers: dict[int, FrameReader] = {}
         self._tasks: dict[int, Task[Any]] = {}
         self._frames: dict[int, tuple[Target, bytes]] = {}
+
+    @property
+    def _operations(self) -> Operations:
+        return self.operations
+
+    def _run(self, operation: Operation[T]) -> T:
+        task = self.start(operation)
+        self._cluster.wait(lambda: task.done)
+        return task.result()
+
+    async def _run_async(self, operation: Operation[T]) -> T:
+        return self._run(operation)
 
     def start(self, operation: Generator[Call, AnyReply, T]) -> Task[T]:
         """Begins an operation of `operations`."""
@@ -141,10 +161,11 @@ class Client:
         return task.result()
 
     def disconnect(self) -> None:
-        """Loses all connections, with what is on its way. Requests without an answer are forgotten."""
+        """Loses all connections, with what is on its way. Requests without an answer wait for `reconnect`."""
         for target, connection in list(self._connections.items()):
             self._cluster._cut(self.name, target, connection)
         self._connections.clear()
+        self._readers.clear()
 
     def reconnect(self) -> None:
         """Loses all connections and sends every request without an answer again, under its number."""
@@ -152,12 +173,28 @@ class Client:
         for target, frame in list(self._frames.values()):
             self._send(target, frame)
 
+    def hold(self) -> None:
+        """Lets replies on the connections of now be slow: they wait for `release`."""
+        for connection in self._connections.values():
+            self._cluster.network.hold(connection, "down")
+
+    def release(self) -> None:
+        """Replies arrive again."""
+        for connection in self._connections.values():
+            self._cluster.network.release(connection, "down")
+
+    def close(self) -> None:
+        """Ends like `TransferQueueClient.close`: hands back what it holds, then lets go of its locks."""
+        self._run(self.state.leave())
+        self.state.close()
+        self.disconnect()
+
     def die(self) -> None:
         """Ends like a killed process: connections break, the kernel lets go of its locks."""
         self._tasks.clear()
         self._frames.clear()
-        for slot in list(self.state.space._slots.values()) if self.state._space is not None else []:
-            slot[1].release()
+        if self.state._space is not None:
+            self.state.space.release()
         self.disconnect()
 
     def _ask(self, task: Task[Any], call: Call) -> None:
@@ -188,7 +225,8 @@ class Cluster:
     """A system of one controller and one storage unit. folder: an empty one, for the arena.
 
     seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
-    pass and ticks the servers. `check` verifies the invariants and that replaying the records gives the same state.
+    pass and ticks the servers, `later` has something done at a time to come. `check` verifies the invariants and
+    that replaying the records gives the same state.
     """
 
     def __init__(
@@ -208,14 +246,36 @@ class Cluster:
         self.controller = Controller(sampler or SequentialSampler(), config, settings.total_storage_size)
         self.unit = StorageUnit(0, Arena.create(folder, arena_bytes), self.slots)
         self.records: list[AnyRecord] = []
+        self._clients: list[Client] = []
         self._readers: dict[int, FrameReader] = {}
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
+        self._agenda_size = 0
         self._unit_sequence = 1
         self.controller.opened("unit-0", UNIT_PEER)
         self._to_controller("unit-0", UNIT_PEER, Envelope(1, 0, RegisterUnit("unit", str(folder))))
 
     def client(self, name: str) -> Client:
         """A new client."""
-        return Client(self, name)
+        client = Client(self, name)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        """Lets go of the arena's files, which stay in their folder."""
+        for client in self._clients:
+            for arena in client.state._arenas.values():
+                arena.close()
+        self.unit.arena.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ time
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Delivers messages until the condition holds, or until none is on its way."""
@@ -224,25 +284,65 @@ class Cluster:
                 return
         raise AssertionError(f"still busy after {MOST_DELIVERIES} deliveries")
 
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Has `action()` called when so much time has passed; it may use clients."""
+        heapq.heappush(self._agenda, (self.clock.now + seconds, self._agenda_size, action))
+        self._agenda_size += 1
+
     def advance(self, seconds: float) -> None:
-        """Time passes, deadline by deadline; messages that this sends are delivered."""
+        """Time passes, deadline by deadline; messages are delivered before, between and after."""
         end = self.clock.now + seconds
-        while True:
-            deadlines = [d for d in (self.controller.next_deadline(), self.unit.next_deadline()) if d is not None]
-            due = min(deadlines, default=end)
-            if due > end:
-                break
-            self.clock.advance(max(0.0, due - self.clock.now))
-            self._core(self.controller.tick(self.clock.now))
-            self._unit(self.unit.tick(self.clock.now))
-            self.run()
-            if due == end:
-                break
-        self.clock.advance(end - self.clock.now)
+        self.run()
+        due = self._due()
+        while due is not None and due <= end:
+            self._step(due)
+            due = self._due()
+        self.clock.move_to(end)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Delivers messages and lets time pass until the condition holds.
+
+        Raises:
+            AssertionError: it never will, because nothing is left to happen.
+        """
+        self.run(until)
+        for _ in range(MOST_STEPS):
+            if until():
+                return
+            due = self._due()
+            if due is None:
+                raise AssertionError("a call waits for something that never comes: no message, no deadline is left")
+            self._step(due, until)
+        raise AssertionError(f"a call still waits after {MOST_STEPS} deadlines")
+
+    def _due(self) -> float | None:
+        """When something happens next by itself; not before now."""
+        times = [when for when in (self.controller.next_deadline(), self.unit.next_deadline()) if when is not None]
+        times += [when for when, _, _ in self._agenda[:1]]
+        return max(self.clock.now, min(times)) if times else None
+
+    def _step(self, due: float, until: Callable[[], bool] | None = None) -> None:
+        self.clock.move_to(due)
+        while self._agenda and self._agenda[0][0] <= due:
+            heapq.heappop(self._agenda)[2]()
+        # an action may have let time pass by itself
+        self._core(self.controller.tick(self.clock.now))
+        self._unit(self.unit.tick(self.clock.now))
+        self.run(until)
+
+    # ------------------------------------------------------------ what must hold
 
     def check(self) -> None:
-        """Verifies the invariants, and that a replay of all records gives the state that live operation has."""
+        """Verifies the invariants of controller and unit, and what they say of each other.
+
+        Raises:
+            AssertionError: one is broken, or a replay of the records gives another state than live operation had.
+        """
         invariants.check(self.controller.state)
+        self.unit.check()
+        for unit, extent in self.controller.state.blocks.extents:
+            if self.unit.number != unit or self.unit.table.get(extent) is None:
+                raise AssertionError(f"needed blocks lie in extent {extent} of unit {unit}, which is not leased")
         self.records += self.controller.take_records()
         replayed = State(self.controller.state.capacity)
         for record in self.records:

@@ -2,7 +2,8 @@
 
 Each direction of a connection is a queue of frames. `deliver` picks one of the queues that hold something, at
 random but repeatably, and hands over its oldest frame. Messages of one connection keep their order, those of
-different ones do not, which is what a real network promises.
+different ones do not, which is what a real network promises. `hold` lets a direction of a connection be slow for
+as long as a test wants.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ Receiver = Callable[[bytes], None]
 
 
 class Network:
-    """Queues by (connection, direction); `links` maps each to who receives there."""
+    """Queues by (connection, direction); `links` maps each to who receives there. delivered: how many frames were.
+
+    held: directions whose frames wait.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -23,6 +27,7 @@ class Network:
         self._queues: dict[tuple[int, str], deque[bytes]] = {}
         self._next = 1
         self.delivered = 0
+        self.held: set[tuple[int, str]] = set()
 
     def connect(self, server: Receiver, client: Receiver) -> int:
         """A new connection; its number. server: gets what goes "up", client: what comes "down"."""
@@ -42,12 +47,22 @@ class Network:
         for direction in ("up", "down"):
             self.links.pop((connection, direction), None)
             self._queues.pop((connection, direction), None)
+            self.held.discard((connection, direction))
+
+    def hold(self, connection: int, direction: str) -> None:
+        """Frames of this direction wait until `release`."""
+        self.held.add((connection, direction))
+
+    def release(self, connection: int, direction: str) -> None:
+        """Frames of this direction go on, in their order."""
+        self.held.discard((connection, direction))
 
     def deliver(self) -> bool:
-        """Hands over one frame; False where none is on its way."""
-        if not self._queues:
+        """Hands over one frame; False where none is on its way, but for held ones."""
+        waiting = sorted(self._queues.keys() - self.held)
+        if not waiting:
             return False
-        link = self.random.choice(sorted(self._queues))
+        link = self.random.choice(waiting)
         queue = self._queues[link]
         frame = queue.popleft()
         if not queue:
