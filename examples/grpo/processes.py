@@ -8,6 +8,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -26,13 +27,14 @@ class WorkerError(Exception):
 
 
 class Processes:
-    """A context that ends its processes when it is left. Import torch once, in the server that forks them."""
+    """A context that ends its processes when it is left. Torch is imported once, in the server that forks them."""
 
     def __init__(self, settings: Settings) -> None:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             self._context.set_forkserver_preload(["torch", "transfer_queue"])
+            forkserver.ensure_running()  # it imports while the model warms up
         self._settings = settings
         self._running: dict[str, tuple[Any, Connection]] = {}
         self.killed: list[str] = []

@@ -44,14 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(argv)
     console = Console()
     settings.out.mkdir(parents=True, exist_ok=True)
+    settings.rendezvous.unlink(missing_ok=True)  # left there by a run that was killed
     try:
         train(settings, console)
     except WorkerError as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted; all processes have ended")
         return 130
+    finally:
+        settings.rendezvous.unlink(missing_ok=True)
     return 0
 
 

@@ -49,6 +49,11 @@ class Settings:
     """Held-out problems on which accuracy is measured."""
 
     @property
+    def rendezvous(self) -> Path:
+        """The file through which the trainer ranks find each other."""
+        return self.out.absolute() / "rendezvous"
+
+    @property
     def samples(self) -> int:
         """Samples of a step."""
         return self.prompts * ANSWERS

@@ -24,8 +24,9 @@ WARM_STEPS = 5
 
 def trainer(settings: Settings, name: str, rank: int) -> None:
     """One of the data-parallel ranks, to the end of training."""
-    rendezvous = (settings.out / "rendezvous").absolute().as_uri()
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=TRAINER_RANKS)
+    dist.init_process_group(
+        "gloo", init_method=settings.rendezvous.as_uri(), rank=rank, world_size=TRAINER_RANKS
+    )
     client = tq.get_client()
     model = Transformer(len(task.ALPHABET))
     load(model, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0])

@@ -32,7 +32,7 @@ class View:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False)
+        self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
     def warming(self, step: int, accuracy: float) -> None:
         """Progress of the supervised warm-up."""
