@@ -31,7 +31,8 @@ def test_columns_that_a_parser_gets(column, wanted):
 
 @pytest.mark.parametrize("after", [
     {"y": ["a", "b"]}, {"x": ["a", "b"], "y": [1, 2]}, {}, {"x": ["a"]}, {"x": torch.zeros(3)}, {"x": "ab"},
-    {"x": None}, {"x": torch.tensor(1)}, {"x": np.array(1)}, [1, 2], None, {"x": np.zeros(1)}, {"x": jagged([torch.ones(1)] * 3)},
+    {"x": None}, {"x": torch.tensor(1)}, {"x": np.array(1)}, [1, 2], None, {"x": np.zeros(1)},
+    {"x": jagged([torch.ones(1)] * 3)},
     {"x": {"a": 1, "b": 2}}, {"x": TensorDict({}, [3])},
 ], ids=str)  # fmt: skip
 def test_wrong_results(after):

@@ -77,6 +77,10 @@ def in_halves(count: int, nbytes: int, work: Callable[[int, int], None]) -> None
 def copy_bytes(destination: U8, source: U8) -> None:
     """destination[:] = source, both contiguous and of equal length."""
 
+    if len(source) < PARALLEL:
+        destination[:] = source
+        return
+
     def work(start: int, stop: int) -> None:
         destination[start:stop] = source[start:stop]
 
@@ -88,14 +92,14 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8) -> U8:
 
     The caller has checked that the pieces lie within the memory.
     """
+    if len(starts) == 1:
+        return _copied(memory, int(starts[0]), int(lengths[0]))
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.uint8)
     runs, run_lengths = _runs(starts, lengths)
     if len(runs) == 1:
-        destination = allocate(total)
-        copy_bytes(destination, memory[runs[0] : runs[0] + total])
-        return destination
+        return _copied(memory, int(runs[0]), total)
     if len(runs) * RUN <= total or len(runs) <= 8:
         return _gather_runs(memory, runs, run_lengths, total)
     base, cell = _cells(starts, lengths)
@@ -107,6 +111,12 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8) -> U8:
         joined = bytearray().join([view[start:end] for start, end in zip(runs.tolist(), ends, strict=True)])
         return np.frombuffer(joined, np.uint8)
     return _gather_runs(memory, runs, run_lengths, total)
+
+
+def _copied(memory: U8, start: int, length: int) -> U8:
+    destination = allocate(length)
+    copy_bytes(destination, memory[start : start + length])
+    return destination
 
 
 def _runs(starts: I8, lengths: I8) -> tuple[I8, I8]:

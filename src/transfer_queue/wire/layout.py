@@ -75,15 +75,17 @@ class ColumnLayout:
     def locate(self, blocks: I8 | int, slots: I8) -> tuple[I8, I8]:
         """Offsets from the block's start, and lengths in bytes, of row slots[i] of block blocks[i]."""
         if self.starts is None:
-            lengths = np.broadcast_to(self.lengths[blocks, 0], slots.shape)
+            lengths = np.empty(slots.shape, np.int64)
+            lengths[:] = self.lengths[blocks, 0]
             return self.offsets[blocks] + slots * lengths, lengths
         return self.offsets[blocks] + self.starts[blocks, slots], self.lengths[blocks, slots]
 
     def row_shapes(self, blocks: I8 | int, slots: I8) -> I8:
         """Shapes [k, ndim] of row slots[i] of block blocks[i]; of mixed rank filled up with -1."""
         if self.starts is None:
-            shapes: I8 = self.shapes[blocks, 0]
-            return np.broadcast_to(shapes, (len(slots), shapes.shape[-1]))
+            shapes = np.empty((len(slots), self.shapes.shape[2]), np.int64)
+            shapes[:] = self.shapes[blocks, 0]
+            return shapes
         ragged: I8 = self.shapes[blocks, slots]
         return ragged
 

@@ -102,7 +102,7 @@ class _Blocks:
             self._add_group(reply, int(schema[chosen[0]]), dims[chosen], chosen, nbytes)
 
     def _check_bounds(self, nbytes: I8, memory: Memory) -> None:
-        for unit in np.unique(self.units).tolist():
+        for unit in set(self.units.tolist()):
             chosen = self.units == unit
             offsets, lengths, length = self.offsets[chosen], nbytes[chosen], len(memory(unit))
             # compared so that no sum can wrap around
@@ -113,9 +113,9 @@ class _Blocks:
         """Positions of blocks that can be laid out together."""
         if not len(schema):
             return
-        numbers = np.fromiter(map(len, reply.blocks.dims_values), np.int64, len(reply.blocks.dims_values))[dims]
+        numbers = np.array([len(value) for value in reply.blocks.dims_values], np.int64)[dims]
         keys = np.stack((schema, self.rows, numbers), axis=1)
-        if (keys == keys[0]).all():
+        if len(keys) == 1 or (keys == keys[0]).all():
             alike = [np.arange(len(schema))]
         else:
             kinds, kind = np.unique(keys, axis=0, return_inverse=True)
