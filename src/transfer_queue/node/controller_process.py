@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
 
 from transfer_queue.config import Settings, sampler_from
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.queries import status
 from transfer_queue.errors import SamplerError
+from transfer_queue.messages import SystemStatus
 from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.samplers import PickledSampler, load
+
+METRICS_SECONDS = 5.0  # for the loop to answer one reader of metrics
 
 
 def build_controller(system: SystemFolder, config: str, key: bytes, sampler: PickledSampler | None) -> Server:
@@ -31,4 +36,22 @@ def build_controller(system: SystemFolder, config: str, key: bytes, sampler: Pic
     controller = Controller(made, config=config, capacity=settings.total_storage_size)
     server = Server(ControllerService(controller), key)
     server.listen(str(system.controller))
+    if settings.metrics_enabled:
+        _serve_metrics(server, controller, settings.metrics_port)
     return server
+
+
+def _serve_metrics(server: Server, controller: Controller, port: int) -> None:
+    """Serves metrics, and tells attaching clients where. The status is taken in the controller's own loop."""
+    from concurrent.futures import Future
+
+    from transfer_queue.node.metrics_http import serve_metrics
+
+    def snapshot() -> SystemStatus:
+        future: Future[SystemStatus] = Future()
+        server.call_soon(lambda: future.set_result(status(controller.state, dict(controller.counters), time.monotonic())))
+        return future.result(METRICS_SECONDS)
+
+    endpoint = serve_metrics(port, snapshot)
+    config = {**msgspec.json.decode(controller.config), "metrics_endpoint": endpoint}
+    controller.config = msgspec.json.encode(config).decode()
