@@ -49,7 +49,11 @@ def _serve_metrics(server: Server, controller: Controller, port: int) -> None:
 
     def snapshot() -> SystemStatus:
         future: Future[SystemStatus] = Future()
-        server.call_soon(lambda: future.set_result(status(controller.state, dict(controller.counters), time.monotonic())))
+
+        def take() -> None:
+            future.set_result(status(controller.state, dict(controller.counters), time.monotonic()))
+
+        server.call_soon(take)
         return future.result(METRICS_SECONDS)
 
     endpoint = serve_metrics(port, snapshot)
