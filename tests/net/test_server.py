@@ -325,3 +325,14 @@ def test_a_message_that_makes_no_sense_to_the_service_costs_its_connection(tmp_p
         assert sock.recv(10) == b""
         assert running.server.counters["broken"] == 1
         assert running.server.counters["errors"] == 0
+
+
+def test_a_path_that_another_server_has_taken_over_is_left_alone(tmp_path: Path) -> None:
+    with Running(tmp_path) as late:
+        os.unlink(late.address)
+        with Running(tmp_path, address=late.address) as successor:
+            late.stop()
+            session = successor.session()
+            assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
+            session.close()
+    assert not Path(late.address).exists()

@@ -93,6 +93,22 @@ class _Peer:
         self.ending = False  # close as soon as the output has left
 
 
+class _Path:
+    """A path that this process bound. Another may have taken it since, so that only the same file is unlinked.
+
+    The bound socket keeps its inode, so no other file can have its number while it is open.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._made = os.lstat(path)
+
+    def unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self._made, os.lstat(self._path)):
+                os.unlink(self._path)
+
+
 class Server:
     """Serves `service` on any number of listening sockets.
 
@@ -126,7 +142,7 @@ class Server:
         self._limits = (max_body, max_payload)
         self._handshake_seconds = handshake_seconds
         self._selector = selectors.DefaultSelector()
-        self._listeners: dict[socket.socket, str | None] = {}  # with the path that it made, if any
+        self._listeners: dict[socket.socket, _Path | None] = {}  # with the path that it made, if any
         self._peers: dict[int, _Peer] = {}  # all connections, also those in their handshake
         self._dirty: list[_Peer] = []  # output was queued since the last flush
         self._shaking: deque[tuple[float, _Peer]] = deque()  # handshakes by deadline; done ones are skipped
@@ -161,7 +177,7 @@ class Server:
         except BaseException:
             sock.close()
             raise
-        self._listeners[sock] = path
+        self._listeners[sock] = None if path is None else _Path(path)
         self._selector.register(sock, selectors.EVENT_READ, self._accept)
         bound = sock.getsockname()
         return path if path is not None else (str(bound[0]), int(bound[1]))
@@ -486,11 +502,10 @@ class Server:
 
     def close(self) -> None:
         """Closes every socket and removes the paths that `listen` made. `run` does this at its end."""
-        for sock, path in self._listeners.items():
+        for sock, made in self._listeners.items():
+            if made is not None:
+                made.unlink()
             sock.close()
-            if path is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
         self._listeners.clear()
         for peer in self._peers.values():
             peer.sock.close()

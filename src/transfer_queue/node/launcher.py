@@ -249,7 +249,7 @@ def _converse(folder: SystemFolder, channel: socket.socket, message: startup.Sta
         # the supervisor keeps to the time; what it has to say about a failure may come a little later
         reply = startup.receive(channel, Union[startup.Started, startup.Failed], seconds + END_SECONDS)
     except TimeoutError as error:
-        raise StartError(f"the system {folder.name} was not up within {seconds:g} s.\n{log_tails(folder)}") from error
+        raise StartError(f"the system {folder.name} was not up within {seconds:.1f} s.\n{log_tails(folder)}") from error
     except (EOFError, OSError) as error:
         raise StartError(f"the supervisor of system {folder.name} has ended.\n{log_tails(folder)}") from error
     if isinstance(reply, startup.Failed):

@@ -44,6 +44,8 @@ RECEIVE_SECONDS = 10.0
 TERM_SECONDS = 3.0  # from asking a server to end to ending it
 WATCH_SECONDS = 0.5  # between two looks at a starter that cannot be waited for
 
+_HANDLED = (signal.SIGTERM, signal.SIGCHLD)
+
 logger = logging.getLogger(__name__)
 
 
@@ -150,10 +152,13 @@ class Supervisor:
     def _launch(self, name: str, build: Callable[[], Server]) -> None:
         """Forks a server and waits until it is up; StartError with its traceback if it is not."""
         ready, say = os.pipe()
+        # until the child has handlers of its own, a signal for it would go to ours and be lost
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if not pid:
             os.close(ready)
             self._be(name, say, build)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         os.close(say)
         self._children[pid] = name
         try:
@@ -169,8 +174,9 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGCHLD):
+            for number in _HANDLED:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
             os.close(self._life)
             os.close(self._wake)
             self._channel.close()
@@ -212,7 +218,7 @@ class Supervisor:
                     os.read(self._wake, 4096)
             if name is not None and time.monotonic() > self._deadline:
                 log = tail(self._system, name)
-                raise _End(f"the {name} was not up within {self._start.seconds:g} s; its log:\n{log}")
+                raise _End(f"the {name} was not up within {self._start.seconds:.1f} s; its log:\n{log}")
             self._check_children()
 
     def _patience(self, name: str | None) -> float | None:
@@ -231,21 +237,21 @@ class Supervisor:
             raise _End(f"its starter, process {self._start.starter_pid}, has ended")
 
     def _check_children(self) -> None:
-        for pid, status in self._reap():
-            name = self._children.pop(pid)
-            words = _how(status)
+        ended = self._reap()
+        for pid, name, how in ended:
             with contextlib.suppress(OSError), open(self._system.log(name), "a") as log:
-                log.write(f"the {name}, process {pid}, {words}\n")
-            logger.error("the %s, process %d, %s; its log: %s", name, pid, words, self._system.log(name))
-            raise _End(f"the {name} {words}", crashed=True)
+                log.write(f"the {name}, process {pid}, {how}\n")
+            logger.error("the %s, process %d, %s; its log: %s", name, pid, how, self._system.log(name))
+        if ended:
+            raise _End(" and ".join(f"the {name} {how}" for _, name, how in ended), crashed=True)
 
-    def _reap(self) -> list[tuple[int, int]]:
-        """Pid and status of the children that have ended."""
+    def _reap(self) -> list[tuple[int, str, str]]:
+        """Pid, name and end of the children that have ended; they are none of ours any more."""
         ended = []
-        for pid in self._children:
+        for pid in list(self._children):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
-                ended.append((pid, os.waitstatus_to_exitcode(status)))
+                ended.append((pid, self._children.pop(pid), _how(os.waitstatus_to_exitcode(status))))
         return ended
 
     # ------------------------------------------------------------ ending
@@ -280,8 +286,8 @@ class Supervisor:
         poll.register(self._wake, select.POLLIN)
         limit = time.monotonic() + seconds
         while True:
-            for pid, status in self._reap():
-                logger.info("the %s, process %d, %s", self._children.pop(pid), pid, _how(status))
+            for pid, name, how in self._reap():
+                logger.info("the %s, process %d, %s", name, pid, how)
             left = limit - time.monotonic()
             if not self._children or left <= 0:
                 return

@@ -16,7 +16,7 @@ from transfer_queue.storage.simple import StorageUnit
 
 logger = logging.getLogger(__name__)
 
-_REQUEST = b"\x93"  # the first byte of an Envelope, an array of three; an Answer is one of two
+_ANSWER = b"\x92"  # the first byte of an Answer, an array of two; an Envelope is a longer one
 
 
 class UnitService(EnvelopeService):
@@ -64,7 +64,7 @@ class UnitService(EnvelopeService):
 
     def _told(self, body: bytes) -> Iterable[Outgoing]:
         """What the controller says: extents to free, or answers to reports."""
-        if body[:1] == _REQUEST:
+        if body[:1] != _ANSWER:
             request = self._decode(body).body
             if not isinstance(request, Free):
                 raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")

@@ -1,0 +1,847 @@
+"""Systems as processes: that they start, are found, and leave nothing behind, however they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from leftovers import processes_of
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.config import Settings
+from transfer_queue.errors import (
+    AttachError,
+    AuthenticationError,
+    ConnectionLostError,
+    ProtocolError,
+    StartError,
+)
+from transfer_queue.messages import (
+    Answer,
+    AnyReply,
+    AnyRequest,
+    CreatePartition,
+    Done,
+    Failure,
+    Lease,
+    LeaseReply,
+    ListPartitions,
+    OpenSlot,
+    RegisterUnit,
+    SlotReply,
+    Topology,
+    TopologyReply,
+    UnitStatus,
+    UnitStatusReply,
+)
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.connection import Connection
+from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.session import Session
+from transfer_queue.node import launcher
+from transfer_queue.node.launcher import RunningSystem, find, start_local
+from transfer_queue.node.locks import StartLock
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.wire.framing import pack_frame
+
+SECONDS = 20.0  # within which what is to happen happens
+
+
+def until(condition: Callable[[], Any], what: str = "it never came true") -> None:
+    """Waits for what other processes do."""
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit, what
+        time.sleep(0.005)
+
+
+def files_in(folder: Path) -> list[str]:
+    """All that lies in a folder, which others may be removing."""
+    found = []
+    for at, folders, files in os.walk(folder):
+        found += [os.path.relpath(os.path.join(at, name), folder) for name in folders + files]
+    return sorted(found)
+
+
+class Place:
+    """A runtime folder and a folder for arenas, both of one test."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="tqn-"))
+        self.runtime = self.root / "run"
+        self.arenas = self.root / "arenas"
+        self.runtime.mkdir(mode=0o700)
+        self.arenas.mkdir()
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        settings = Settings.from_config(None).to_json()
+        return {"settings": {**settings, "arena_folder": str(self.arenas), "arena_bytes": 64 << 20, **changes}}
+
+    def start(self, name: str | None = "s", **options: Any) -> RunningSystem:
+        return start_local(name, self.config(), timeout=SECONDS, **options)
+
+    def processes(self) -> list[psutil.Process]:
+        """Those of systems: the servers all have this environment."""
+        return [p for p in processes_of(self.runtime) if "transfer_queue.node.supervisor" in p.cmdline()]
+
+    def is_empty(self) -> bool:
+        return not files_in(self.runtime) and not files_in(self.arenas) and not self.processes()
+
+    def story(self) -> str:
+        return f"left: {files_in(self.root)}, {self.processes()}"
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    place = Place()
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(place.runtime))
+    for name in ("TQ_ADDRESS", "TQ_SYSTEM"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        yield place
+        until(place.is_empty, place.story())
+    finally:
+        for process in place.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(place.root)
+
+
+@pytest.fixture
+def system(place: Place) -> Iterator[RunningSystem]:
+    system = place.start()
+    yield system
+    system.stop()
+
+
+def session_of(system: RunningSystem, client_id: str | None = None, key: bytes | None = None) -> Session:
+    unit = str(system.folder / "unit-0.sock")
+    return Session(
+        uuid.uuid4().hex if client_id is None else client_id,
+        system.key if key is None else key,
+        lambda target: system.controller if target == CONTROLLER else unit,
+        log_of=system.log_of,
+    )
+
+
+def ask(system: RunningSystem, request: AnyRequest, target: tuple[str, int] = CONTROLLER, **options: Any) -> AnyReply:
+    """One request on a session of its own."""
+
+    def operation() -> Generator[Call, AnyReply, AnyReply]:
+        return (yield Call(target, request, 5.0))
+
+    session = session_of(system, **options)
+    try:
+        return run_blocking(session, operation())
+    finally:
+        session.close()
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def servers_of(system: RunningSystem) -> dict[str, psutil.Process]:
+    """The supervisor, the controller and the unit, the latter two in order of birth."""
+    supervisor = psutil.Process(system.description.pid)
+    children = sorted(supervisor.children(), key=lambda child: child.pid)
+    return dict(zip(("supervisor", "controller", "unit-0"), (supervisor, *children), strict=True))
+
+
+STARTER = """
+import json, os, sys, threading
+from transfer_queue.node.launcher import start_local
+config = json.loads(sys.argv[1])
+system = start_local(sys.argv[2], config, environment=os.environ)
+print(json.dumps({"pid": system.description.pid, "owned": system.owned, "address": os.environ.get("TQ_ADDRESS")}))
+sys.stdout.flush()
+"""
+WAIT = "sys.stdin.read()\n"
+
+
+class Starter:
+    """A Python process that runs a script, which says one line of JSON first."""
+
+    def __init__(self, place: Place, script: str = STARTER + WAIT, name: str = "s", **changes: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, json.dumps(place.config(**changes)), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def said(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        return dict(json.loads(line))
+
+    def end(self) -> int:
+        self.process.communicate("")
+        return self.process.returncode
+
+
+# ---------------------------------------------------------------- a life
+
+
+def test_a_system_comes_and_goes_without_a_trace(place: Place) -> None:
+    before = descriptors()
+    for _ in range(3):
+        system = place.start()
+        assert system.owned
+        assert system.alive()
+        assert ask(system, CreatePartition("p")) == Done(True)
+        servers = servers_of(system)
+        assert len(list(place.arenas.iterdir())) == 1
+        system.stop()
+        # at once, not some time later
+        assert [p for p in servers.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+        assert place.is_empty(), place.story()
+        assert not system.alive()
+        system.stop()
+    assert descriptors() == before
+
+
+def test_controller_and_unit_serve(system: RunningSystem) -> None:
+    topology = ask(system, Topology())
+    assert isinstance(topology, TopologyReply)
+    assert [unit.unit for unit in topology.units] == [0]
+    assert topology.units[0].address == str(system.folder / "unit-0.sock")
+    assert Path(topology.units[0].arena).is_dir()
+    assert json.loads(topology.config)["settings"]["sampler"] == "SequentialSampler"
+    status = ask(system, UnitStatus(), ("unit", 0))
+    assert isinstance(status, UnitStatusReply)
+    assert status.capacity == 64 << 20
+
+
+def test_several_units(place: Place) -> None:
+    system = start_local("s", place.config(num_data_storage_units=3), timeout=SECONDS)
+    topology = ask(system, Topology())
+    assert isinstance(topology, TopologyReply)
+    assert [unit.unit for unit in topology.units] == [0, 1, 2]
+    system.stop()
+
+
+def test_what_describes_a_system(place: Place, system: RunningSystem) -> None:
+    assert f"started by pid {os.getpid()} (" in system.describe()
+    assert "pytest" in system.describe()
+    assert system.log_of(("controller", 0)) == str(place.runtime / "s" / "logs" / "controller.log")
+    assert system.log_of(("unit", 0)).endswith("unit-0.log")
+    assert system.key.hex() not in repr(system)
+    assert repr(system.key) not in repr(system) + str(system.description)
+
+
+def test_nobody_else_can_look_in(place: Place, system: RunningSystem) -> None:
+    for path in [system.folder, *system.folder.rglob("*")]:
+        if not path.is_symlink():
+            assert path.lstat().st_mode & 0o077 == 0, path
+    assert (system.folder / "arena").resolve().stat().st_mode & 0o077 == 0
+
+
+def test_the_key_is_in_no_log_and_no_argument(place: Place, system: RunningSystem) -> None:
+    ask(system, Topology())
+    texts = [path.read_bytes() for path in system.logs.iterdir()]
+    for process in place.processes():
+        texts += [Path(f"/proc/{process.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    for text in texts:
+        assert system.key not in text
+        assert system.key.hex().encode() not in text
+
+
+def test_servers_know_neither_torch_nor_ray(place: Place, system: RunningSystem) -> None:
+    for process in servers_of(system).values():
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "numpy" in maps
+        assert "torch" not in maps
+        assert "ray/" not in maps
+
+
+def test_the_servers_modules_import_neither_torch_nor_ray() -> None:
+    script = "import transfer_queue.node.supervisor, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    outside = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    unwanted = {"torch", "tensordict", "ray", "omegaconf", "yaml", "zmq", "pandas", "matplotlib"}
+    assert outside & {"numpy", "msgspec"} == {"numpy", "msgspec"}
+    assert outside & unwanted == set()
+
+
+def test_two_systems_side_by_side(place: Place) -> None:
+    one, other = place.start("one"), place.start("other")
+    assert ask(one, CreatePartition("p")) == Done(True)
+    assert ask(other, CreatePartition("p")) == Done(True)
+    assert one.key != other.key
+    one.stop()
+    assert ask(other, CreatePartition("p")) == Done(False)
+    other.stop()
+
+
+# ---------------------------------------------------------------- finding
+
+
+def test_a_second_start_attaches(place: Place, system: RunningSystem) -> None:
+    again = place.start()
+    assert (again.folder, again.key, again.owned) == (system.folder, system.key, False)
+    assert len(place.processes()) == 3
+
+
+def test_finding_by_name_by_folder_and_by_environment(
+    place: Place, system: RunningSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wanted in ("s", str(system.folder)):
+        found = find(wanted)
+        assert found is not None
+        assert found.key == system.key
+        assert not found.owned
+    assert find() is None
+    assert find("other") is None
+    assert find("/nowhere/at/all") is None
+    monkeypatch.setenv("TQ_SYSTEM", "s")
+    assert find() is not None
+    monkeypatch.setenv("TQ_SYSTEM", "other")
+    monkeypatch.setenv("TQ_ADDRESS", str(system.folder))
+    found = find()
+    assert found is not None
+    assert ask(found, CreatePartition("p")) == Done(True)
+
+
+def test_the_address_is_in_the_starters_environment_while_it_runs(place: Place) -> None:
+    environment = {"OTHER": "1"}
+    system = place.start(environment=environment)
+    assert environment == {"OTHER": "1", "TQ_ADDRESS": str(system.folder)}
+    place.start(environment={})
+    system.stop()
+    assert environment == {"OTHER": "1"}
+
+
+def test_children_of_the_starter_attach_by_environment(place: Place) -> None:
+    script = STARTER + textwrap.dedent("""
+        import subprocess
+        code = "from transfer_queue.node.launcher import find; print(find().name)"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        print(json.dumps({"child": child.stdout}))
+    """)
+    starter = Starter(place, script, name="odd-name")
+    assert starter.said()["address"] == str(place.runtime / "odd-name")
+    assert starter.said()["child"] == "odd-name\n"
+    assert starter.end() == 0
+
+
+def test_eight_simultaneous_starts_give_one_system(place: Place) -> None:
+    starters = [Starter(place) for _ in range(8)]
+    said = [starter.said() for starter in starters]
+    assert len({one["pid"] for one in said}) == 1
+    assert sorted(one["owned"] for one in said) == [False] * 7 + [True]
+    assert len(place.processes()) == 3
+    for starter in starters:
+        assert starter.end() == 0
+
+
+def test_eight_simultaneous_starts_over_a_dead_system(place: Place) -> None:
+    kill_all(place.start())
+    assert files_in(place.runtime) != []
+    starters = [Starter(place) for _ in range(8)]
+    assert len({starter.said()["pid"] for starter in starters}) == 1
+    assert len(place.processes()) == 3
+    for starter in starters:
+        assert starter.end() == 0
+
+
+def test_threads_that_start_at_once_share_one_system(place: Place) -> None:
+    systems: list[RunningSystem] = []
+    threads = [threading.Thread(target=lambda: systems.append(place.start())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({system.description.pid for system in systems}) == 1
+    systems[0].stop()
+
+
+# ---------------------------------------------------------------- strangers
+
+
+def test_a_wrong_key_is_refused_on_both_servers(system: RunningSystem) -> None:
+    for target in (CONTROLLER, ("unit", 0)):
+        with pytest.raises(AuthenticationError, match="attach again"):
+            ask(system, Topology(), target, key=b"x" * 32)
+
+
+def connected(path: str) -> Connection:
+    connection = Connection(path)
+    connection.sock.settimeout(SECONDS)
+    connection.sock.connect(path)
+    return connection
+
+
+def test_a_wrong_version_is_named(system: RunningSystem) -> None:
+    connection = connected(system.controller)
+    handshake = ClientHandshake("client", "c", system.key, version=999)
+    connection.sock.sendall(handshake.start())
+    with pytest.raises(ProtocolError, match="version 999, its peer version 1"):
+        handshake.receive(connection.sock.recv(4096))
+    connection.close()
+
+
+def test_foreign_bytes_harm_nobody(system: RunningSystem) -> None:
+    for path in (system.controller, str(system.folder / "unit-0.sock")):
+        for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), os.urandom(5000)):
+            connection = connected(path)
+            with contextlib.suppress(BrokenPipeError):
+                connection.sock.sendall(noise)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.sock.recv(4096) == b""
+            connection.close()
+    assert ask(system, CreatePartition("p")) == Done(True)
+
+
+def shaken(system: RunningSystem, path: str) -> Connection:
+    connection = Connection(path)
+    connection.connect(path, "client", "c", system.key, time.monotonic() + SECONDS)
+    return connection
+
+
+@pytest.mark.parametrize("server", ["controller.sock", "unit-0.sock"])
+def test_bodies_that_cannot_be_read(system: RunningSystem, server: str) -> None:
+    path = str(system.folder / server)
+    encode = msgspec.msgpack.encode
+    connection = shaken(system, path)
+    for body in ([7, 0, ["NoSuchRequest", 1]], [8, 0, None], [9, 0, ["Claim", 5]]):
+        answer = msgspec.msgpack.decode(
+            connection.exchange(pack_frame(encode(body)), time.monotonic() + SECONDS), type=Answer
+        )
+        assert answer.sequence == body[0]
+        assert isinstance(answer.body, Failure)
+        assert answer.body.kind == "ProtocolError"
+    with pytest.raises(ConnectionResetError):
+        connection.exchange(pack_frame(encode({"not": "an envelope"})), time.monotonic() + SECONDS)
+    connection.close()
+    assert ask(system, CreatePartition("p")) == Done(True)
+
+
+def test_what_only_units_may_say(system: RunningSystem) -> None:
+    with pytest.raises(ProtocolError, match="for storage units"):
+        ask(system, RegisterUnit("/x", "/y"))
+    with pytest.raises(ProtocolError, match="does not answer ListPartitions"):
+        ask(system, ListPartitions(), ("unit", 0))
+
+
+@pytest.mark.parametrize("how", ["mode", "link"])
+def test_a_folder_that_others_could_have_made_is_refused(place: Place, how: str) -> None:
+    folder = place.runtime / "s"
+    if how == "mode":
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o755)
+    else:
+        folder.symlink_to(place.arenas)
+    with pytest.raises(AttachError, match="no private folder of this user"):
+        find("s")
+    with pytest.raises(AttachError, match="no private folder of this user"):
+        place.start()
+    folder.rmdir() if how == "mode" else folder.unlink()
+
+
+def test_a_key_that_others_could_read_is_refused(place: Place, system: RunningSystem) -> None:
+    (system.folder / "key").chmod(0o644)
+    with pytest.raises(AttachError, match="not this user's alone"):
+        find("s")
+    (system.folder / "key").chmod(0o600)
+
+
+def test_a_runtime_folder_that_others_may_change_is_refused(place: Place) -> None:
+    place.runtime.chmod(0o777)
+    with pytest.raises(StartError, match="others could change it"):
+        place.start()
+    place.runtime.chmod(0o700)
+
+
+def test_a_path_too_long_for_sockets_is_an_error_that_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = place.root / ("x" * 100)
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(long))
+    with pytest.raises(StartError, match="limit is 107: set TQ_RUNTIME_DIR"):
+        place.start()
+    assert files_in(long) == []
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (STARTER, 0),
+        (STARTER + "raise RuntimeError('the training failed')", 1),
+        (STARTER + "os._exit(7)", 7),
+        (STARTER + "os.kill(os.getpid(), 11)", -11),
+    ],
+    ids=["end", "exception", "_exit", "segfault"],
+)
+def test_a_starter_that_ends_takes_its_system_along(place: Place, script: str, expected: int) -> None:
+    starter = Starter(place, script)
+    starter.said()
+    assert starter.end() == expected
+    until(place.is_empty, place.story())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_starter_that_is_killed_takes_its_system_along(place: Place, number: signal.Signals) -> None:
+    starter = Starter(place)
+    starter.said()
+    starter.process.send_signal(number)
+    starter.process.wait(SECONDS)
+    starter.process.communicate()
+    until(place.is_empty, place.story())
+
+
+def test_a_starter_killed_in_the_middle_of_a_start(place: Place) -> None:
+    for delay in (0.0, 0.02, 0.05, 0.1, 0.15, 0.2):
+        starter = Starter(place)
+        until(lambda: files_in(place.runtime))
+        starter.process.poll()
+        threading.Timer(delay, starter.process.kill).run()
+        starter.process.communicate()
+        until(lambda: not place.processes(), place.story())
+        place.start().stop()
+        assert place.is_empty(), place.story()
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_the_servers(place: Place) -> None:
+    deaf = "import signal; signal.signal(2, signal.SIG_IGN)\nprint('{}', flush=True)\n"
+    starter = Starter(place, STARTER + deaf + WAIT)
+    starter.said()
+    starter.said()
+    os.killpg(starter.process.pid, signal.SIGINT)
+    for process in place.processes():
+        assert os.getsid(process.pid) != starter.process.pid
+        process.send_signal(signal.SIGINT)
+    system = find("s")
+    assert system is not None
+    assert ask(system, CreatePartition("p")) == Done(True)
+    assert starter.end() == 0
+
+
+def kill_all(system: RunningSystem) -> None:
+    """Ends all servers at once, so that nobody can tidy up."""
+    servers = servers_of(system).values()
+    for process in servers:
+        process.suspend()
+    for process in servers:
+        process.kill()
+    until(lambda: not launcher.is_alive(system.folder / "alive"))
+
+
+def test_a_killed_supervisor_takes_its_servers_and_files_along(place: Place) -> None:
+    system = place.start()
+    os.kill(system.description.pid, signal.SIGKILL)
+    until(place.is_empty, place.story())
+    system.stop()
+
+
+def test_a_killed_supervisor_and_a_server_that_does_not_react(place: Place) -> None:
+    """The other server removes the files; the one that was stopped ends when it goes on."""
+    system = place.start()
+    servers = servers_of(system)
+    servers["controller"].suspend()
+    os.kill(system.description.pid, signal.SIGKILL)
+    until(lambda: not files_in(place.runtime), place.story())
+    again = place.start()
+    servers["controller"].resume()
+    until(lambda: len(place.processes()) == 3, place.story())
+    assert ask(again, CreatePartition("p")) == Done(True)
+    again.stop()
+
+
+@pytest.mark.parametrize("server", ["controller", "unit-0"])
+def test_a_server_that_dies_ends_the_system_and_leaves_its_log(
+    place: Place, server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = place.start()
+    session = session_of(system)
+
+    def operation() -> Generator[Call, AnyReply, AnyReply]:
+        return (yield Call(CONTROLLER, ListPartitions()))
+
+    run_blocking(session, operation())
+    dead = servers_of(system)[server]
+    dead.kill()
+    until(lambda: not place.processes())
+    with pytest.raises(ConnectionLostError, match=r"controller at .*its log: (?P<log>\S+controller\.log)"):
+        run_blocking(session, operation())
+    session.close()
+    assert f"the {server}, process {dead.pid}, was ended by SIGKILL" in (system.logs / f"{server}.log").read_text()
+    assert {path.split(os.sep)[1] for path in files_in(place.runtime) if path != "s"} == {"logs"}
+    assert find("s") is None
+    with caplog.at_level(logging.ERROR):
+        system.stop()
+    assert f"process {dead.pid}, was ended by SIGKILL" in caplog.text
+    assert place.is_empty(), place.story()
+
+
+def test_a_start_after_a_crash_sweeps_the_logs(place: Place) -> None:
+    crashed = place.start()
+    servers_of(crashed)["controller"].kill()
+    until(lambda: not place.processes())
+    fresh = place.start()
+    crashed.stop()  # of a system that is no more: the new one is not touched
+    assert ask(fresh, CreatePartition("p")) == Done(True)
+    fresh.stop()
+
+
+def test_leftovers_of_killed_systems_are_swept_at_the_next_start(place: Place) -> None:
+    kill_all(place.start())
+    assert (place.runtime / "s" / "controller.sock").exists()
+    assert list(place.arenas.iterdir())
+    assert find("s") is None
+    system = place.start()
+    assert len(list(place.arenas.iterdir())) == 1
+    system.stop()
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_end_is_ended(place: Place) -> None:
+    system = place.start()
+    servers_of(system)["unit-0"].suspend()
+    start = time.monotonic()
+    system.stop()
+    assert time.monotonic() - start < SECONDS
+    assert place.is_empty(), place.story()
+
+
+def test_a_supervisor_that_does_not_end_is_killed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    system = place.start()
+    servers_of(system)["supervisor"].suspend()
+    system.stop(timeout=0.1)
+    assert "is killed" in caplog.text
+    assert place.is_empty(), place.story()
+
+
+def test_a_detached_system_outlives_its_starter(place: Place) -> None:
+    starter = Starter(place, STARTER.replace("environment=os.environ", "detached=True"))
+    said = starter.said()
+    assert not said["owned"]
+    assert said["address"] is None
+    assert starter.end() == 0
+    system = find("s")
+    assert system is not None
+    assert system.description.detached
+    assert ask(system, CreatePartition("p")) == Done(True)
+    system.stop()
+    assert place.is_empty(), place.story()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_does_not_own_its_parents_system(system: RunningSystem) -> None:
+    child = os.fork()
+    if not child:
+        os._exit(1 if system.owned else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_lock_that_is_held_for_too_long_is_named(place: Place) -> None:
+    lock = SystemFolder(place.runtime / "s").lock
+    with StartLock(lock, 1.0), pytest.raises(StartError, match=rf"another process has held {lock} for 0\.1 s"):
+        start_local("s", place.config(), timeout=0.1)
+    assert not lock.exists()
+
+
+# ---------------------------------------------------------------- failures to start
+
+
+def test_an_error_of_a_server_reaches_the_caller_with_its_traceback(place: Place) -> None:
+    before = descriptors()
+    with pytest.raises(StartError, match="the controller could not be started") as raised:
+        start_local("s", place.config(sampler="no.such:Sampler"), timeout=SECONDS)
+    assert "Traceback" in str(raised.value)
+    assert "no.such:Sampler" in str(raised.value)
+    assert place.is_empty(), place.story()
+    assert descriptors() == before
+
+
+def test_an_error_of_the_unit_reaches_the_caller(place: Place) -> None:
+    (place.root / "file").write_text("not a folder")
+    with pytest.raises(StartError, match="file"):
+        start_local("s", place.config(arena_folder=str(place.root / "file")), timeout=SECONDS)
+    assert place.is_empty(), place.story()
+
+
+class FailingSampler:
+    """Fails where it is unpickled: in the controller."""
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+        return [], []
+
+    def __setstate__(self, state: object) -> None:
+        raise ZeroDivisionError("in the user's sampler")
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"x": 1}
+
+
+class StuckSampler(FailingSampler):
+    def __setstate__(self, state: object) -> None:
+        threading.Event().wait()
+
+
+def test_an_error_of_the_users_sampler_reaches_the_caller(place: Place) -> None:
+    with pytest.raises(StartError, match=r"(?s)Traceback.*ZeroDivisionError: in the user's sampler"):
+        place.start(sampler=FailingSampler())
+
+
+def test_a_start_that_takes_too_long_ends_with_the_reason(place: Place) -> None:
+    with pytest.raises(StartError, match=r"the controller was not up within 1\.0 s"):
+        start_local("s", place.config(), sampler=StuckSampler(), timeout=1.0)
+    assert place.is_empty(), place.story()
+
+
+def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
+    def interrupt() -> None:
+        until(lambda: (place.runtime / "s" / "logs" / "controller.log").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        place.start(sampler=StuckSampler())
+    thread.join()
+    assert place.is_empty(), place.story()
+
+
+def test_a_sampler_that_cannot_be_pickled_is_said_to_be_one(place: Place) -> None:
+    sampler = FailingSampler()
+    sampler.__dict__["lock"] = threading.Lock()
+    sampler.__class__.__getstate__, kept = lambda self: self.__dict__, sampler.__class__.__getstate__  # type: ignore[method-assign]
+    try:
+        with pytest.raises(StartError, match="define its class at the top level"):
+            place.start(sampler=sampler)
+    finally:
+        sampler.__class__.__getstate__ = kept  # type: ignore[method-assign]
+
+
+SCRIPT = """
+import json, os, sys
+from transfer_queue.node.launcher import start_local
+from transfer_queue.sampler import SequentialSampler
+
+class Mine(SequentialSampler):
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def __setstate__(self, state):
+        with open(state["path"], "w") as file:
+            file.write(f"{type(self).__module__} {os.getpid()}")
+        self.__dict__.update(state)
+
+def main():
+    config, name, seen = (sys.argv + os.environ.get("ARGUMENTS", "").split("|"))[1:4]
+    system = start_local(name, json.loads(config), sampler=Mine(seen))
+    print(json.dumps({"pid": system.description.pid}))
+    system.stop()
+
+GUARD main()
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "module", "command"])
+def test_a_sampler_defined_in_main_travels(place: Place, way: str) -> None:
+    text = SCRIPT.replace("GUARD", "if __name__ == '__main__':")
+    (place.root / "training_script.py").write_text(text)
+    run = {
+        "script": [str(place.root / "training_script.py")],
+        "module": ["-m", "training_script"],
+        "command": ["-c", text],
+    }[way]
+    seen = place.root / "seen"
+    environment = {**os.environ, "PYTHONPATH": str(place.root)} if way == "module" else None
+    done = subprocess.run(
+        [sys.executable, *run, json.dumps(place.config()), "s", str(seen)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    module, pid = seen.read_text().split()
+    assert module == {"script": "__mp_main__", "module": "__mp_main__", "command": "__main__"}[way]
+    assert int(pid) != json.loads(done.stdout)["pid"]
+
+
+def test_a_script_without_a_guard_is_told_what_to_do(place: Place) -> None:
+    script = place.root / "unguarded.py"
+    script.write_text(SCRIPT.replace("GUARD ", ""))
+    # not on the command line, which the controller's run of the script has not
+    arguments = "|".join([json.dumps(place.config()), "s", str(place.root / "seen")])
+    environment = {**os.environ, "ARGUMENTS": arguments}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "put the script's work under `if __name__ == '__main__':`" in done.stderr
+
+
+# ---------------------------------------------------------------- writers that die
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+from transfer_queue.client.calls import Call
+from transfer_queue.messages import Lease, OpenSlot
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.session import Session
+from transfer_queue.node.launcher import find
+from transfer_queue.storage.ownership import hold_slot
+
+system = find(sys.argv[2])
+session = Session("writer", system.key, lambda target: str(system.folder / "unit-0.sock"))
+
+def write():
+    slot = yield Call(("unit", 0), OpenSlot("writer"))
+    lock = hold_slot(Path(slot.lock_path))
+    lease = yield Call(("unit", 0), Lease(slot.slot, 1 << 20, 1 << 20))
+    return lock, lease
+
+lock, lease = run_blocking(session, write())
+print(json.dumps({"extent": lease.extent}), flush=True)
+"""
+
+
+def leased(system: RunningSystem) -> int:
+    status = ask(system, UnitStatus(), ("unit", 0))
+    assert isinstance(status, UnitStatusReply)
+    return status.leased
+
+
+def test_the_space_of_a_killed_writer_comes_back(place: Place, system: RunningSystem) -> None:
+    writer = Starter(place, WRITER + WAIT)
+    assert writer.said()["extent"] > 0
+    assert leased(system) == 1 << 20
+    writer.process.kill()
+    writer.process.communicate()
+    # unit: WriterGone -> controller: nothing lives there -> Free -> unit
+    until(lambda: leased(system) == 0)
+    assert "writer writer is gone" in Path(system.log_of(("unit", 0))).read_text()
+
+
+def test_a_writer_in_this_process(system: RunningSystem) -> None:
+    slot = ask(system, OpenSlot("w"), ("unit", 0), client_id="w")
+    assert isinstance(slot, SlotReply)
+    assert Path(slot.lock_path).parent == system.folder / "slots-0"
+    with pytest.raises(ProtocolError, match="slot"):
+        # without the lock, and with the slot withdrawn when its connection ended
+        assert isinstance(ask(system, Lease(slot.slot, 1, 1), ("unit", 0), client_id="w"), LeaseReply)
