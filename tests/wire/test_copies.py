@@ -1,10 +1,12 @@
 """Copies and gathers of plain bytes, by every path."""
 
+import mmap
 import os
 import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +55,50 @@ def test_allocate(nbytes):
     assert bool((memory == 3).all())
 
 
+@pytest.fixture
+def kept(monkeypatch):
+    """The kept mappings, none at first."""
+    mappings = []
+    monkeypatch.setattr(copies, "_kept", mappings)
+    return mappings
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_FREE"), reason="this system cannot keep what it gave back")
+@pytest.mark.parametrize("view_of", [lambda a: a, lambda a: a[5:10], lambda a: torch.from_numpy(a)[7:].view(3, -1)],
+                         ids=["whole", "array", "tensor"])  # fmt: skip
+def test_memory_is_used_again_once_nobody_views_it(kept, view_of):
+    size = copies.HUGE + 1  # three times a whole number after 7
+    view = view_of(allocate(size - (size - 7) % 3))
+    view[:] = 1
+    other = allocate(size)
+    other[:] = 2
+    assert kept == []
+    assert bool((view == 1).all())
+    address = other.ctypes.data
+    del other
+    assert len(kept) == 1
+    again = allocate(size)
+    assert (again.ctypes.data, kept) == (address, [])
+    again[:] = 3
+    assert bool((view == 1).all())
+    del view
+    assert len(kept) == 1
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_FREE"), reason="this system cannot keep what it gave back")
+def test_little_is_kept(kept, monkeypatch):
+    """No more than KEPT, the oldest go first; and what is much larger than wanted is not taken."""
+    monkeypatch.setattr(copies, "KEPT", 30 << 20)
+    sizes = [8 << 20, 12 << 20, 40 << 20, 14 << 20]
+    memories = [allocate(size) for size in sizes]
+    while memories:
+        del memories[0]
+        assert sum(map(len, kept)) <= 30 << 20
+    assert [len(pages) >> 20 for pages in kept] == [14, 16]
+    assert allocate(5 << 20).nbytes == 5 << 20  # given back at once, which drops the oldest
+    assert [len(pages) >> 20 for pages in kept] == [16, 8]
+
+
 def test_large_copies():
     source = np.random.default_rng(0).integers(0, 256, 17 << 20, dtype=np.uint8)
     destination = allocate(len(source))
@@ -90,8 +136,6 @@ def test_halves_cover_all(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_after_a_fork():
     """A child copies, though its parent used the same paths before."""
-    import torch
-
     from transfer_queue.wire.tensors import copy_elements
 
     source = np.ones(9 << 20, np.uint8)

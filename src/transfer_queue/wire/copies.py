@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +23,7 @@ I8 = NDArray[np.int64]
 HUGE = 4 << 20  # destinations from here on come from huge pages
 PARALLEL = 8 << 20  # copies from here on are split between two threads
 HUGE_PAGE = 2 << 20
+KEPT = 1 << 30  # bytes of given back memory that are kept warm, at most
 LARGEST_CELL = 4096
 RUN = 32 << 10  # runs of at least this length on average are copied one by one
 CELLS_PER_ROW = 24  # above, copying row by row is quicker than by cells
@@ -30,20 +32,58 @@ _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 
 
 def allocate(nbytes: int) -> U8:
-    """Writable memory of this length, its content undefined; freed with the last view of it."""
+    """Writable memory of this length, its content undefined; given back with the last view of it.
+
+    Large memory comes from whole aligned huge pages, used again once they are given back: touching fresh pages
+    costs more than the copy into them, four times as much where they are small. The kernel may take back what
+    is kept (MADV_FREE), of which there is KEPT at most.
+    """
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(nbytes, np.uint8)
-    # fresh small pages cost four times as much as the copy into them; only whole aligned 2 MiB pages are huge
     length = (nbytes + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
+    pages = _kept_pages(length) or _fresh_pages(length)
+    whole: U8 = np.frombuffer(pages, np.uint8)
+    weakref.finalize(whole, _keep_pages, pages).atexit = False
+    skip = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
+    return whole[skip : skip + nbytes] if skip + nbytes <= len(whole) else whole[:nbytes]
+
+
+def _fresh_pages(length: int) -> mmap.mmap:
     try:
         pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"no memory for {nbytes} bytes: {error}") from error
+        raise MemoryError(f"no memory for {length} bytes: {error}") from error
     with contextlib.suppress(OSError):  # a kernel without huge pages: slower, and as right
         pages.madvise(mmap.MADV_HUGEPAGE)
-    whole: U8 = np.frombuffer(pages, np.uint8)
-    skip = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
-    return whole[skip : skip + nbytes] if skip + nbytes <= length else whole[:nbytes]
+    return pages
+
+
+# Mappings that nobody views any more, the oldest first. Without a lock, since a finalizer may run anywhere, within
+# a section that holds it too: each step on the list is atomic, and a race costs a fresh mapping at most.
+_kept: list[mmap.mmap] = []
+
+
+def _kept_pages(length: int) -> mmap.mmap | None:
+    """A kept mapping of at least this length, but not of much more."""
+    for pages in list(_kept):
+        if length <= len(pages) <= length + length // 4:
+            try:
+                _kept.remove(pages)
+            except ValueError:  # another thread was quicker
+                continue
+            return pages
+    return None
+
+
+def _keep_pages(pages: mmap.mmap) -> None:
+    if len(pages) > KEPT or not hasattr(mmap, "MADV_FREE"):
+        return
+    with contextlib.suppress(OSError):
+        pages.madvise(mmap.MADV_FREE)
+    _kept.append(pages)
+    while sum(map(len, list(_kept))) > KEPT:
+        with contextlib.suppress(IndexError):
+            _kept.pop(0)
 
 
 def in_halves(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:

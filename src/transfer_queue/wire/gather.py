@@ -7,6 +7,7 @@ returned: until then the bytes may be overwritten, which shows as wrong values o
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,7 +26,7 @@ from transfer_queue.wire.tensors import DTYPES, jagged_over, nested_over, offset
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
-Offsets = dict[bytes, tuple[torch.Tensor, int, int]]  # lengths -> offsets, shortest, longest
+Offsets = dict[bytes, tuple[torch.Tensor, int, int, int]]  # lengths -> offsets, shortest, longest, total
 
 
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
@@ -74,7 +75,7 @@ def _by_type(rows: FieldRows, memory: Memory, offsets: Offsets) -> Any:
     field = rows.type
     if field.mixed_rank:
         return _stack(_rows(rows, memory), len(rows.starts))
-    if rows.shapes.shape[1] != field.ndim or (rows.shapes.size and int(rows.shapes.min()) < 0):
+    if rows.shapes.shape[1] != field.ndim or (rows.shapes < 0).any():
         raise ProtocolError(f"field {field.name!r}: rows of {field.ndim} dimensions by their type, not in their blocks")
     if field.ndim == 0:
         return tensor_over(rows.bytes(memory), field.dtype, (len(rows.starts),))
@@ -91,10 +92,10 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, offsets: Offsets) -> t
     lengths = np.ascontiguousarray(rows.shapes[:, ragged])
     key = lengths.tobytes()
     if key not in offsets:
-        bounds = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
-        offsets[key] = (offsets_of(lengths), *bounds)
-    cuts, shortest, longest = offsets[key]
-    leading = int(np.prod(shape[:ragged], dtype=np.int64))
+        listed = lengths.tolist()
+        offsets[key] = (offsets_of(lengths), min(listed, default=0), max(listed, default=0), sum(listed))
+    cuts, shortest, longest, total = offsets[key]
+    leading = math.prod(shape[:ragged])
     if leading == 1 or not len(lengths):
         flat = rows.bytes(memory)
     else:
@@ -102,7 +103,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, offsets: Offsets) -> t
         pieces = rows.lengths // max(leading, 1)
         starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
         flat = gather_bytes(memory, np.tile(rows.units, leading), starts, np.tile(pieces, leading))
-    shape[ragged] = int(cuts[-1])
+    shape[ragged] = total
     return jagged_over(tensor_over(flat, rows.type.dtype, shape), cuts, ragged + 1, shortest, longest)
 
 
@@ -151,10 +152,10 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
     shapes = rows.shapes[:, : int(ranks[0])]
     sizes: list[int] = shapes.max(axis=0).tolist()
     count, item_size = len(rows.starts), ITEM_SIZES[rows.type.dtype]
-    memory_of_all = allocate(count * int(np.prod(sizes, dtype=np.int64)) * item_size)
+    memory_of_all = allocate(count * math.prod(sizes) * item_size)
     memory_of_all[:] = 0
     flat = rows.bytes(memory)
-    inner = int(np.prod(sizes[1:], dtype=np.int64)) * item_size
+    inner = math.prod(sizes[1:]) * item_size
     if (shapes[:, 1:] == sizes[1:]).all():
         # ragged in the first dimension alone: steps of equal size, all moved at once
         lengths = shapes[:, 0]
