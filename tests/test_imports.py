@@ -201,6 +201,21 @@ def test_servers_import_numpy_and_msgspec_only():
     assert [str(found) for found in wrong] == []
 
 
+def reads_environment(node: ast.AST) -> bool:
+    """Whether it looks a variable up; to pass the environment on, or to set a variable, is another thing."""
+
+    def is_environment(value: ast.AST) -> bool:
+        return ast.unparse(value) in {"os.environ", "environ", "os.environb"}
+
+    if isinstance(node, ast.Call):
+        called = node.func
+        looked_up = isinstance(called, ast.Attribute) and called.attr in {"get", "pop", "items", "setdefault"}
+        return ast.unparse(called).endswith("getenv") or (looked_up and is_environment(called.value))
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.ctx, ast.Load) and is_environment(node.value)
+    return isinstance(node, ast.Compare) and any(is_environment(value) for value in node.comparators)
+
+
 def test_nobody_reads_the_environment_but_config():
     """Environment variables are read in config.py and nowhere else."""
     wrong = [
@@ -208,29 +223,18 @@ def test_nobody_reads_the_environment_but_config():
         for path in FILES
         if path.name != "config.py"
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Attribute)
-        and node.attr in {"environ", "getenv", "environb"}
-        and not is_environment_of_a_child(path, node)
+        if reads_environment(node)
     ]
     assert wrong == []
 
 
-def is_environment_of_a_child(path: Path, node: ast.Attribute) -> bool:
-    """`{**os.environ, ...}`, `dict(os.environ)` or `os.environ.copy()`: passed on to a process, not read."""
-    for parent in ast.walk(ast.parse(path.read_text("utf-8"))):
-        copied = isinstance(parent, ast.Attribute) and parent.attr == "copy" and same(parent.value, node)
-        spread = isinstance(parent, ast.Dict) and any(
-            key is None and same(value, node) for key, value in zip(parent.keys, parent.values, strict=True)
-        )
-        made = isinstance(parent, ast.Call) and ast.unparse(parent.func) == "dict" and same(parent.args[:1], node)
-        if copied or spread or made:
-            return True
-    return False
-
-
-def same(one: ast.AST | list[ast.expr], other: ast.Attribute) -> bool:
-    first = one[0] if isinstance(one, list) and one else one
-    return isinstance(first, ast.Attribute) and (first.lineno, first.col_offset) == (other.lineno, other.col_offset)
+def test_reads_of_the_environment_are_found():
+    """Each way to look a variable up is one, in config.py and here."""
+    reads = ["os.environ['A']", "os.environ.get('A')", "os.getenv('A')", "'A' in os.environ"]
+    others = ["os.environ['A'] = 'b'", "dict(os.environ)", "{**os.environ}", "os.environ.copy()", "run(env=os.environ)"]
+    found = [text for text in reads + others if any(map(reads_environment, ast.walk(ast.parse(text))))]
+    assert found == reads
+    assert any(map(reads_environment, ast.walk(ast.parse((SOURCE / "config.py").read_text("utf-8")))))
 
 
 def standard_library() -> frozenset[str]:
