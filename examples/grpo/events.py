@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from settings import EVENTS
+import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
 
-import transfer_queue as tq
+from settings import EVENTS
 
 WAIT = 10.0
 """Seconds that one claim waits before it is asked again."""

@@ -18,6 +18,11 @@ class Figures:
 
     settings: Settings
     events: list[Event] = field(default_factory=list)
+    """Of GRPO, not of the warm-up."""
+    warmup_steps: int = 0
+    warmup_accuracy: float = 0.0
+    warm: bool = False
+    """Whether the warm-up is done."""
     version: int = 0
     """The newest version of the policy: updates done."""
     finished: bool = False
@@ -37,6 +42,10 @@ class Figures:
     def add(self, events: Iterable[Event]) -> None:
         """Take in more events."""
         for event in events:
+            if event["stage"] == "warm-up":
+                self.warmup_steps, self.warmup_accuracy = event["step"], event["accuracy"]
+                self.warm = self.warm or event["last"]
+                continue
             self.events.append(event)
             if event["stage"] == "reward":
                 self.scored += event["samples"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import task
 import torch
 import torch.nn.functional as F
-from model import Transformer
 from torch import Tensor
+
+import task
+from model import Transformer
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 KL_WEIGHT = 0.005

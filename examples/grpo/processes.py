@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -14,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from settings import Settings
-
 import transfer_queue as tq
+
+from settings import Settings
 
 GRACE = 5.0
 """Seconds that a process has to end when it is asked to, before it is killed."""
@@ -33,7 +34,7 @@ class Processes:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload(["torch", "transfer_queue"])
+            self._context.set_forkserver_preload(["torch._dynamo", "transfer_queue"])  # optimizers import the former
             forkserver.ensure_running()  # it imports while the model warms up
         self._settings = settings
         self._running: dict[str, tuple[Any, Connection]] = {}
@@ -95,6 +96,7 @@ def _child(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent ends the children
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)  # slices of nested tensors warn about tracing
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed * 100 + int.from_bytes(name.encode(), "big") % 97)
     os.environ["TQ_SYSTEM"] = settings.system

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+import transfer_queue as tq
+
 import task
 from settings import PROMPTS, Settings, train_partition
-
-import transfer_queue as tq
 
 
 class PromptSource:
@@ -18,6 +18,8 @@ class PromptSource:
         self._rng = random.Random(settings.seed + 1)
         self._released = 0
         self._suspects: set[str] = set()
+        self.again = 0
+        """Prompts that were put a second time."""
 
     def release(self, version: int) -> None:
         """Put the prompts of all steps that may be answered with this version of the policy.
@@ -35,8 +37,8 @@ class PromptSource:
             )
         self._released = max(self._released, ahead)
 
-    def redo(self, alive: set[str], version: int) -> int:
-        """Put those prompts again that were claimed, are unanswered, and belong to no living worker; how many.
+    def redo(self, alive: set[str], version: int) -> None:
+        """Put those prompts again that were claimed, are unanswered, and belong to no living worker.
 
         A living worker signs its prompts just after it has claimed them, so a prompt is put again only when two
         calls have found it like this.
@@ -44,7 +46,7 @@ class PromptSource:
         client = tq.get_client()
         indexes, consumed = client.get_consumption_status("rollout", PROMPTS)
         if indexes is None or consumed is None:
-            return 0
+            return
         tags = tq.kv_list(PROMPTS)[PROMPTS]
         claimed = client.kv_retrieve_keys(indexes[consumed == 1].tolist(), PROMPTS)
         lost = {key for key in claimed if key in tags and tags[key].get("worker") not in alive}
@@ -55,7 +57,7 @@ class PromptSource:
             tq.kv_clear([key], PROMPTS)
             if not answered(key, tag["step"], version):
                 tq.kv_batch_put([key], PROMPTS, {"prompt": prompt}, tags=[tag])
-        return len(sure)
+                self.again += 1
 
 
 def answered(key: str, step: int, version: int) -> bool:

@@ -12,11 +12,11 @@ STAGES = {"rollout": "#4477aa", "reference": "#ccbb44", "reward": "#aa3377", "tr
 
 
 def summary(
-    figures: Figures, before: float, after: float, seconds: dict[str, float], killed: list[str], redone: int
+    figures: Figures, after: float, seconds: dict[str, float], killed: list[str], redone: int
 ) -> dict[str, Any]:
     """All figures of a run, as JSON values."""
     settings, wall, busy, cpu = figures.settings, figures.wall(), figures.seconds("busy"), figures.seconds("cpu")
-    lengths = figures.answer_lengths
+    before, lengths = figures.warmup_accuracy, figures.answer_lengths
     updates = [event for event in figures.events if event["stage"] == "update" and "kl" in event]
     return {
         "held_out_accuracy": {"before": before, "after": after, "gain_points": 100 * (after - before)},
@@ -26,6 +26,7 @@ def summary(
         },
         "cores": os.cpu_count(),
         "seconds": seconds,
+        "warmup_steps": figures.warmup_steps,
         "steps": figures.version,
         "samples_trained_on": figures.trained,
         "samples_per_second": figures.trained / wall if wall else 0.0,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import task
 import torch
+import transfer_queue as tq
+from tensordict import NonTensorStack, TensorDict
+
+import task
 from events import WAIT, work
 from model import Transformer, load
 from objective import jagged
 from sampling import Answer, generate
 from settings import ANSWERS, PROMPTS, WEIGHTS, Settings, train_partition
-from tensordict import NonTensorStack, TensorDict
-
-import transfer_queue as tq
 
 TOGETHER = 8
 """Most prompts that are answered in one batch."""

@@ -15,28 +15,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from rich.console import Console
+
 import report
 import task
-import torch
 from events import drain
 from figures import Figures
-from model import Transformer, flatten, load
-from omegaconf import OmegaConf
+from model import Transformer, load
 from processes import Processes, WorkerError
 from prompts import PromptSource
-from rich.console import Console
 from rollout import rollout
 from sampling import accuracy
 from scoring import reference, reward
 from settings import ANSWERS, PROMPTS, ROLLOUT_WORKERS, TRAINER_RANKS, WEIGHTS, Settings
-from trainer import publish, trainer
+from trainer import trainer
 from view import View
-from warmup import held_out, warm_up
+from warmup import held_out
 
-import transfer_queue as tq
-
-TICK = 0.1
+TICK = 0.05
 """Seconds between two looks at the events and the processes."""
+LONGEST, LONGEST_SMOKE = 215.0, 28.0
+"""Seconds from the start after which training ends, on however slow a machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,9 +68,12 @@ def parse(argv: Sequence[str] | None) -> Settings:
     parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
     given = parser.parse_args(argv)
     out = given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S")
-    settings = Settings(system=f"grpo-{os.getpid()}", out=out, seed=given.seed, control=given.control)
+    settings = Settings(
+        system=f"grpo-{os.getpid()}", out=out, deadline=time.time() + LONGEST, seed=given.seed, control=given.control
+    )
     if given.smoke:
-        settings = replace(settings, steps=20, prompts=16, warmup_seconds=6.0, training_seconds=15.0, held_out=100)
+        deadline = time.time() + LONGEST_SMOKE
+        settings = replace(settings, deadline=deadline, steps=20, prompts=16, warmup_seconds=6.0, held_out=100)
     return settings
 
 
@@ -77,39 +81,40 @@ def train(settings: Settings, console: Console) -> None:
     """The whole run, from the first weight to the report."""
     begin = time.time()
     title = f"GRPO on running sums{', control with shuffled advantages' if settings.control else ''}"
+    figures, prompts = Figures(settings), PromptSource(settings)
     with System(settings), Processes(settings) as processes, View(console, title) as view:
-        model, before = warm_up(settings, view.warming)
-        view.note(f"supervised warm-up: held-out accuracy {before:.1%}")
+        for rank in range(TRAINER_RANKS):
+            processes.start(f"trainer {rank}", trainer, rank)
+        while not figures.warm:
+            processes.watch(TICK, expendable="rollout")
+            figures.add(drain())
+            view.warming(figures)
         warm = time.time()
-        publish(model, 0)
-        tq.kv_put("reference", WEIGHTS, {"weights": flatten(model), "version": torch.tensor(0)})
+        view.note(f"supervised warm-up, {figures.warmup_steps} steps: held-out accuracy {figures.warmup_accuracy:.1%}")
         for number in range(ROLLOUT_WORKERS):
             processes.start(f"rollout {number}", rollout)
         processes.start("reference", reference)
         processes.start("reward", reward)
-        for rank in range(TRAINER_RANKS):
-            processes.start(f"trainer {rank}", trainer, rank)
-        figures, redone = follow(settings, processes, view)
+        follow(figures, prompts, processes, view)
         trained = time.time()
         after = accuracy(newest(), held_out(settings))
         view.note(f"GRPO, {figures.version} steps: held-out accuracy {after:.1%}")
-        killed = processes.killed
     seconds = {"warm_up": warm - begin, "training": trained - warm, "total": time.time() - begin}
-    figures_summary = report.summary(figures, before, after, seconds, killed, redone)
+    figures_summary = report.summary(figures, after, seconds, processes.killed, prompts.again)
     report.write(figures, figures_summary)
-    gain = figures_summary["held_out_accuracy"]["gain_points"]
-    balance = figures_summary["token_imbalance"]
+    accuracies, balance = figures_summary["held_out_accuracy"], figures_summary["token_imbalance"]
     console.print(
-        f"held-out accuracy {before:.1%} -> {after:.1%} ({gain:+.1f} points) in {time.time() - begin:.0f} s; "
-        f"token imbalance of the ranks {balance['balanced']:.1%}, dealt in order {balance['in_order']:.1%}",
+        f"held-out accuracy {accuracies['before']:.1%} -> {after:.1%} ({accuracies['gain_points']:+.1f} points) "
+        f"in {time.time() - begin:.0f} s; token imbalance of the ranks {balance['balanced']:.1%}, "
+        f"dealt in order {balance['in_order']:.1%}",
         highlight=False,
+        soft_wrap=True,
     )
-    console.print(f"report: {settings.out}", soft_wrap=True, highlight=False)
+    console.print(f"report: {settings.out}", highlight=False, soft_wrap=True)
 
 
-def follow(settings: Settings, processes: Processes, view: View) -> tuple[Figures, int]:
-    """Release prompts and watch until the last update; (figures, prompts that were put again)."""
-    figures, prompts, redone = Figures(settings), PromptSource(settings), 0
+def follow(figures: Figures, prompts: PromptSource, processes: Processes, view: View) -> None:
+    """Release prompts and watch until the last update."""
     next_redo = 0.0
     while not figures.finished:
         prompts.release(figures.version)
@@ -119,11 +124,10 @@ def follow(settings: Settings, processes: Processes, view: View) -> tuple[Figure
             view.note(f"{name} was killed; the others do its prompts")
         figures.add(drain())
         if processes.killed and time.time() > next_redo:
-            redone += prompts.redo(set(processes.alive), figures.version)
+            prompts.redo(set(processes.alive), figures.version)
             next_redo = time.time() + 1.0
         view.training(figures, processes.alive)
     tq.get_client().seal(PROMPTS)
-    return figures, redone
 
 
 def newest() -> Transformer:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import task
 import torch
-from model import Transformer
 from torch import Tensor
+
+import task
+from model import Transformer
 
 
 @dataclass

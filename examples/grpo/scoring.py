@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 
-import task
 import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+import task
 from events import claims, work
 from model import Transformer, load
 from objective import advantages, answer_logprobs, jagged
 from settings import ANSWERS, WEIGHTS, Settings, train_partition
-from tensordict import TensorDict
-
-import transfer_queue as tq
 
 BATCH = 4 * ANSWERS
 """Samples that the reference worker scores together."""

@@ -25,26 +25,27 @@ def train_partition(step: int) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. Times are seconds."""
+    """One run."""
 
     system: str
     """Name of the system that all processes attach to."""
     out: Path
+    deadline: float
+    """Seconds since the epoch at which training ends, whatever the steps."""
     seed: int = 0
     control: bool = False
     """Shuffle the advantages within each group, which takes all meaning from the rewards."""
-    steps: int = 330
+    steps: int = 360
     prompts: int = 32
     """Prompts of a step; each is answered `ANSWERS` times."""
     staleness: int = 2
     """Most versions that a sample may be behind when it is trained on: prompts are released so far ahead."""
     learning_rate: float = 3e-4
+    """At first; it falls to zero by the last step."""
     warmup_accuracy: float = 0.33
-    """The supervised warm-up stops once held-out accuracy reaches this."""
-    warmup_seconds: float = 60.0
+    """The supervised warm-up stops once held-out accuracy reaches this ..."""
+    warmup_seconds: float = 70.0
     """... or after so long."""
-    training_seconds: float = 150.0
-    """GRPO stops after so long, whatever the steps; the learning rate falls to zero by then."""
     held_out: int = 400
     """Held-out problems on which accuracy is measured."""
 

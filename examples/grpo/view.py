@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from figures import Figures
+import transfer_queue as tq
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from settings import EVENTS, WEIGHTS
 
-import transfer_queue as tq
+from figures import Figures
+from settings import EVENTS, WEIGHTS
 
 REDRAW, LINE = 0.25, 5.0
 """Seconds between two drawings of the view, and between two lines where there is no terminal."""
@@ -34,13 +34,15 @@ class View:
         """A line that stays."""
         self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
-    def warming(self, step: int, accuracy: float) -> None:
-        """Progress of the supervised warm-up."""
-        line = f"supervised warm-up, step {step}: held-out accuracy {accuracy:.1%}"
-        if self._live is None and self._due(LINE):
+    def warming(self, figures: Figures) -> None:
+        """Progress of the supervised warm-up, drawn if it is time to."""
+        if not self._due(REDRAW if self._live else LINE):
+            return
+        line = f"supervised warm-up, step {figures.warmup_steps}: held-out accuracy {figures.warmup_accuracy:.1%}"
+        if self._live is None:
             self.note(line)
-        elif self._live is not None:
-            self._live.update(Text(f"{self._title}\n{line}"), refresh=True)
+        else:
+            self._live.update(Group(Text(self._title, style="bold"), Text(line)), refresh=True)
 
     def training(self, figures: Figures, alive: dict[str, int]) -> None:
         """Progress of GRPO, drawn if it is time to."""

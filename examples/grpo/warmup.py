@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+
+import torch
+from torch import Tensor
 
 import task
-import torch
+from events import work
 from model import Transformer
 from objective import supervised_loss
+from ranks import all_reduce_gradients, update
 from sampling import accuracy
-from settings import Settings
-from torch import nn
+from settings import TRAINER_RANKS, Settings
 
 BATCH, LEARNING_RATE, WARM_STEPS = 32, 1e-3, 50
 MEASURE_EVERY = 25
@@ -24,28 +26,32 @@ def held_out(settings: Settings) -> list[task.Problem]:
     return [task.draw(rng, held_out=True) for _ in range(settings.held_out)]
 
 
-def warm_up(settings: Settings, progress: Callable[[int, float], None]) -> tuple[Transformer, float]:
-    """(model, its held-out accuracy), trained on right answers until `settings.warmup_accuracy`.
+def warm_up(settings: Settings, name: str, rank: int) -> Transformer:
+    """Train on right answers, data-parallel, until held-out accuracy is `settings.warmup_accuracy`.
 
-    `progress` is called with (step, held-out accuracy) at each measurement.
+    All ranks return the same model; each draws its own share of every batch.
     """
     torch.manual_seed(settings.seed)
-    rng = random.Random(settings.seed)
-    problems = held_out(settings)
+    rng = random.Random(settings.seed * TRAINER_RANKS + rank)
+    problems = held_out(settings)[rank::TRAINER_RANKS]
     model = Transformer(len(task.ALPHABET))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
     start = time.time()
-    step, measured = 0, 0.0
-    while measured < settings.warmup_accuracy and time.time() - start < settings.warmup_seconds:
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARM_STEPS)
-        loss = supervised_loss(model, [task.draw(rng) for _ in range(BATCH)])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        if step % MEASURE_EVERY == 0:
-            measured = accuracy(model, problems)
-            progress(step, measured)
-    return model, accuracy(model, problems)
+    step, ended = 0, False
+    while not ended:
+        with work("warm-up", name) as event:
+            for _ in range(MEASURE_EVERY):
+                supervised_loss(model, [task.draw(rng) for _ in range(BATCH // TRAINER_RANKS)]).backward()
+                all_reduce_gradients(model, torch.ones(1))
+                update(model, optimizer, LEARNING_RATE * min(1.0, (step + 1) / WARM_STEPS))
+                step += 1
+            right, late = mean(torch.tensor([accuracy(model, problems), time.time() - start > settings.warmup_seconds]))
+            ended = right >= settings.warmup_accuracy or late > 0
+            event |= {"step": step, "samples": 0, "accuracy": right, "last": ended}
+    return model
+
+
+def mean(values: Tensor) -> list[float]:
+    """The mean of these values over the ranks."""
+    torch.distributed.all_reduce(values)
+    return (values / TRAINER_RANKS).tolist()

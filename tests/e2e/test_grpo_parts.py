@@ -219,7 +219,7 @@ def test_imbalance_of_what_was_dealt_and_of_what_order_would_have_dealt(tmp_path
     import figures
     import settings
 
-    run = settings.Settings(system="", out=tmp_path, prompts=1)
+    run = settings.Settings(system="", out=tmp_path, deadline=0.0, prompts=1)
     assert run.samples == 8
     assert run.rank_batch == 2
     lengths = {0: 10, 1: 10, 2: 2, 3: 2, 4: 10, 5: 10, 6: 2, 7: 2}

@@ -1,0 +1,41 @@
+"""What the data-parallel trainer ranks do together."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from settings import TRAINER_RANKS, Settings
+
+
+def join(settings: Settings, rank: int) -> None:
+    """Meet the other ranks."""
+    dist.init_process_group("gloo", init_method=settings.rendezvous.as_uri(), rank=rank, world_size=TRAINER_RANKS)
+
+
+def leave() -> None:
+    """Part from them again."""
+    dist.destroy_process_group()
+
+
+def all_reduce_gradients(model: nn.Module, sums: Tensor) -> None:
+    """Sum gradients and `sums` over the ranks in place, then divide the gradients by sums[0], the tokens."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients] + [sums])
+    dist.all_reduce(flat)
+    sums.copy_(flat[-len(sums) :])
+    flat /= sums[0]
+    offset = 0
+    for gradient in gradients:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+        offset += gradient.numel()
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """One step of the optimizer on clipped gradients."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
