@@ -41,14 +41,14 @@ def pytest_unconfigure() -> None:
 
 
 def is_attached() -> bool:
-    """Whether this process is attached to a system."""
-    interface = sys.modules.get("transfer_queue.interface")
-    return interface is not None and interface._TQ_CONTROLLER is not None
+    """Whether this process is attached to a system, by `init` or by itself."""
+    current = sys.modules.get("transfer_queue.current")
+    return current is not None and current.CURRENT.client is not None
 
 
 @pytest.fixture(scope="module", autouse=True)
 def everything_is_closed() -> Iterator[None]:
-    """A module that has called `init` has called `close` when its last test is over."""
+    """What a module has started or attached to is closed when its last test is over."""
     yield
     left = is_attached()
     if left:
