@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ def _start(options: argparse.Namespace) -> int:
         detached=True,
         timeout=settings.start_timeout,
     )
-    print(f"{'running' if system.owned else 'runs already'}: {system.describe()}")
+    new = system.description.starter_pid == os.getpid()
+    print(f"{'running' if new else 'runs already'}: {system.describe()}")
     print(f"attach with  TQ_ADDRESS={system.folder}  or by its name; logs in {system.folder / 'logs'}")
     return 0
 

@@ -1,0 +1,126 @@
+"""The command `tq` as a person uses it, against real systems."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.cli import table
+from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
+
+NAME = "cli"
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """`tq` with these words, in a process of its own."""
+    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
+    return subprocess.run(
+        [sys.executable, "-m", "transfer_queue.cli", *words], capture_output=True, text=True, timeout=60, env=environment
+    )
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.CompletedProcess[str]]:
+    """A system that `tq start` made, stopped at the end; this process would attach to it."""
+    done = command("start", "--name", NAME, "--set", "controller.polling_mode=true")
+    monkeypatch.setenv("TQ_SYSTEM", NAME)
+    try:
+        yield done
+    finally:
+        tq.close()
+        command("stop", "--name", NAME)
+
+
+def test_start_outlives_its_command(started: subprocess.CompletedProcess[str]) -> None:
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.startswith("running: started by pid")
+    assert "logs in" in started.stdout
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    assert tq.kv_list("p") == {"p": {"a": {}}}
+
+
+def test_start_again_says_whose_it_is(started: subprocess.CompletedProcess[str]) -> None:
+    again = command("start", "--name", NAME)
+    assert again.returncode == 0
+    assert again.stdout.startswith("runs already: started by pid")
+
+
+def test_status_is_a_table(started: subprocess.CompletedProcess[str]) -> None:
+    client = tq.get_client()
+    meta = client.put(TensorDict({"prompt": torch.zeros(3, 2)}, batch_size=[3]), partition_id="train_0")
+    client.put(TensorDict({"reward": torch.zeros(1)}, batch_size=[1]), meta.select_samples([0]))
+    client.get_meta(["prompt"], 2, "train_0", task_name="update")
+    shown = command("status", "--name", NAME)
+    assert shown.returncode == 0, shown.stderr
+    words = [line.split() for line in shown.stdout.splitlines()]
+    assert ["field", "prompt", "produced", "3/3", "float32[2]"] in words
+    assert ["field", "reward", "produced", "1/3", "float32[]"] in words
+    assert ["task", "update", "consumed", "2/3"] in words
+    assert "logs in" in shown.stdout
+
+
+def test_explain_says_what_is_missing(started: subprocess.CompletedProcess[str]) -> None:
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    told = command("explain", "p", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
+    assert told.returncode == 0, told.stderr
+    assert "misses the fields ['y']" in told.stdout
+
+
+def test_stop_ends_it(started: subprocess.CompletedProcess[str]) -> None:
+    stopped = command("stop", "--name", NAME)
+    assert stopped.returncode == 0
+    assert stopped.stdout.startswith("stopped: ")
+    assert command("status", "--name", NAME).returncode == 1
+
+
+@pytest.mark.parametrize("words", [("status",), ("stop",), ("explain", "p", "--key", "a")])
+def test_without_a_system_it_says_what_to_do(words: tuple[str, ...]) -> None:
+    done = command(*words, "--name", "nobody")
+    assert done.returncode == 1
+    assert "tq start" in done.stderr
+
+
+def test_a_wrong_value_names_its_key() -> None:
+    done = command("start", "--name", NAME, "--set", "controller.polling_mode=perhaps")
+    assert done.returncode == 1
+    assert "controller.polling_mode is 'perhaps'" in done.stderr
+
+
+def test_a_wrong_word_is_an_error_of_usage() -> None:
+    assert command("dance").returncode == 2
+
+
+def test_table_of_everything() -> None:
+    partition = PartitionProgress(
+        "p", 5, 2, True, 4, 3 * 2**20, [FieldProgress("x", 4, "int64[3]")], [TaskProgress("t", 1, 2, 3.25)], 1
+    )
+    lines = table(SystemStatus([partition], {})).splitlines()
+    assert lines[0] == "p: 5 samples, 3.0 MiB, 2 pre-allocated, groups of 4, 1 orphaned groups, sealed"
+    assert lines[1].split() == ["field", "x", "produced", "4/5", "int64[3]"]
+    assert lines[2].split() == ["task", "t", "consumed", "1/5", "2", "claims", "wait,", "the", "longest", "3.2", "s"]
+    assert table(SystemStatus([], {})) == "no partitions"
+
+
+def test_metrics_are_served() -> None:
+    tq.init({"metrics": {"enabled": True}, "system": {"name": "metered"}})
+    try:
+        tq.kv_put("a", 'odd "name"', {"x": torch.arange(3)})
+        endpoint = tq.get_metrics_endpoint()
+        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as reply:
+            assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            lines = reply.read().decode().splitlines()
+        assert 'tq_rows{partition="odd \\"name\\""} 1' in lines
+        assert 'tq_produced_rows{partition="odd \\"name\\"",field="x"} 1' in lines
+        assert "# TYPE tq_requests_total counter" in lines
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{endpoint}/elsewhere", timeout=10)
+    finally:
+        tq.close()
