@@ -299,7 +299,7 @@ def _only_hopeless(partition: Partition, ready: ReadySet, size: int) -> bool:
     return True
 
 
-def _asked(sampler: BaseSampler, function: Any, *arguments: Any, **keywords: Any) -> Any:
+def _asked(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
     try:
         return function(*arguments, **keywords)
     except TransferQueueError:

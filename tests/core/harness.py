@@ -1,0 +1,313 @@
+"""Drives a `Controller` as a server and its clients would, checking the whole state after every event.
+
+Blocks are fabricated: schema, dims and place are valid, no bytes exist. At the end `replay` proves that the records
+alone give the state that live operation had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core import invariants
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.effects import Effect, FreeExtents, Send
+from transfer_queue.core.records import AnyRecord
+from transfer_queue.core.state import State
+from transfer_queue.errors import by_name
+from transfer_queue.messages import (
+    DELETE_CODE,
+    Answer,
+    AnyReply,
+    AnyRequest,
+    Claim,
+    ClaimReply,
+    ClearRows,
+    CreatePartition,
+    Done,
+    Envelope,
+    Failure,
+    FieldSpec,
+    Lookup,
+    LookupReply,
+    NewBlock,
+    Publish,
+    PublishReply,
+    RegisterUnit,
+)
+from transfer_queue.sampler import BaseSampler, SequentialSampler
+
+DELETE = msgspec.msgpack.Ext(DELETE_CODE, b"")
+BLOCKS_AN_EXTENT = 3  # after so many blocks the extent is closed with the publish of the last
+BYTES = 640
+
+Fields = Sequence[str] | dict[str, Any]
+
+encode = msgspec.msgpack.Encoder().encode
+
+made: list[Harness] = []  # those of the running test; `conftest` replays each at its end
+
+
+def tensor(dtype: str = "float32", shape: Sequence[Any] = (4,)) -> tuple[str, Any]:
+    """Values of one row shape; or, with a list of shapes, one a row."""
+    return dtype, shape
+
+
+OBJECT = ("object", None)
+
+
+def schema_of(fields: Fields, rows: int) -> tuple[list[FieldSpec], bytes]:
+    """Schema and dims of a block with these fields."""
+    if not isinstance(fields, dict):
+        fields = {name: tensor() for name in fields}
+    schema, dims = [], []
+    for name, (dtype, shape) in fields.items():
+        if dtype == "object":
+            schema.append(FieldSpec(name, "object", "object", 1, True))
+            dims += [9] * rows
+        elif isinstance(shape, list) and len({len(s) for s in shape}) > 1:
+            schema.append(FieldSpec(name, "tensor", dtype, -1, True))
+            for one in shape:
+                dims += [len(one), *one]
+        elif isinstance(shape, list):
+            assert len(shape) == rows
+            schema.append(FieldSpec(name, "tensor", dtype, len(shape[0]), True))
+            for one in shape:
+                dims += one
+        else:
+            schema.append(FieldSpec(name, "tensor", dtype, len(shape), False))
+            dims += shape
+    return schema, np.array(dims, "<i8").tobytes()
+
+
+def column(rows: Iterable[int]) -> bytes:
+    """Global indexes as a message carries them."""
+    return np.array(list(rows), "<i8").tobytes()
+
+
+def rows_of(reply: AnyReply | None) -> list[int]:
+    """The global indexes in a reply."""
+    assert isinstance(reply, (PublishReply, ClaimReply)), reply
+    return np.frombuffer(reply.rows, "<i8").tolist()
+
+
+class Client:
+    """One client: its connection, its sequences, its open extent, all blocks that it published."""
+
+    def __init__(self, name: str, peer: int) -> None:
+        self.name = name
+        self.peer = peer
+        self.sequence = 0
+        self.acknowledged = 0
+        self.finished: list[tuple[int, int]] = []
+        self.extent = 0
+        self.blocks = 0
+
+
+class Harness:
+    """now: the clock. replies: what each (peer, sequence) got. freed: (unit, extent) in order. records: all so far."""
+
+    def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
+        self.controller = Controller(sampler or SequentialSampler(), capacity=capacity)
+        self.now = 0.0
+        self.replies: dict[tuple[int, int], AnyReply] = {}
+        self.freed: list[tuple[int, int]] = []
+        self.records: list[Any] = []
+        self.clients: dict[str, Client] = {}
+        self.peers = 0
+        self.extents = 0
+        self.offset = 0
+        made.append(self)
+        self.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
+
+    @property
+    def state(self) -> State:
+        return self.controller.state
+
+    # ------------------------------------------------------------ events
+
+    def take(self, effects: list[Effect]) -> None:
+        """What the server would do with effects; then the state is checked."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                answered = (effect.peer, effect.sequence)
+                assert answered not in self.replies, f"two replies to {answered}"
+                encode(Answer(effect.sequence, effect.reply))
+                self.replies[answered] = effect.reply
+            else:
+                assert isinstance(effect, FreeExtents)
+                for extent in effect.extents:
+                    assert (effect.unit, extent) not in self.freed, f"extent {extent} was freed twice"
+                    self.freed.append((effect.unit, extent))
+        self.records += self.controller.take_records()
+        invariants.check(self.state)
+
+    def client(self, name: str) -> Client:
+        """The client of this name, connected."""
+        found = self.clients.get(name)
+        if found is None:
+            found = self.clients[name] = Client(name, 0)
+            self.connect(name)
+        return found
+
+    def connect(self, name: str) -> int:
+        """A further connection of a client; it uses it from now on."""
+        self.peers += 1
+        self.clients[name].peer = self.peers
+        self.controller.opened(name, self.peers)
+        return self.peers
+
+    def disconnect(self, name: str, peer: int | None = None) -> None:
+        """A connection of the client ends."""
+        self.take(self.controller.closed(name, self.clients[name].peer if peer is None else peer, self.now))
+
+    def send(self, request: AnyRequest, name: str = "w", sequence: int | None = None) -> int:
+        """Sends a request on the client's connection; gives its sequence. With `sequence` it is sent again."""
+        client = self.client(name)
+        if sequence is None:
+            client.sequence += 1
+            sequence = client.sequence
+        sent = encode(Envelope(sequence, client.acknowledged, request, client.finished))
+        envelope = msgspec.msgpack.decode(sent, type=Envelope)
+        self.replies.pop((client.peer, sequence), None)
+        self.take(self.controller.handle(name, client.peer, envelope, self.now))
+        return sequence
+
+    def reply(self, sequence: int, name: str = "w") -> AnyReply | None:
+        """The reply to a request on the client's present connection, None while there is none."""
+        return self.replies.get((self.clients[name].peer, sequence))
+
+    def result(self, sequence: int, name: str = "w") -> Any:
+        """The reply, or its error raised."""
+        reply = self.reply(sequence, name)
+        if isinstance(reply, Failure):
+            raise by_name(reply.kind)(reply.message)
+        return reply
+
+    def ask(self, request: AnyRequest, name: str = "w") -> Any:
+        """Sends a request and gives its reply (None: parked); raises what it failed with."""
+        return self.result(self.send(request, name), name)
+
+    def tick(self, now: float) -> None:
+        """Time passes."""
+        self.now = now
+        self.take(self.controller.tick(now))
+
+    # ------------------------------------------------------------ usual requests
+
+    def block(self, rows: int, fields: Fields, name: str = "w") -> tuple[NewBlock, list[tuple[int, int]]]:
+        """A block that the client has just written, and the extents that its publish closes."""
+        client = self.client(name)
+        if client.blocks % BLOCKS_AN_EXTENT == 0:
+            self.extents += 1
+            client.extent = self.extents
+        client.blocks += 1
+        schema, dims = schema_of(fields, rows)
+        self.offset += BYTES
+        block = NewBlock(0, client.extent, self.offset, 1, BYTES, rows, schema, dims)
+        full = client.blocks % BLOCKS_AN_EXTENT == 0
+        return block, [(0, client.extent)] if full else []
+
+    def publish(
+        self,
+        count: int,
+        fields: Fields | None = ("x",),
+        partition: str = "p",
+        name: str = "w",
+        *,
+        rows: Iterable[int] | None = None,
+        **more: Any,
+    ) -> Publish:
+        """A put of `count` rows, without pre-allocation unless asked for."""
+        block, closes = self.block(count, fields, name) if fields is not None else (None, [])
+        target = None if rows is None else column(rows)
+        return Publish(
+            partition, count, target, block=block, closes=closes, **{"pre_allocate": 0, **more}
+        )  # fmt: skip
+
+    def put(
+        self, count: int, fields: Fields | None = ("x",), partition: str = "p", name: str = "w", **more: Any
+    ) -> list[int]:
+        """Puts rows; gives their global indexes."""
+        return rows_of(self.ask(self.publish(count, fields, partition, name, **more), name))
+
+    def claim(
+        self,
+        count: int,
+        task: str = "t",
+        fields: Sequence[str] = ("x",),
+        partition: str = "p",
+        name: str = "r",
+        *,
+        wait: float | None = None,
+        probe: bool = False,
+        finite: bool = False,
+        **sampling: Any,
+    ) -> int:
+        """Sends a claim of client `name`; gives its sequence."""
+        request = Claim(partition, task, list(fields), count, sampling, wait, probe, finite)
+        return self.send(request, name)
+
+    def dealt(self, count: int, *args: Any, name: str = "r", **more: Any) -> list[int] | None:
+        """Claims and gives the rows: [] for nothing now, None for the end."""
+        return self.got(self.claim(count, *args, name=name, **more), name)
+
+    def got(self, sequence: int, name: str = "r") -> list[int] | None:
+        """The rows that a claim got: [] for nothing now, None for the end. It must be answered."""
+        reply = self.result(sequence, name)
+        assert reply is not None, "the claim is still parked"
+        return None if reply.ended else rows_of(reply)
+
+    def parked(self, sequence: int, name: str = "r") -> bool:
+        """Whether the request still waits."""
+        return (name, sequence) in self.state.waiting.by_waiter
+
+    def clear(self, rows: Iterable[int], partition: str = "p") -> None:
+        self.ask(ClearRows(partition, column(rows)))
+
+    def create(self, partition: str = "p", **more: Any) -> bool:
+        done = self.ask(CreatePartition(partition, **{"pre_allocate": 0, **more}))
+        assert isinstance(done, Done)
+        return bool(done.value)
+
+    def lookup(self, rows: Iterable[int], fields: list[str] | None, partition: str = "p") -> list[dict[str, Any]]:
+        """For each row field -> (offset of its block, row in the block)."""
+        return places(self.ask(Lookup(partition, column(rows), fields=fields)))
+
+    # ------------------------------------------------------------ the end
+
+    def replay(self) -> None:
+        """Replays all records at once, and half of them on a state that then gets the rest; both must agree."""
+        self.records += self.controller.take_records()
+        live = self.state.snapshot()
+        records = msgspec.msgpack.decode(encode(self.records), type=list[AnyRecord])
+        whole = State(self.state.capacity)
+        for record in records:
+            whole.apply(record)
+        assert whole.snapshot() == live, "replay gives another state"
+        halves = State(self.state.capacity)
+        for record in records[: len(records) // 2]:
+            halves.apply(record)
+        invariants.check(halves)
+        for partition in halves.partitions.values():  # ready sets that are built here must follow the rest
+            partition.ready_set("t", ("x",)).whole_groups(2, partition.rows, partition.groups)
+        for record in records[len(records) // 2 :]:
+            halves.apply(record)
+        invariants.check(halves)
+        assert halves.snapshot() == live, "replay of a prefix and then of the rest gives another state"
+
+
+def places(reply: AnyReply | None) -> list[dict[str, Any]]:
+    """For each row of a lookup field -> (offset of its block, row in the block)."""
+    assert isinstance(reply, LookupReply), reply
+    offsets = np.frombuffer(reply.blocks.offset, "<i8")
+    out: list[dict[str, Any]] = [{} for _ in range(reply.count)]
+    for placement in reply.placements:
+        blocks, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
+        for name in placement.fields:
+            for row, (block, slot) in enumerate(zip(blocks.tolist(), slots.tolist(), strict=True)):
+                out[row][name] = (int(offsets[block]), slot)
+    return out

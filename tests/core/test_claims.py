@@ -1,0 +1,533 @@
+"""Claims: polling and parked, in order of arrival, deadlines, ends, cancellation, retries."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from harness import Harness, rows_of
+
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, WaitTimeoutError
+from transfer_queue.messages import (
+    Cancel,
+    CheckConsumption,
+    Claim,
+    ClaimReply,
+    ClearPartition,
+    ConsumptionStatus,
+    Done,
+    Envelope,
+    Failure,
+    ResetConsumption,
+    Seal,
+    Show,
+)
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+
+# ---------------------------------------------------------------- at once
+
+
+def test_each_task_consumes_on_its_own(h: Harness) -> None:
+    h.put(4)
+    assert h.dealt(3, "t") == [0, 1, 2]
+    assert h.dealt(2, "t") == []
+    assert h.dealt(1, "t") == [3]
+    assert h.dealt(4, "u") == [0, 1, 2, 3]
+    assert h.ask(CheckConsumption("p", "t")).value is True
+    assert h.ask(ConsumptionStatus("p", "u")).matrix == b"\1\1\1\1"
+    assert h.ask(ConsumptionStatus("p", "nobody")).matrix == b"\0\0\0\0"
+
+
+def test_all_fields_are_needed(h: Harness) -> None:
+    h.put(3)
+    h.put(2, ("y",), rows=[2, 0])
+    assert h.dealt(2, fields=("x", "y")) == [0, 2]
+    assert h.dealt(1, fields=("y",)) == [], "consumption is by task, whatever the fields"
+    assert h.dealt(1, fields=("z",)) == []
+
+
+def test_a_replaced_value_does_not_unconsume(h: Harness) -> None:
+    h.put(2)
+    h.dealt(2)
+    h.put(2, rows=[0, 1])
+    assert h.dealt(1) == []
+
+
+def test_the_reply_describes_its_rows(h: Harness) -> None:
+    h.put(2, ("x", "y"), keys=["a", "b"], tags=[{"n": 1}, {}])
+    reply = h.ask(Claim("p", "t", ["y", "x"], 2))
+    assert isinstance(reply, ClaimReply)
+    assert [field.name for field in reply.fields] == ["y", "x"]
+    assert (reply.tags, reply.produced, reply.ended) == ([{"n": 1}, {}], None, False)
+
+
+def test_show_deals_nothing(h: Harness) -> None:
+    h.put(3, pre_allocate=1)
+    h.create("empty")
+    h.put(1, ("y",), rows=[1])
+    reply = h.ask(Show("p", ["x", "y", "nobody"]))
+    assert (rows_of(reply), reply.produced) == ([0, 1, 2], b"\0\1\0")
+    assert h.ask(Show("p", ["nobody"])).produced == b"\0\0\0"
+    assert rows_of(h.ask(Show("empty", ["x"]))) == []
+    assert h.dealt(3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("claim", [Claim("p", "t", [], 1), Claim("p", "t", ["x"], -1)], ids=["no fields", "negative"])
+def test_claims_that_cannot_be(h: Harness, claim: Claim) -> None:
+    with pytest.raises(InvalidArgumentError):
+        h.ask(claim)
+
+
+def test_none_wanted(h: Harness) -> None:
+    assert h.dealt(0, wait=10) == []
+
+
+@pytest.mark.parametrize("wait", [None, 0.0, -3.0, math.nan])
+def test_without_a_wait_the_answer_comes_at_once(h: Harness, wait: float | None) -> None:
+    assert h.dealt(1, wait=wait) == []
+    assert h.controller.next_deadline() is None
+
+
+# ---------------------------------------------------------------- parked
+
+
+def test_the_publish_that_completes_it_answers(h: Harness) -> None:
+    sequence = h.claim(3, fields=("x", "y"), wait=10)
+    assert h.state.partitions == {}, "a claim creates nothing"
+    h.put(3)
+    h.put(2, ("y",), rows=[0, 1])
+    assert h.parked(sequence)
+    h.put(1, ("y",), rows=[2])
+    assert h.got(sequence) == [0, 1, 2]
+    assert h.controller.peers == {}
+
+
+def test_first_come_first_served(h: Harness) -> None:
+    sequences = [h.claim(2, wait=10, name=name) for name in "abc"]
+    other = h.claim(2, "u", wait=10, name="d")
+    h.put(3)
+    assert h.got(sequences[0], "a") == [0, 1]
+    assert h.got(other, "d") == [0, 1]
+    assert h.parked(sequences[1], "b")
+    h.put(3)
+    assert h.got(sequences[1], "b") == [2, 3]
+    assert h.got(sequences[2], "c") == [4, 5]
+
+
+def test_order_holds_over_different_fields(h: Harness) -> None:
+    """A row that two claims of a task could take goes to the one that came first."""
+    late_fields = h.claim(1, fields=("x", "y"), wait=10, name="a")
+    early_fields = h.claim(1, fields=("x",), wait=10, name="b")
+    h.put(1, ("x", "y"))
+    assert h.got(late_fields, "a") == [0]
+    assert h.parked(early_fields, "b")
+    h.put(1)
+    assert h.got(early_fields, "b") == [1]
+
+
+def test_a_large_claim_does_not_starve_smaller_ones(h: Harness) -> None:
+    large = h.claim(10, wait=100, name="large")
+    for turn in range(4):
+        small = h.claim(2, wait=100, name="small")
+        h.put(2)
+        assert h.got(small, "small") == [2 * turn, 2 * turn + 1]
+    h.put(10)
+    assert h.got(large, "large") == list(range(8, 18))
+
+
+def test_one_publish_meets_many(h: Harness) -> None:
+    sequences = [h.claim(1 + number % 3, wait=10, name=f"c{number}") for number in range(30)]
+    h.put(60)
+    dealt = [row for number, sequence in enumerate(sequences) for row in h.got(sequence, f"c{number}") or []]
+    assert dealt == list(range(60))
+
+
+def test_the_least_wanted_count_is_forgotten_with_its_claim(h: Harness) -> None:
+    h.create()
+    small = h.claim(1, wait=10, name="small")
+    large = h.claim(4, wait=100, name="large")
+    h.tick(10)
+    assert isinstance(h.reply(small, "small"), Failure)
+    h.put(3)
+    assert h.state.waiting.claims["p"]["t"].wanted == {("x",): (1, 4)}
+    h.put(1)
+    assert h.got(large, "large") == [0, 1, 2, 3]
+
+
+def test_deadlines(h: Harness) -> None:
+    first, second = h.claim(5, wait=10, name="a"), h.claim(5, wait=3, name="b")
+    assert h.controller.next_deadline() == 3
+    h.tick(2.9)
+    assert h.parked(second, "b")
+    h.tick(3)
+    with pytest.raises(WaitTimeoutError, match="Timeout"):
+        h.result(second, "b")
+    assert h.controller.next_deadline() == 10
+    h.put(5)
+    assert h.got(first, "a") == [0, 1, 2, 3, 4]
+    assert h.controller.next_deadline() is None
+    h.tick(50)
+
+
+def test_a_claim_parked_anew_has_its_new_deadline_alone(h: Harness) -> None:
+    sequence = h.claim(1, wait=5)
+    h.disconnect("r")
+    h.connect("r")
+    h.now = 4.0
+    h.send(Claim("p", "t", ["x"], 1, {}, 5), "r", sequence)
+    h.tick(5)
+    assert h.parked(sequence)
+    assert h.controller.next_deadline() == 9
+    h.tick(9)
+    assert isinstance(h.reply(sequence, "r"), Failure)
+
+
+def test_waits_that_end_early_leave_nothing_behind(h: Harness) -> None:
+    for _ in range(500):
+        sequence = h.claim(1, wait=1e9)
+        h.put(1)
+        assert h.got(sequence) is not None
+    assert len(h.state.waiting._deadlines) <= 65
+
+
+def test_the_text_of_a_timeout(h: Harness) -> None:
+    h.put(3, keys=["a", "b", "c"])
+    h.put(1, ("y",), rows=[1])
+    sequence = h.claim(2, "train", fields=("x", "y", "z"), wait=5)
+    h.tick(5)
+    with pytest.raises(WaitTimeoutError) as raised:
+        h.result(sequence, "r")
+    text = str(raised.value)
+    for part in ("Timeout", "'train'", "waited 5 s for 2 samples", "['x', 'y', 'z']", "'p'", "0 available"):
+        assert part in text
+    assert "Nearest to ready: sample 1 (key 'b') misses the fields ['z'] (it has ['x', 'y'])" in text
+    assert "sample 0 (key 'a') misses the fields ['y', 'z']" in text
+
+
+def test_the_text_of_a_timeout_without_partition(h: Harness) -> None:
+    h.put(1, partition="other")
+    sequence = h.claim(2, wait=5)
+    h.tick(5)
+    with pytest.raises(WaitTimeoutError, match=r"'p'; 0 available: the partition does not exist.*'other'"):
+        h.result(sequence, "r")
+
+
+def test_the_text_of_a_timeout_when_all_is_consumed(h: Harness) -> None:
+    h.put(2)
+    h.dealt(2)
+    sequence = h.claim(2, wait=5)
+    h.tick(5)
+    with pytest.raises(WaitTimeoutError, match=r"consumed every sample.*new ones are needed"):
+        h.result(sequence, "r")
+
+
+def test_a_partition_dropped_and_made_anew_meets_who_waits(h: Harness) -> None:
+    h.put(1)
+    sequence = h.claim(2, wait=10)
+    h.ask(ClearPartition("p"))
+    assert h.parked(sequence)
+    h.put(1)
+    assert h.parked(sequence)
+    h.put(1)
+    assert h.got(sequence) == [1, 2]
+
+
+def test_a_reset_meets_who_waits(h: Harness) -> None:
+    h.put(2)
+    h.dealt(2, "t")
+    h.dealt(2, "u")
+    waiting = {task: h.claim(2, task, wait=10) for task in "tu"}
+    h.ask(ResetConsumption("p", "t"))
+    assert h.got(waiting["t"]) == [0, 1]
+    assert h.parked(waiting["u"])
+    h.ask(ResetConsumption("p"))
+    assert h.got(waiting["u"]) == [0, 1]
+    assert h.ask(ResetConsumption("nobody")).value is True
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_the_rest_after_a_seal(h: Harness) -> None:
+    h.put(5)
+    assert h.dealt(4) == [0, 1, 2, 3]
+    waiting = [h.claim(4, wait=10, name=name) for name in "ab"]
+    h.ask(Seal("p"))
+    assert h.got(waiting[0], "a") == [4]
+    assert h.got(waiting[1], "b") is None
+    assert h.dealt(1) is None
+
+
+def test_after_a_seal_rows_still_get_their_fields(h: Harness) -> None:
+    """The publish of the last value ends the wait of those for whom nothing remains."""
+    h.put(3)
+    h.ask(Seal("p"))
+    waiting = [h.claim(2, fields=("x", "y"), wait=10, name=name) for name in "abc"]
+    h.put(1, ("y",), rows=[1])
+    assert all(h.parked(s, n) for s, n in zip(waiting, "abc", strict=True))
+    h.put(1, ("y",), rows=[0])
+    assert h.got(waiting[0], "a") == [0, 1]
+    h.put(1, ("y",), rows=[2])
+    assert h.got(waiting[1], "b") == [2]
+    assert h.got(waiting[2], "c") is None
+
+
+def test_clearing_what_was_unfinished_ends_a_sealed_stream(h: Harness) -> None:
+    h.put(3)
+    h.put(2, ("y",), rows=[0, 1])
+    h.ask(Seal("p"))
+    waiting = h.claim(5, fields=("x", "y"), wait=10)
+    h.clear([2])
+    assert h.got(waiting) == [0, 1]
+    assert h.dealt(5, fields=("x", "y")) is None
+
+
+def test_finite_ends_with_the_partition_consumed(h: Harness) -> None:
+    assert h.dealt(1, finite=True) == [], "nothing at all is no end"
+    h.put(2, pre_allocate=3)
+    assert h.dealt(2, finite=True) == [0, 1]
+    assert h.dealt(2, finite=True) == [], "a reserved row may still come"
+    waiting = h.claim(2, finite=True, wait=10)
+    h.put(1)
+    assert h.parked(waiting)
+    assert h.dealt(1, name="other") == [2]
+    assert h.got(waiting) is None
+    assert h.dealt(2) == []
+
+
+def test_probes_deal_nothing(h: Harness) -> None:
+    waiting = [h.claim(2, wait=10, probe=True, name=name) for name in "ab"]
+    h.put(1)
+    assert h.parked(waiting[0], "a")
+    h.put(1)
+    for sequence, name in zip(waiting, "ab", strict=True):
+        assert h.reply(sequence, name) == ClaimReply(rows=b"")
+    assert h.dealt(2, probe=True) == []
+    assert h.dealt(2) == [0, 1]
+    waiting = [h.claim(2, wait=10, probe=True, name="a"), h.claim(2, wait=10, probe=True, finite=True, name="b")]
+    h.ask(Seal("p"))
+    assert h.got(waiting[0], "a") is None
+    assert h.got(waiting[1], "b") is None
+    assert h.dealt(2, probe=True) is None
+
+
+def test_the_end_of_a_probes_wait_is_no_error(h: Harness) -> None:
+    sequence = h.claim(2, wait=10, probe=True)
+    h.tick(10)
+    assert h.reply(sequence, "r") == ClaimReply(rows=b"")
+
+
+# ---------------------------------------------------------------- connections, retries
+
+
+def test_a_claim_ends_with_its_connection_before_it_can_be_met(h: Harness) -> None:
+    lost, kept = h.claim(2, wait=10, name="a"), h.claim(2, wait=10, name="b")
+    h.disconnect("a")
+    assert not h.parked(lost, "a")
+    h.put(2)
+    assert h.got(kept, "b") == [0, 1]
+    assert h.reply(lost, "a") is None
+
+
+def test_only_what_waits_on_that_connection_ends(h: Harness) -> None:
+    first_peer = h.client("a").peer
+    first = h.claim(1, wait=10, name="a")
+    second_peer = h.connect("a")
+    second = h.claim(1, wait=10, name="a")
+    h.disconnect("a", first_peer)
+    h.put(1)
+    assert not h.parked(first, "a")
+    assert rows_of(h.replies[second_peer, second]) == [0]
+
+
+def test_the_same_request_on_a_new_connection_attaches_again(h: Harness) -> None:
+    request = Claim("p", "t", ["x"], 2, {}, 10.0)
+    sequence = h.send(request, "a")
+    rival = h.claim(2, wait=10, name="b")
+    old = h.clients["a"].peer
+    new = h.connect("a")
+    h.send(request, "a", sequence)
+    h.disconnect("a", old)
+    assert h.parked(sequence, "a"), "it kept its place"
+    h.put(2)
+    assert rows_of(h.replies[new, sequence]) == [0, 1]
+    assert (old, sequence) not in h.replies
+    assert h.parked(rival, "b")
+
+
+def test_an_old_copy_does_not_take_the_request_back_to_its_dead_connection(h: Harness) -> None:
+    request = Claim("p", "t", ["x"], 1, {}, 10.0)
+    old = h.client("a").peer
+    new = h.connect("a")
+    sequence = h.send(request, "a")
+    h.take(h.controller.handle("a", old, Envelope(sequence, 0, request), h.now))
+    h.disconnect("a", old)
+    h.put(1)
+    assert rows_of(h.replies[new, sequence]) == [0]
+
+
+def test_a_retry_of_a_dealt_claim_gets_the_same_rows(h: Harness) -> None:
+    h.put(4)
+    request = Claim("p", "t", ["x"], 2)
+    sequence = h.send(request, "a")
+    first = h.reply(sequence, "a")
+    h.disconnect("a")
+    h.connect("a")
+    h.send(request, "a", sequence)
+    assert h.reply(sequence, "a") == first
+    assert h.dealt(2) == [2, 3]
+
+
+def test_a_retry_of_a_parked_claim_met_meanwhile_gets_its_rows(h: Harness) -> None:
+    request = Claim("p", "t", ["x"], 2, {}, 10.0)
+    sequence = h.send(request, "a")
+    h.put(2)
+    h.disconnect("a")
+    h.connect("a")
+    h.send(request, "a", sequence)
+    assert h.got(sequence, "a") == [0, 1]
+
+
+def test_a_retry_of_a_put_has_no_second_effect(h: Harness) -> None:
+    request = h.publish(2, keys=["a", "b"], tags=[{"n": 1}, {}])
+    sequence = h.send(request)
+    first = h.reply(sequence)
+    before = h.state.snapshot()
+    h.disconnect("w")
+    h.connect("w")
+    h.send(request, sequence=sequence)
+    assert h.reply(sequence) == first
+    assert h.state.snapshot() == before
+
+
+def test_a_refusal_is_not_kept(h: Harness) -> None:
+    request = h.publish(1, ("y",), rows=[0])
+    sequence = h.send(request)
+    assert isinstance(h.reply(sequence), Failure)
+    h.put(1)
+    h.send(request, sequence=sequence)
+    assert not isinstance(h.reply(sequence), Failure)
+
+
+def test_replies_go_when_they_are_acknowledged(h: Harness) -> None:
+    for _ in range(5):
+        h.put(1)
+    kept = h.state.clients["w"].replies
+    assert len(kept) == 5
+    h.clients["w"].acknowledged = 4
+    h.put(1)
+    assert list(kept) == [5, 6]
+    h.send(h.publish(1), sequence=3)
+    with pytest.raises(ProtocolError, match="acknowledged before"):
+        h.result(3)
+
+
+def test_a_long_wait_does_not_keep_all_later_replies(h: Harness) -> None:
+    h.send(Claim("q", "t", ["x"], 1, {}, 1e9))
+    client = h.clients["w"]
+    for _ in range(100):
+        h.put(1)
+        client.finished = [(2, client.sequence)]
+    kept = h.state.clients["w"]
+    assert list(kept.replies) == [client.sequence]
+    assert kept.finished.state() == [(2, client.sequence - 1)]
+    request = h.publish(1)
+    h.send(request, sequence=50)
+    with pytest.raises(ProtocolError, match="acknowledged before"):
+        h.result(50)
+    assert h.state.partitions["p"].rows.count == 100
+    client.finished, client.acknowledged = [], 60
+    h.put(1)
+    assert kept.finished.state() == [(61, 100)]
+
+
+def test_queries_and_polls_keep_nothing(h: Harness) -> None:
+    h.dealt(1)
+    h.ask(Show("p", ["x"]), "w") if "p" in h.state.partitions else None
+    h.dealt(1, wait=5.0, probe=True) if h.put(1) else None
+    assert set(h.state.clients) == {"unit-0", "w"}
+
+
+def test_clients_that_left_long_ago_are_forgotten(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer_queue.core.controller.MAX_DEPARTED", 2)
+    for name in "abcd":
+        h.put(1, name=name)
+    for name in "abc":
+        h.disconnect(name)
+    assert set(h.state.clients) == {"unit-0", "b", "c", "d"}
+    h.connect("b")
+    h.disconnect("d")
+    assert set(h.state.clients) == {"unit-0", "b", "c", "d"}
+    assert h.controller.connections.keys() == {"unit-0", "b"}
+
+
+def test_cancel(h: Harness) -> None:
+    sequence = h.claim(1, wait=10)
+    behind = h.claim(1, wait=10)
+    assert h.ask(Cancel(sequence), "r") == Done(True)
+    with pytest.raises(WaitTimeoutError, match="cancelled"):
+        h.result(sequence, "r")
+    h.put(1)
+    assert h.got(behind) == [0]
+    assert h.ask(Cancel(sequence), "r") == Done(False)
+    assert h.ask(Cancel(behind), "somebody else") == Done(False)
+    assert h.ask(Cancel(999), "r") == Done(False)
+
+
+def test_nobody_cancels_for_another(h: Harness) -> None:
+    sequence = h.claim(1, wait=10, name="a")
+    assert h.ask(Cancel(sequence), "b") == Done(False)
+    assert h.parked(sequence, "a")
+
+
+def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) -> None:
+    """A controller that starts from records answers a claim that could be met, though no event completes it."""
+    request = Claim("p", "t", ["x"], 2, {}, 10.0)
+    sequence = h.send(request, "a")
+    again = Harness()
+    for record in h.records[1:]:
+        if type(record).__name__ != "Replied":
+            again.controller._apply(record)
+    again.controller._changed.clear()
+    again.take([])
+    assert again.state.waiting.by_waiter.keys() == {("a", sequence)}
+    again.put(2)
+    assert again.parked(sequence, "a"), "it is nobody's yet"
+    again.client("a").sequence = sequence
+    again.send(request, "a", sequence)
+    assert again.got(sequence, "a") == [0, 1]
+
+
+# ---------------------------------------------------------------- malformed sampling
+
+HOSTILE = [
+    {"dp_rank": [1], "batch_index": {"a": 1}},
+    {"ready_indexes": 1},
+    {"batch_size": 5, "self": 3},
+    {"partition": "mine", "task_name": 4, "partition_id": None},
+    {"dp_rank": 1 << 63, "batch_index": 0},
+    {"dp_rank": True, "batch_index": 0},
+    {"sampler": ["x"]},
+    {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": -1},
+    {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": "4"},
+    {"sampler": "RankAwareSampler"},
+    {"sampler": "os.system"},
+]
+
+
+@pytest.mark.parametrize("sampling", HOSTILE, ids=str)
+@pytest.mark.parametrize(
+    "build", [None, RankAwareSampler, lambda: GRPOGroupNSampler(2), lambda: SeqlenBalancedSampler(1, 2)]
+)  # fmt: skip
+def test_strange_sampling_costs_an_answer_and_nothing_more(
+    build: type[BaseSampler] | None, sampling: dict[str, object]
+) -> None:
+    h = Harness(build() if build is not None else None)
+    h.put(1)
+    sequence = h.send(Claim("p", "t", ["x"], 4, sampling, 10.0), "r")
+    h.put(2)
+    h.ask(Claim("p", "t", ["x"], 1, {"sampler": "SequentialSampler"}), "honest")
+    h.put(7)
+    h.ask(Seal("p"))
+    h.tick(10)
+    assert h.reply(sequence, "r") is not None

@@ -1,0 +1,88 @@
+"""Why a sample is not handed out, in words."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Harness
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import ClearPartition, Explain, Reserve, Seal
+from transfer_queue.sampler import RankAwareSampler
+
+
+def explain(h: Harness, partition: str = "p", **which: object) -> str:
+    return h.ask(Explain(partition, **which)).value  # type: ignore[no-any-return, arg-type]
+
+
+def test_no_partition(h: Harness) -> None:
+    assert "Partition 'p' does not exist (never made, or dropped). There are: none." in explain(h, row=0)
+    h.put(1, partition="q")
+    assert "There are: 'q'." in explain(h, row=0)
+
+
+def test_no_sample(h: Harness) -> None:
+    h.put(2, keys=["a", "b"])
+    h.put(1, partition="q")
+    h.clear([0])
+    assert "Sample 'a' of partition 'p' is unknown: it was never put, or it was cleared" in explain(h, key="a")
+    assert "it was cleared, or its partition was dropped. An index is never used again" in explain(h, row=0)
+    assert "it is in partition 'q'" in explain(h, row=2)
+    for row in (3, -1, (1 << 64) - 1):
+        assert "no sample has this index yet" in explain(h, row=row)
+    h.ask(ClearPartition("q"))
+    assert "its partition was dropped" in explain(h, row=2)
+
+
+def test_not_written(h: Harness) -> None:
+    h.create(pre_allocate=1)
+    assert "Sample 0 of partition 'p' is pre-allocated, and no put has taken it yet." in explain(h, row=0)
+    h.ask(Reserve("p", 2, None, 0))
+    assert "Sample 1 of partition 'p' is reserved; nothing was written yet." in explain(h, row=1)
+    assert "misses the fields ['x'] (it has none of them)" in explain(h, row=1, fields=["x"])
+
+
+def test_fields(h: Harness) -> None:
+    h.put(1, ("x", "y"), keys=["a"])
+    h.put(1, ("z",))
+    assert "misses the fields ['z'] (it has ['x', 'y'])" in explain(h, key="a")
+    assert "has all the fields ['y']" in explain(h, row=0, fields=["y"])
+
+
+def test_consumption(h: Harness) -> None:
+    h.put(2)
+    h.dealt(1)
+    assert "was consumed by task 't'" in explain(h, row=0)
+    assert "is not consumed by task 't'" in explain(h, row=1)
+    text = explain(h, row=1, task="t", fields=["x"])
+    assert text.endswith("is not consumed by task 't'; is ready for task 't' and waits for a claim that takes it.")
+    assert "is ready for" not in explain(h, row=0, task="t", fields=["x"])
+    assert "is not consumed by task 'u'" in explain(h, row=0, task="u")
+
+
+def test_dealt_batches() -> None:
+    h = Harness(RankAwareSampler())
+    h.put(2)
+    h.dealt(1, dp_rank=3, batch_index=7)
+    assert "was dealt to task 't' in batch 7 of dp_rank 3" in explain(h, row=0)
+
+
+def test_a_whole_partition(h: Harness) -> None:
+    h.put(4, keys=["a", "b", "c", "d"])
+    h.put(1, ("y",), rows=[2])
+    text = explain(h, task="t", fields=["x", "y", "z"])
+    assert text.startswith("Nearest to ready: sample 2 (key 'c') misses the fields ['z'] (it has ['x', 'y'])")
+    assert ". sample 0 (key 'a') misses the fields ['y', 'z']" in text
+    assert "key 'd'" not in text, "three are enough"
+    assert explain(h, task="t", fields=["x"]) == "All 4 samples that task 't' has not consumed are ready."
+    h.dealt(4)
+    assert "has consumed every sample" in explain(h, task="t", fields=["x"])
+    with pytest.raises(InvalidArgumentError, match="global_index or a key"):
+        explain(h)
+
+
+def test_the_text_of_a_timeout_names_the_seal(h: Harness) -> None:
+    h.put(1)
+    h.ask(Seal("p"))
+    sequence = h.claim(2, fields=("x", "y"), wait=5)
+    h.tick(5)
+    assert "The partition is sealed: no new rows will come." in h.reply(sequence, "r").message  # type: ignore[union-attr]

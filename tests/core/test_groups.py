@@ -1,0 +1,263 @@
+"""Groups: declared and by order of reservation; late members, clears, orphans, over-long ones."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Harness
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import Explain, Reserve, Seal, Status
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+
+
+@pytest.fixture
+def g() -> Harness:
+    """Deals groups of two."""
+    return Harness(GRPOGroupNSampler(2))
+
+
+def explained(h: Harness, row: int, task: str | None = "t", fields: list[str] | None = None) -> str:
+    return h.ask(Explain("p", row=row, task=task, fields=fields)).value  # type: ignore[no-any-return]
+
+
+def orphaned(h: Harness) -> int:
+    return h.ask(Status()).partitions[0].orphaned_groups  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- by order of reservation
+
+
+def test_neighbours_need_not_be_a_group() -> None:
+    h = Harness(GRPOGroupNSampler(4))
+    h.put(8)
+    h.clear([0, 1, 6, 7])
+    assert h.dealt(4) == [], "ready are [2, 3, 4, 5], of two groups"
+    h.put(4)
+    assert h.dealt(4) == [8, 9, 10, 11]
+
+
+def test_order_of_reservation_not_of_writing(g: Harness) -> None:
+    g.ask(Reserve("p", 4, None, 0))
+    g.put(2, rows=[1, 2])
+    assert g.dealt(2) == []
+    g.put(1, rows=[3])
+    assert g.dealt(2) == [2, 3]
+    g.put(1, rows=[0])
+    assert g.dealt(2) == [0, 1]
+
+
+def test_interleaved_partitions(g: Harness) -> None:
+    for _ in range(3):
+        g.put(1)
+        g.put(1, partition="q")
+    assert g.dealt(2) == [0, 2]
+    assert g.dealt(2, partition="q") == [1, 3]
+    assert g.dealt(2) == []
+
+
+def test_pre_allocated_rows_count(g: Harness) -> None:
+    g.put(3, pre_allocate=2)
+    assert g.dealt(2) == [0, 1]
+    g.put(1, pre_allocate=9)
+    assert g.dealt(2) == [2, 3]
+
+
+def test_a_publish_of_the_last_member_meets_who_waits(g: Harness) -> None:
+    sequence = g.claim(4, wait=10)
+    g.put(2)
+    g.put(2, ("y",))
+    g.put(1, rows=[3])
+    assert g.parked(sequence)
+    g.put(1, rows=[2])
+    assert g.got(sequence) == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------- declared
+
+
+def test_late_members(g: Harness) -> None:
+    sequence = g.claim(2, wait=10)
+    g.put(3, groups=["a", "b", "c"])
+    assert g.parked(sequence)
+    g.put(1, partition="q", groups=["a"])
+    g.put(1, groups=["b"])
+    assert g.got(sequence) == [1, 4]
+    g.put(2, groups=["c", "a"])
+    assert g.dealt(4) == [0, 6, 2, 5]
+
+
+def test_groups_by_keys(g: Harness) -> None:
+    g.put(2, keys=["a", "b"], groups=["g", "h"])
+    g.put(3, ("y",), keys=["b", "c", "a"], groups=["h", "g", "g"])
+    g.put(1, keys=["c"], groups=["g"])
+    assert g.dealt(2, fields=("x", "y")) == [0, 2]
+
+
+def test_rows_that_exist_join_and_meet_who_waits(g: Harness) -> None:
+    g.put(4)
+    g.put(1, groups=["other"])
+    sequence = g.claim(2, wait=10)
+    g.ask(g.publish(2, None, rows=[3, 0], groups=["late", "late"]))
+    assert g.got(sequence) == [0, 3]
+
+
+def test_a_group_is_for_ever(g: Harness) -> None:
+    g.put(2, keys=["a", "b"], groups=["g", "g"])
+    before = g.state.snapshot()["partitions"]
+    for request in (
+        g.publish(1, ("y",), rows=[0], groups=["h"]),
+        g.publish(2, ("y",), keys=["new", "b"], groups=["h", "h"]),
+        g.publish(1, None, rows=[1], groups=["h"]),
+    ):
+        with pytest.raises(InvalidArgumentError, match="'g' cannot join group 'h'"):
+            g.ask(request)
+    assert g.state.snapshot()["partitions"] == before
+
+
+def test_rows_without_group_are_never_dealt(g: Harness) -> None:
+    g.put(2)
+    g.put(2, groups=["g", "g"])
+    assert g.dealt(4) == []
+    assert g.dealt(2) == [2, 3]
+    assert "belongs to no group" in explained(g, 0)
+
+
+def test_order_is_by_first_member(g: Harness) -> None:
+    g.put(4, groups=["a", "b", "b", "a"])
+    assert g.dealt(2) == [0, 3]
+    assert g.dealt(2) == [1, 2]
+
+
+def test_over_long_is_refused_where_the_size_is_declared() -> None:
+    h = Harness(GRPOGroupNSampler(2))
+    h.create(group_size=2)
+    h.put(3, keys=["a", "b", "c"], groups=["g", "g", "k"])
+    h.ask(Reserve("p", 1, None, 0))
+    before = h.state.snapshot()["partitions"]
+    for request in (
+        h.publish(1, groups=["g"]),
+        h.publish(2, groups=["k", "k"]),
+        h.publish(3, groups=["new", "new", "new"]),
+        h.publish(1, keys=["d"], groups=["g"]),
+        h.publish(1, None, rows=[3], groups=["g"]),
+        Reserve("p", 1, None, 0, ["g"]),
+    ):
+        with pytest.raises(InvalidArgumentError, match="room for 2 samples"):
+            h.ask(request)
+    assert h.state.snapshot()["partitions"] == before
+    h.put(2, ("y",), keys=["b", "a"], groups=["g", "g"])
+    assert h.dealt(2) == [0, 1]
+
+
+def test_over_long_without_a_declared_size_is_never_dealt(g: Harness) -> None:
+    g.put(2, groups=["g", "g"])
+    g.put(1, groups=["g"])
+    assert g.dealt(2) == []
+    text = explained(g, 1)
+    assert "one of 3 samples of group 'g', which is over-long: the sampler deals groups of 2" in text
+    sequence = g.claim(2, wait=5)
+    g.tick(5)
+    assert "3 available. Enough are ready, but the sampler made no batch" in g.reply(sequence, "r").message  # type: ignore[union-attr]
+
+
+def test_a_sampler_of_other_groups_is_refused() -> None:
+    for sampler in (GRPOGroupNSampler(2), SeqlenBalancedSampler(2, 1)):
+        h = Harness(sampler)
+        h.create(group_size=4)
+        with pytest.raises(InvalidArgumentError, match=r"groups of 4 samples.*deals groups of 2"):
+            h.dealt(4, batch_index=0)
+    h = Harness(RankAwareSampler())
+    h.create(group_size=4)
+    assert h.dealt(4, dp_rank=0, batch_index=0) == []
+
+
+# ---------------------------------------------------------------- orphans and ends
+
+
+def test_an_orphan_is_reported_and_explained(g: Harness) -> None:
+    g.put(4, groups=["g", "g", "k", "k"])
+    g.clear([1])
+    assert orphaned(g) == 1
+    assert "group 'g', which is orphaned: 1 of its members were cleared" in explained(g, 0)
+    assert g.dealt(2) == [2, 3]
+    g.clear([0])
+    assert orphaned(g) == 0, "a group goes with its last member"
+    g.put(2, groups=["g", "g"])
+    assert g.dealt(2) == [4, 5], "and its name may be used anew"
+
+
+def test_orphans_by_order_are_explained(g: Harness) -> None:
+    g.put(5)
+    g.clear([1])
+    assert "number 1 of the 2 samples that make a group by order of reservation, which is orphaned" in explained(g, 0)
+    assert "waits for 1 samples that were not put yet" in explained(g, 4)
+    g.ask(Seal("p"))
+    assert "orphaned: 1 of them were never put, and the partition is sealed" in explained(g, 4)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_orphans_are_ignored_for_the_end(g: Harness, declared: bool) -> None:
+    """A member that was never written holds up nobody once its group can never be whole."""
+    groups = ["a", "a", "b", "b"] if declared else None
+    g.ask(Reserve("p", 4, None, 0, groups))
+    g.put(3, rows=[0, 2, 3])
+    g.ask(Seal("p"))
+    sequence = g.claim(4, wait=10)
+    assert g.parked(sequence), "row 1 may still come"
+    g.clear([0])
+    assert g.got(sequence) == [2, 3]
+    assert g.dealt(4) is None
+    assert g.dealt(1, sampler="SequentialSampler", task="u") == [2]
+    assert g.dealt(2, sampler="SequentialSampler", task="u") == [], "single rows may still come"
+
+
+def test_a_group_cut_off_by_the_seal_is_an_orphan(g: Harness) -> None:
+    g.create(group_size=2)
+    g.ask(Reserve("p", 3, None, 0, ["a", "a", "b"]))
+    g.put(2, rows=[0, 1])
+    g.ask(Seal("p"))
+    assert orphaned(g) == 1
+    assert "1 more were never put, and the partition is sealed" in explained(g, 2)
+    assert g.dealt(2) == [0, 1]
+    assert g.dealt(2) is None
+
+
+def test_the_tail_by_order_is_cut_off_by_the_seal(g: Harness) -> None:
+    g.put(3)
+    g.put(1, ("y",))
+    g.put(1)
+    sequence = g.claim(4, wait=10)
+    g.ask(Seal("p"))
+    assert g.parked(sequence)
+    g.put(1, rows=[3])
+    assert g.got(sequence) == [0, 1, 2, 3]
+    assert g.dealt(2) is None
+
+
+def test_the_end_is_found_when_the_last_value_comes(g: Harness) -> None:
+    """Two claims wait after a seal; a row that completes nothing leaves them, the last one ends both."""
+    g.put(4, groups=["a", "a", "b", "b"])
+    g.ask(Seal("p"))
+    waiting = [(g.claim(4, fields=("x", "y"), wait=10, name=name), name) for name in "ab"]
+    g.put(1, ("y",), rows=[0])
+    assert all(g.parked(*each) for each in waiting)
+    g.clear([3])
+    assert all(g.parked(*each) for each in waiting)
+    g.put(1, ("y",), rows=[1])
+    assert [g.got(*each) for each in waiting] == [[0, 1], None]
+
+
+def test_balanced_deals_keep_groups_whole() -> None:
+    h = Harness(SeqlenBalancedSampler(2, 2))
+    h.put(6, groups=["a", "b", "c", "a", "b", "c"], tags=[{"total_lengths": n} for n in (1, 2, 3, 4, 5, 6)])
+    shares = [h.dealt(2, dp_rank=rank, batch_index=0) for rank in (0, 1)]
+    assert sorted(map(tuple, shares)) == [(0, 3), (1, 4)]  # type: ignore[arg-type]
+
+
+def test_what_a_group_waits_for(g: Harness) -> None:
+    g.create(group_size=4)
+    g.put(2, groups=["a", "a"])
+    g.put(1, ("y",), groups=["a"])
+    text = explained(g, 0, fields=["x"])
+    assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (misses ['x'])" in text
+    assert "1 samples that were not put yet" in text

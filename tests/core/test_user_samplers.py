@@ -1,0 +1,270 @@
+"""Samplers as users write them: what they are given, what they may give, how they fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Harness, rows_of
+
+from transfer_queue.errors import InvalidArgumentError, SamplerError
+from transfer_queue.messages import ClearPartition, Seal
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
+
+
+class Mine(BaseSampler):
+    """Does what `act` says; by default deals the newest rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, int, dict[str, Any]]] = []
+        self.act: Any = None
+        self.cached = False
+        self.cleared: list[str] = []
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((ready_indexes, batch_size, kwargs))
+        if self.act is not None:
+            return self.act(ready_indexes, batch_size, **kwargs)
+        rows = ready_indexes[::-1][:batch_size]
+        return rows, rows
+
+    def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Any) -> bool:
+        return self.cached
+
+    def clear_cache(self, partition_id: str) -> None:
+        self.cleared.append(partition_id)
+
+
+@pytest.fixture
+def mine() -> Mine:
+    return Mine()
+
+
+@pytest.fixture
+def u(mine: Mine) -> Harness:
+    return Harness(mine)
+
+
+def test_what_it_is_given(u: Harness, mine: Mine) -> None:
+    u.put(3, tags=[{"n": 1}, {}, {"n": 3}])
+    assert u.dealt(2, dp_rank=4, anything={"a": [1]}) == [2, 1]
+    ((ready, batch_size, keywords),) = mine.calls
+    assert (ready, type(ready), batch_size) == ([0, 1, 2], list, 2)
+    view = keywords.pop("partition")
+    assert keywords == {"task_name": "t", "partition_id": "p", "dp_rank": 4, "anything": {"a": [1]}}
+    assert (view.partition_id, view.group_size) == ("p", None)
+    assert view.get_custom_meta([2, 1, 77]) == {2: {"n": 3}, 1: {}}
+    view.get_custom_meta([2])[2]["n"] = 0
+    assert view.get_custom_meta([2]) == {2: {"n": 3}}, "what it is shown is its own copy"
+
+
+def test_too_few_rows_are_not_offered(u: Harness, mine: Mine) -> None:
+    u.put(1)
+    assert u.dealt(2) == []
+    assert mine.calls == []
+
+
+def test_sampled_without_consumed(u: Harness, mine: Mine) -> None:
+    mine.act = lambda ready, size, **_: (ready[:size], [])
+    u.put(2)
+    assert u.dealt(2) == u.dealt(2) == [0, 1]
+    assert u.state.partitions["p"].tasks == {}
+
+
+def test_replacement_and_more_consumed_than_sampled(u: Harness, mine: Mine) -> None:
+    mine.act = lambda ready, size, **_: ([ready[0]] * 3, ready)
+    u.put(4)
+    assert u.dealt(2) == [0, 0, 0]
+    assert u.dealt(1) == []
+    assert u.state.partitions["p"].tasks == {"t": 4}
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.array(1)], ids=["numpy", "0-d array"])
+def test_whole_numbers_of_any_make(u: Harness, mine: Mine, number: object) -> None:
+    mine.act = lambda ready, size, **_: ((number,), {1})
+    u.put(2)
+    assert u.dealt(1) == [1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 7, [1], ([1], [2], [3]), ([1.5], []), (["0"], []), ([0], None), ([0], [1 << 70]), ([None], [])],
+    ids=repr,
+)
+def test_nonsense(u: Harness, mine: Mine, wrong: object) -> None:
+    mine.act = lambda ready, size, **_: wrong
+    u.put(2)
+    before = u.state.snapshot()
+    with pytest.raises(SamplerError, match=r"Mine.sample must give \(sampled, consumed\).*nothing was dealt"):
+        u.dealt(1)
+    assert u.state.snapshot() == before
+
+
+@pytest.mark.parametrize("rows", [[5], [0], [-1], [1 << 60]], ids=["unknown", "consumed", "negative", "large"])
+@pytest.mark.parametrize("where", ["sampled", "consumed"])
+def test_rows_not_offered(u: Harness, mine: Mine, rows: list[int], where: str) -> None:
+    mine.act = lambda ready, size, **_: ([0], [0])
+    u.put(3)
+    u.dealt(1)
+    mine.act = lambda ready, size, **_: (rows, []) if where == "sampled" else ([1], rows)
+    before = u.state.snapshot()
+    with pytest.raises(SamplerError, match=f"rows that it was not offered, among them .{rows[0]}"):
+        u.dealt(1)
+    assert u.state.snapshot() == before
+
+
+def test_an_error_of_its_own_comes_with_its_traceback(u: Harness, mine: Mine) -> None:
+    def act(ready: list[int], size: int, **_: object) -> None:
+        raise KeyError("no such thing")
+
+    mine.act = act
+    u.put(1)
+    with pytest.raises(SamplerError) as raised:
+        u.dealt(1)
+    text = str(raised.value)
+    assert text.startswith("the sampler Mine raised KeyError: 'no such thing'")
+    assert "Traceback" in text
+    assert "test_user_samplers.py" in text
+
+
+def test_its_value_errors_stay_value_errors(u: Harness, mine: Mine) -> None:
+    def act(ready: list[int], size: int, **_: object) -> None:
+        raise ValueError("batch_size must be even")
+
+    mine.act = act
+    u.put(1)
+    with pytest.raises(InvalidArgumentError, match="batch_size must be even"):
+        u.dealt(1)
+
+
+def test_who_waits_is_told_of_an_error_and_others_go_on(u: Harness, mine: Mine) -> None:
+    first = u.claim(1, wait=10, name="a", fail=True)
+    second = u.claim(1, wait=10, name="b")
+
+    def act(ready: list[int], size: int, fail: bool = False, **_: object) -> Any:
+        if fail:
+            raise RuntimeError("as asked")
+        return ready[:size], ready[:size]
+
+    mine.act = act
+    u.put(1)
+    with pytest.raises(SamplerError, match="as asked"):
+        u.result(first, "a")
+    assert u.got(second, "b") == [0]
+
+
+def test_one_that_gives_nothing_waits_for_any_change(u: Harness, mine: Mine) -> None:
+    """It may look at tags: so a put of tags alone is asked about too."""
+
+    def act(ready: list[int], size: int, partition: Any = None, **_: object) -> Any:
+        good = [row for row, tag in partition.get_custom_meta(ready).items() if tag.get("good")][:size]
+        return (good, good) if len(good) == size else ([], [])
+
+    mine.act = act
+    u.put(3)
+    assert u.dealt(2) == []
+    sequence = u.claim(2, wait=10)
+    u.ask(u.publish(1, None, rows=[2], tags=[{"good": True}]))
+    assert u.parked(sequence)
+    u.ask(u.publish(1, None, rows=[0], tags=[{"good": True}]))
+    assert u.got(sequence) == [0, 2]
+
+
+def test_a_batch_that_it_dealt_before(u: Harness, mine: Mine) -> None:
+    """It announces it by has_cached_result; then its rows may be consumed, and cleared in part."""
+    u.put(4)
+    first = u.dealt(2)
+    assert first == [3, 2]
+    mine.cached = True
+    mine.act = lambda ready, size, **_: (first, first)
+    assert u.dealt(2) == first, "also while enough others are ready"
+    assert u.dealt(4) == first, "and while too few are"
+    u.clear([3])
+    sequence = u.claim(2)
+    assert rows_of(u.result(sequence, "r")) == first
+    assert u.state.partitions["p"].tasks == {"t": 1}
+
+
+def test_the_rest_after_a_seal(u: Harness, mine: Mine) -> None:
+    u.put(3)
+    u.ask(Seal("p"))
+    assert u.dealt(2) == [2, 1]
+    assert u.dealt(2) == [0]
+    assert u.dealt(2) is None
+    assert [size for _, size, _ in mine.calls] == [2, 1]
+
+
+def test_one_that_gives_nothing_of_the_rest_has_ended(u: Harness, mine: Mine) -> None:
+    mine.act = lambda ready, size, **_: ([], [])
+    u.put(3)
+    u.ask(Seal("p"))
+    assert u.dealt(2) == [], "two are ready, and it may change its mind"
+    assert u.dealt(4) is None
+
+
+def test_a_probe_does_not_ask_it(u: Harness, mine: Mine) -> None:
+    sequence = u.claim(2, wait=10, probe=True)
+    u.put(2)
+    assert u.got(sequence) == []
+    assert mine.calls == []
+
+
+def test_a_dropped_partition_is_forgotten(u: Harness, mine: Mine) -> None:
+    u.put(1)
+    u.ask(ClearPartition("p"))
+    u.ask(ClearPartition("nobody"))
+    assert mine.cleared == ["p", "nobody"]
+
+
+def test_a_claim_may_name_a_built_in_one_instead(u: Harness, mine: Mine) -> None:
+    u.put(2)
+    assert u.dealt(1, sampler="SequentialSampler") == [0]
+    waiting = u.claim(2, wait=10, sampler="SequentialSampler")
+    u.put(1)
+    assert u.got(waiting) == [1, 2]
+    assert mine.calls == []
+
+
+class Caching(RankAwareSampler):
+    """A subclass that calls its base: it keeps its batches in `_states`, as all did once."""
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        return super().sample(*args, **kwargs)
+
+
+def test_a_subclass_with_the_bases_cache() -> None:
+    h = Harness(Caching())
+    h.put(8)
+    first = h.dealt(2, dp_rank=0, batch_index=0)
+    assert first == h.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
+    assert h.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
+    h.ask(ClearPartition("p"))
+    h.put(2)
+    assert h.dealt(2, dp_rank=0, batch_index=0) == [8, 9]
+
+
+class Groups(GRPOGroupNSampler):
+    """A subclass of the group sampler with its own sample."""
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        return super().sample(*args, **kwargs)
+
+
+def test_the_rest_of_a_group_subclass_is_whole() -> None:
+    h = Harness(Groups(2))
+    h.put(7)
+    assert h.dealt(4) == [0, 1, 2, 3]
+    h.ask(Seal("p"))
+    assert h.dealt(4) == [4, 5]
+    assert h.dealt(4) is None
+
+
+def test_validation_of_its_own() -> None:
+    class Strict(Mine):
+        def validate(self, batch_size: int, sampling_config: Any) -> None:
+            raise TypeError("never")
+
+    with pytest.raises(SamplerError, match="TypeError: never"):
+        Harness(Strict()).dealt(1)
