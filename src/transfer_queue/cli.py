@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,12 +59,9 @@ def _demo(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    sys.argv = [str(script), *arguments]
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+    sys.stdout.flush()
+    # becomes the demo, so that Ctrl-C and its exit code are the demo's own
+    os.execv(sys.executable, [sys.executable, str(script), *arguments])
 
 
 def _start(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import importlib.resources
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,11 @@ def _environment_folder(name: str) -> str | None:
 def runtime_dir() -> str | None:
     """TQ_RUNTIME_DIR: the folder in which systems live; None where unset."""
     return _environment_folder("TQ_RUNTIME_DIR")
+
+
+def process_environment() -> MutableMapping[str, str]:
+    """This process's environment, in which the starter of a system leaves TQ_ADDRESS for its children."""
+    return os.environ
 
 
 def address() -> str | None:

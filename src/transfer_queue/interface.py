@@ -12,7 +12,7 @@ import msgspec
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config import Settings, merge, sampler_object
+from transfer_queue.config import Settings, merge, process_environment, sampler_object
 from transfer_queue.current import CURRENT, attach, current_client
 from transfer_queue.errors import NotBuiltError, NotInitializedError
 from transfer_queue.kv import (
@@ -88,7 +88,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
                 {"settings": settings.to_json(), "conf": as_json(merged)},
                 sampler_object(conf),
                 timeout=settings.start_timeout,
-                environment=os.environ,
+                environment=process_environment(),
             )
         CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
         _TQ_CONTROLLER = found

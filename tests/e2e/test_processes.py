@@ -1,0 +1,280 @@
+"""Real processes: forked and spawned clients at once, killed writers, servers that die, inputs that cannot be right."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.client.calls import Call
+from transfer_queue.interface import CURRENT
+from transfer_queue.messages import UnitStatus, UnitStatusReply
+from transfer_queue.net.blocking import run_blocking
+
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[Any]:
+    tq.init({"system": {"name": "processes"}, "controller": {"polling_mode": True}})
+    yield tq
+    tq.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
+
+
+def unit_status() -> UnitStatusReply:
+    client = tq.get_client()
+
+    def ask() -> Any:
+        return (yield Call(("unit", 0), UnitStatus()))
+
+    return run_blocking(client.storage_manager.session, ask())
+
+
+def content(who: int, i: int) -> torch.Tensor:
+    """What writer `who` puts as its row `i`: told from every other by any of its elements."""
+    return torch.full((50 + i % 7,), who * 100_000 + i)
+
+
+def write(who: int, count: int, partition: str) -> None:
+    for i in range(count):
+        tq.kv_put(f"{who}-{i}", partition, {"x": content(who, i)})
+
+
+def child(target: Callable[..., None], *arguments: Any, method: str) -> Any:
+    process = multiprocessing.get_context(method).Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_parent_threads_and_children_put_at_once(system: Any, method: str) -> None:
+    """Nobody shares an id or an extent: every row holds what its own writer put."""
+    partition, count = f"at-once-{method}", 60
+    write(9, 3, partition)  # the parent has an open extent and connections when it forks
+    children = [child(write, who, count, partition, method=method) for who in range(3)]
+    threads = [threading.Thread(target=write, args=(who, count, partition)) for who in range(3, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for process in children:
+        process.join(SECONDS)
+        assert process.exitcode == 0
+    keys = [f"{who}-{i}" for who in range(6) for i in range(count)]
+    rows = tq.kv_batch_get(keys, partition)["x"].unbind(0)
+    assert all(
+        torch.equal(row, content(who, i))
+        for row, (who, i) in zip(rows, ((w, i) for w in range(6) for i in range(count)))
+    )
+    indexes = tq.get_client().kv_retrieve_meta(keys, partition).global_indexes
+    assert len(set(indexes)) == len(keys)
+
+
+def _fork_ids(pipe: Any) -> None:
+    pipe.send((tq.get_client().client_id, os.getpid()))
+    tq.kv_put("child", "fork-id", {"x": torch.tensor(1)})
+    tq.close()
+
+
+def test_a_forked_child_is_another_client_and_owns_nothing(system: Any) -> None:
+    tq.kv_put("parent", "fork-id", {"x": torch.tensor(0)})
+    mine = tq.get_client().client_id
+    ours, theirs = multiprocessing.Pipe()
+    process = child(_fork_ids, theirs, method="fork")
+    assert ours.poll(SECONDS)
+    its, pid = ours.recv()
+    process.join(SECONDS)
+    assert (its != mine, pid) == (True, process.pid)
+    assert tq.kv_batch_get(["parent", "child"], "fork-id")["x"].tolist() == [0, 1]  # its close was a detach
+
+
+def _write_big(pipe: Any) -> None:
+    tq.init()
+    tq.kv_put("kept", "killed", {"x": torch.ones(1 << 20)})
+    pipe.send("written")
+    while True:
+        tq.kv_put("again", "killed", {"x": torch.ones(1 << 18)})
+
+
+def test_space_of_a_killed_writer_comes_back_and_what_it_published_stays(system: Any) -> None:
+    before = unit_status().leased
+    ours, theirs = multiprocessing.Pipe()
+    process = child(_write_big, theirs, method="spawn")
+    assert ours.poll(SECONDS)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(SECONDS)
+    row = tq.kv_batch_get("kept", "killed")["x"].unbind(0)[0]
+    assert torch.equal(row, torch.ones(1 << 20))
+    tq.get_client().clear_partition("killed")
+    until(lambda: unit_status().leased == before)
+
+
+def _wait_for_ever(pipe: Any) -> None:
+    tq.init()
+    pipe.send("waits")
+    tq.get_client().get_meta(["x"], 1, "parked", task_name="t", timeout=600)
+
+
+def test_a_killed_waiter_takes_no_row_with_it(system: Any) -> None:
+    """A parked claim whose process died is cancelled before it can be met."""
+    ours, theirs = multiprocessing.Pipe()
+    process = child(_wait_for_ever, theirs, method="spawn")
+    assert ours.poll(SECONDS)
+    client = tq.get_client()
+    waiting = lambda: sum(w.waiting for p in client.status().partitions for w in p.tasks if p.name == "parked")  # noqa: E731
+    client.get_meta(["x"], 1, "parked", mode="insert")
+    until(lambda: waiting() == 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(SECONDS)
+    until(lambda: waiting() == 0)
+    client.put(TensorDict({"x": torch.arange(1)}, batch_size=[1]), partition_id="parked")
+    assert client.get_meta(["x"], 1, "parked", task_name="t").size == 1
+
+
+def test_servers_have_neither_torch_nor_ray(system: Any) -> None:
+    supervisor = CURRENT.system.description.pid
+    servers = [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+    assert len(servers) == 2
+    for pid in [supervisor, *servers]:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "numpy" in maps
+        assert not any(name in maps for name in ("libtorch", "/torch/", "/ray/"))
+
+
+SCRIPT = """
+import os, sys, transfer_queue as tq, torch
+tq.init({"system": {"name": "dying"}})
+tq.kv_put("a", "p", {"x": torch.arange(3)})
+print("up", flush=True)
+%s
+"""
+ENDS = {
+    "exit": "sys.exit(3)",
+    "exception": "raise KeyError('mine')",
+    "sigterm": "sys.stdin.read()",
+    "sigkill": "sys.stdin.read()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_ends_the_starter_ends_its_system(end: str, runtime_dir: Path) -> None:
+    arenas = set(Path("/dev/shm").iterdir())
+    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
+    starter = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT % ENDS[end]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == "up\n"
+    description = runtime_dir / "dying" / "system.json"
+    if end.startswith("sig"):
+        assert description.exists()
+        starter.send_signal(signal.SIGTERM if end == "sigterm" else signal.SIGKILL)
+    starter.communicate(timeout=SECONDS)
+    until(lambda: not (runtime_dir / "dying").exists())
+    until(lambda: set(Path("/dev/shm").iterdir()) <= arenas)
+
+
+def test_a_controller_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import os, signal, transfer_queue as tq, torch
+from pathlib import Path
+from transfer_queue.interface import CURRENT
+tq.init({"system": {"name": "broken"}})
+tq.kv_put("a", "p", {"x": torch.arange(3)})
+pid = CURRENT.system.description.pid
+for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    os.kill(int(child), signal.SIGKILL)
+    break
+try:
+    tq.kv_put("b", "p", {"x": torch.arange(3)})
+except tq.ConnectionLostError as error:
+    print("told:", error)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS + 30, env=environment
+    )
+    assert "told: the controller at" in done.stdout, done.stderr
+    assert "log" in done.stdout
+
+
+class TestBadInput:
+    """Errors of the tree that say what to do; nothing is changed."""
+
+    def test_no_system(self) -> None:
+        script = "import transfer_queue as tq\ntry: tq.kv_list()\nexcept tq.NotInitializedError as e: print(e)"
+        environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_SYSTEM": "nobody"}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        assert "transfer_queue.init()" in done.stdout, done.stderr
+
+    @pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 100])
+    def test_a_name_that_is_none(self, name: str) -> None:
+        script = f"import transfer_queue as tq\ntry: tq.init({{'system': {{'name': {name!r}}}}})\nexcept ValueError as e: print(e)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
+        assert "system.name" in done.stdout, done.stderr
+
+    @pytest.mark.parametrize(
+        ("put", "words"),
+        [
+            (lambda c: c.put(TensorDict({"x": torch.zeros(3)}, [3]), c.get_meta(["x"], 2, "bad", mode="insert")), "3"),
+            (lambda c: c.put(TensorDict({"x": torch.zeros(3)}, [3])), "partition_id"),
+            (lambda c: c.put([1, 2], partition_id="bad"), "TensorDict"),
+            (lambda c: tq.kv_batch_put(["a", "a"], "bad", TensorDict({"x": torch.zeros(2)}, [2])), "duplicated keys"),
+            (lambda c: tq.kv_batch_put(["a"], "bad", TensorDict({"x": torch.zeros(2)}, [2])), "1"),
+            (lambda c: tq.kv_put("a", "bad", {"x": torch.nested.nested_tensor([torch.zeros(1)])}), "nested"),
+            (lambda c: tq.kv_put(5, "bad", {"x": 1}), "key must be a str"),
+            (lambda c: tq.kv_put("a", "bad"), "fields or tags"),
+            (lambda c: c.get_meta([], 1, "bad", task_name="t"), "data_fields"),
+            (lambda c: c.get_meta(["x"], -1, "bad", task_name="t"), "negative"),
+            (lambda c: c.get_meta(["x"], 1, "bad", mode="steal"), "force_fetch"),
+            (lambda c: c.get_meta(["x"], 1, "bad"), "task_name"),
+            (lambda c: c.get_meta(["x"], 1, "bad", task_name="t", sampling_config={"sampler": "Mine"}), "Mine"),
+        ],
+    )
+    def test_arguments(self, system: Any, put: Callable[[Any], Any], words: str) -> None:
+        client = tq.get_client()
+        client.clear_partition("bad")
+        leased = unit_status().leased
+        with pytest.raises(ValueError, match=words) as raised:
+            put(client)
+        assert isinstance(raised.value, tq.TransferQueueError)
+        assert not client.check_production_status(["x"], "bad")
+        assert tq.kv_list("bad").get("bad", {}) == {}
+        assert unit_status().leased <= leased + 65536  # an open extent at the most
+
+
+def test_a_full_arena_is_an_error_that_leaves_nothing() -> None:
+    tq.close()
+    tq.init({"system": {"name": "tiny"}, "backend": {"SimpleStorage": {"arena_bytes": 4 * 2**20}}})
+    try:
+        tq.kv_put("a", "p", {"x": torch.zeros(1 << 18)})  # 1 MiB
+        free = unit_status()
+        with pytest.raises(tq.CapacityError, match=r"(?i)capacity"):
+            tq.kv_put("b", "p", {"x": torch.zeros(1 << 20)})  # 4 MiB
+        assert unit_status().leased == free.leased
+        assert tq.kv_list("p") == {"p": {"a": {}}}
+        tq.kv_clear("a", "p")
+        tq.kv_put("b", "p", {"x": torch.ones(700_000)})  # 2.7 MiB: only where the first one lay
+        assert tq.kv_batch_get("b", "p")["x"].values().sum().item() == 700_000
+    finally:
+        tq.close()
