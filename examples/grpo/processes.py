@@ -69,7 +69,10 @@ class Processes:
             process.join()
             if process.exitcode == 0:
                 continue
-            story = reader.recv() if reader.poll() else f"it ended with exit code {process.exitcode}"
+            try:
+                story = reader.recv()
+            except EOFError:
+                story = f"it ended with exit code {process.exitcode} and left no traceback"
             left = any(other.startswith(expendable) for other in self._running)
             if process.exitcode > 0 or not name.startswith(expendable) or not left:
                 raise WorkerError(f"{name} failed:\n{story}")
