@@ -46,7 +46,11 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 
 
 class Task(Generic[T]):
-    """An operation under way. done: it ended; `result()` gives what it returned or raises what it raised."""
+    """An operation under way.
+
+    done: it ended; `result()` gives what it returned or raises what it raised, error: None or that exception.
+    call: what it waits for.
+    """
 
     def __init__(self, client: Client, operation: Generator[Call, AnyReply, T]) -> None:
         self._client = client
@@ -55,13 +59,13 @@ class Task(Generic[T]):
         self.call: Call | None = None
         self.sequence = 0
         self._value: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def result(self) -> T:
         """What the operation returned."""
         assert self.done, "the operation has not ended; run the cluster first"
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return cast(T, self._value)
 
     def resume(self, reply: AnyReply | None) -> None:
@@ -79,7 +83,7 @@ class Task(Generic[T]):
         except StopIteration as stop:
             self.done, self._value, self.call = True, stop.value, None
         except Exception as error:
-            self.done, self._error, self.call = True, error, None
+            self.done, self.error, self.call = True, error, None
         else:
             self._client._ask(self, call)
 

@@ -1,0 +1,179 @@
+"""Capacity in rows and in bytes: refused at once, or waited for, when the put says how long, in order of arrival."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from simulated import Start, failure, numbers, table
+from transfer_queue.errors import CapacityError
+from transfer_queue.testing import Client, Cluster
+
+MIB = 1 << 20
+
+
+def mib(count: float, fill: int = 1) -> Any:
+    """One row of so many MiB."""
+    return table(x=torch.full((1, int(count * MIB)), fill, dtype=torch.uint8))
+
+
+class TestRows:
+    @pytest.fixture
+    def cluster(self, start: Start) -> Cluster:
+        return start(seed=4, conf={"backend": {"SimpleStorage": {"total_storage_size": 4}}})
+
+    @pytest.mark.parametrize("keyed", [False, True])
+    def test_refused_at_once(self, a: Client, cluster: Cluster, keyed: bool) -> None:
+        a.put(numbers(3), partition_id="p")
+        operation = (
+            a.operations.kv_batch_put(["k", "l"], "q", numbers(2))
+            if keyed
+            else a.operations.put(numbers(2), partition_id="q")
+        )
+        error = failure(cluster, a, operation)
+        assert isinstance(error, CapacityError)
+        assert "capacity of 4 rows" in str(error)
+        assert a.get_partition_list() == ["p"]
+
+    def test_reservations_count(self, a: Client, cluster: Cluster) -> None:
+        a.get_meta(["x"], 4, "p", mode="insert")
+        error = failure(cluster, a, a.operations.get_meta(["x"], 1, "p", mode="insert"))
+        assert isinstance(error, CapacityError)
+        error = failure(cluster, a, a.operations.kv_put("k", "p", tag={"n": 1}))
+        assert isinstance(error, CapacityError)
+
+    def test_existing_rows_need_none(self, a: Client) -> None:
+        meta = a.put(numbers(4), partition_id="p")
+        a.put(numbers(4, name="y"), meta)
+        a.put(numbers(4, name="x"), meta)
+        assert a.check_production_status(["x", "y"], "p")
+
+    def test_waits_for_room(self, a: Client, b: Client, cluster: Cluster) -> None:
+        meta = a.put(numbers(4), partition_id="p")
+        task = b.start(b.operations.put(numbers(2, 10), partition_id="p", timeout=9))
+        cluster.advance(5)
+        assert not task.done
+        a.clear_samples(meta[0])
+        cluster.run()
+        assert not task.done
+        a.clear_samples(meta[1])
+        cluster.run()
+        assert task.result().global_indexes == [4, 5]
+        assert a.get_data(task.result())["x"].tolist() == [10, 11]
+
+    def test_waits_no_longer_than_it_said(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(numbers(4), partition_id="p")
+        leased = cluster.unit.table.leased
+        task = b.start(b.operations.put(mib(2), partition_id="q", timeout=9))
+        cluster.advance(8.9)
+        assert not task.done
+        cluster.advance(0.1)
+        with pytest.raises(CapacityError, match="capacity"):
+            task.result()
+        assert cluster.unit.table.leased == leased
+        assert a.get_partition_list() == ["p"]
+
+    def test_first_come_first_served(self, a: Client, b: Client, cluster: Cluster) -> None:
+        metas = [a.put(numbers(2, start), partition_id="p") for start in (0, 2)]
+        first = b.start(b.operations.put(numbers(2), partition_id="first", timeout=60))
+        cluster.run()
+        c = cluster.client("c")
+        second = c.start(c.operations.put(numbers(2), partition_id="second", timeout=60))
+        cluster.run()
+        a.clear_samples(metas[0])
+        cluster.run()
+        assert (first.done, second.done) == (True, False)
+        a.clear_samples(metas[1])
+        cluster.run()
+        assert second.done
+
+    def test_a_dropped_partition_makes_room(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(numbers(4), partition_id="p")
+        task = b.start(b.operations.kv_batch_put(["k"], "q", numbers(1), timeout=60))
+        cluster.run()
+        a.clear_partition("p")
+        cluster.run()
+        assert task.result().keys == ["k"]
+
+
+class TestBytes:
+    @pytest.fixture
+    def cluster(self, start: Start) -> Cluster:
+        return start(seed=5, arena_bytes=4 * MIB)
+
+    def test_refused_at_once(self, a: Client, cluster: Cluster) -> None:
+        a.put(mib(3), partition_id="p")
+        leased = cluster.unit.table.leased
+        error = failure(cluster, a, a.operations.put(mib(2), partition_id="q"))
+        assert isinstance(error, CapacityError)
+        assert "capacity" in str(error)
+        assert (a.get_partition_list(), cluster.unit.table.leased) == (["p"], leased)
+
+    def test_never_fits(self, a: Client, cluster: Cluster) -> None:
+        task = a.start(a.operations.put(mib(5), partition_id="q", timeout=60))
+        cluster.run()
+        with pytest.raises(CapacityError, match="smaller batches"):
+            task.result()
+
+    def test_waits_for_room(self, a: Client, b: Client, cluster: Cluster) -> None:
+        meta = a.put(mib(3), partition_id="p")
+        task = b.start(b.operations.put(mib(2, 7), partition_id="q", timeout=9))
+        cluster.advance(5)
+        assert not task.done
+        a.clear_samples(meta)
+        cluster.run()
+        assert task.result().global_indexes == [1]
+        assert int(a.get_data(task.result())["x"].values().min()) == 7
+
+    def test_waits_no_longer_than_it_said(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(mib(3), partition_id="p")
+        task = b.start(b.operations.kv_put("k", "q", {"x": torch.zeros(2 * MIB, dtype=torch.uint8)}, timeout=9))
+        cluster.advance(8.9)
+        assert not task.done
+        cluster.advance(0.1)
+        with pytest.raises(CapacityError, match="after 9"):
+            task.result()
+        assert a.get_partition_list() == ["p"]
+
+    def test_first_come_first_served(self, a: Client, b: Client, cluster: Cluster) -> None:
+        metas = [a.put(mib(2, fill), partition_id="p") for fill in (1, 2)]
+        c = cluster.client("c")
+        tasks = []
+        for client, name in ((b, "first"), (c, "second")):
+            tasks.append(client.start(client.operations.put(mib(2), partition_id=name, timeout=60)))
+            cluster.run()
+        a.clear_samples(metas[1])
+        cluster.run()
+        assert [task.done for task in tasks] == [True, False]
+        a.clear_samples(metas[0])
+        cluster.run()
+        assert tasks[1].done
+
+    def test_what_was_cleared_can_be_used_by_its_writer(self, a: Client, cluster: Cluster) -> None:
+        """The extents that a client holds open do not stand in the way of its own next put."""
+        for i in range(40):
+            a.kv_put(f"k{i}", "p", {"x": torch.zeros(50_000, dtype=torch.uint8)})
+        assert cluster.unit.table.leased > 1 * MIB
+        a.clear_partition("p")
+        meta = a.put(mib(4), partition_id="p")
+        assert a.get_data(meta)["x"].values().numel() == 4 * MIB
+
+    def test_small_live_values_are_kept_when_space_is_handed_back(self, a: Client, cluster: Cluster) -> None:
+        keys = [f"k{i}" for i in range(40)]
+        for i, key in enumerate(keys):
+            a.kv_put(key, "p", {"x": torch.full((50_000,), i, dtype=torch.uint8)})
+        with pytest.raises(CapacityError):
+            a.put(mib(4), partition_id="q")
+        assert cluster.clock.now <= 1  # it may look once more, after it handed back what it had not filled
+        rows = a.kv_batch_get(keys, "p")["x"].unbind()
+        assert [int(row.float().mean()) for row in rows] == list(range(40))
+        a.kv_put("more", "p", {"x": torch.zeros(10, dtype=torch.uint8)})
+
+    def test_space_is_used_again_and_again(self, a: Client, b: Client, cluster: Cluster) -> None:
+        for i in range(20):
+            meta = (a, b)[i % 2].put(mib(3, i), partition_id="p")
+            assert int(a.get_data(meta)["x"].values().max()) == i
+            b.clear_samples(meta)
+        assert cluster.unit.arena.held <= 4 * MIB

@@ -1,0 +1,244 @@
+"""get_data: order, repeats, what is gone, several partitions at once, layouts, independence from the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from simulated import Start, numbers, ragged, rows_of, same, table
+from transfer_queue.errors import FieldTypeError, InvalidArgumentError, StorageKeyNotFoundError, UncarriableValueError
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.testing import Client
+
+
+class Point:
+    """A class that only pickle carries."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and self.x == other.x
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class TestRows:
+    def test_in_the_order_of_the_metadata(self, a: Client, b: Client) -> None:
+        meta = a.put(table(x=torch.arange(4), n=ragged(1, 2, 3, 4), o=list("uvwx")), partition_id="p")
+        meta.reorder([2, 0, 3, 1])
+        back = b.get_data(meta)
+        assert back.batch_size == torch.Size([4])
+        assert back["x"].tolist() == [2, 0, 3, 1]
+        assert [len(row) for row in back["n"].unbind()] == [3, 1, 4, 2]
+        assert back.get("o").tolist() == list("wuxv")
+
+    def test_repeats(self, a: Client) -> None:
+        a.put(numbers(3), partition_id="p")
+        meta = BatchMeta([2, 0, 2], ["p"] * 3, {"x": {"dtype": torch.int64, "shape": torch.Size([])}})
+        assert a.get_data(meta)["x"].tolist() == [2, 0, 2]
+
+    def test_selected_fields(self, a: Client) -> None:
+        meta = a.put(table(x=torch.arange(2), y=torch.ones(2)), partition_id="p")
+        assert sorted(a.get_data(meta.select_fields(["y"])).keys()) == ["y"]
+        nothing = a.get_data(meta.select_fields([]))
+        assert (list(nothing.keys()), nothing.batch_size) == ([], torch.Size([2]))
+
+    def test_of_no_samples(self, a: Client) -> None:
+        nothing = a.get_data(BatchMeta())
+        assert isinstance(nothing, TensorDict)
+        assert (list(nothing.keys()), nothing.batch_size) == ([], torch.Size([0]))
+
+    def test_is_writable_and_independent(self, a: Client, b: Client) -> None:
+        meta = a.put(table(x=torch.zeros(4, 2), n=ragged(3, 1, 1, 1), o=[np.zeros(2)] * 4), partition_id="p")
+        mine, theirs = a.get_data(meta), b.get_data(meta)
+        mine["x"].values().fill_(7)
+        mine["n"].values().fill_(7)
+        mine.get("o").tolist()[0][:] = 7
+        a.clear_partition("p")
+        a.put(table(x=torch.full((400, 20), 9.0)), partition_id="p")
+        assert theirs["x"].values().abs().sum() == 0
+        assert theirs["n"].values().tolist() == [1, 1, 1, 2, 3, 4]
+        assert theirs.get("o").tolist()[0].tolist() == [0, 0]
+
+    def test_fields_of_different_puts(self, a: Client, b: Client) -> None:
+        meta = a.put(numbers(5), partition_id="p")
+        for i in range(5):
+            b.put(table(y=torch.tensor([[i, -i]])), meta[i])
+        a.put(table(z=list("abcde")), meta)
+        back = a.get_data(a.get_meta(["x", "y", "z"], 5, "p", task_name="t"))
+        assert [row.tolist() for row in back["y"].unbind()] == [[i, -i] for i in range(5)]
+        assert back.get("z").tolist() == list("abcde")
+
+
+class TestGone:
+    def test_cleared(self, a: Client, b: Client) -> None:
+        meta = a.put(numbers(3), partition_id="p")
+        b.clear_samples(meta.select_samples([1]))
+        with pytest.raises(StorageKeyNotFoundError, match=r"1 of 3 samples.*\[1\]"):
+            a.get_data(meta)
+        assert a.get_data(meta.select_samples([0, 2]))["x"].tolist() == [0, 2]
+
+    def test_partition_dropped(self, a: Client, b: Client) -> None:
+        meta = a.put(numbers(1), partition_id="p")
+        b.clear_partition("p")
+        with pytest.raises(KeyError):
+            a.get_data(meta)
+
+    def test_a_field_that_is_missing(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        a.put(table(y=torch.zeros(1)), meta[1].copy())
+        wanted = a.get_meta(["x", "y"], None, "p", mode="force_fetch")
+        with pytest.raises(StorageKeyNotFoundError, match=r"'y' is not produced for 1 of 2.*\[0\]"):
+            a.get_data(wanted)
+
+    def test_clearing_twice_is_fine(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        a.clear_samples(meta)
+        a.clear_samples(meta)
+        a.clear_samples(BatchMeta())
+        assert a.get_partition_list() == ["p"]
+
+
+class TestSeveralPartitions:
+    def both(self, a: Client, one: TensorDict, two: TensorDict) -> BatchMeta:
+        metas = [a.put(data, partition_id=p) for data, p in ((one, "p"), (two, "q"))]
+        return BatchMeta.concat(metas, validate=False)
+
+    def test_interleaved(self, a: Client, b: Client) -> None:
+        both = self.both(a, table(x=torch.arange(2), o=["a", "b"]), table(x=torch.arange(10, 13), o=["c", "d", "e"]))
+        both.reorder([4, 0, 2, 1, 3])
+        back = b.get_data(both)
+        assert back["x"].tolist() == [12, 0, 10, 1, 11]
+        assert back.get("o").tolist() == ["e", "a", "c", "b", "d"]
+
+    def test_fields_in_different_blocks(self, a: Client) -> None:
+        metas = []
+        for start, name in ((0, "p"), (10, "q")):
+            meta = a.put(numbers(2, start), partition_id=name)
+            a.put(table(z=torch.arange(2) + start, y=torch.ones(2)), meta)
+            metas.append(meta)
+        back = a.get_data(BatchMeta.concat(metas))
+        assert back["z"].tolist() == back["x"].tolist() == [0, 1, 10, 11]
+        assert back["y"].tolist() == [1] * 4
+
+    @pytest.mark.parametrize(
+        ("one", "two", "where"),
+        [
+            (torch.zeros(2, 3), torch.ones(1, 3), 0),
+            (torch.zeros(2, 3), torch.ones(1, 5), 0),
+            (torch.zeros(2, 3, 4), torch.ones(1, 3, 5), 1),
+            (torch.zeros(2, 3, 4), torch.ones(1, 2, 4), 0),
+            (ragged(1, 3), torch.ones(1, 2), 0),
+        ],
+    )
+    def test_one_ragged_dimension(self, a: Client, one: torch.Tensor, two: torch.Tensor, where: int) -> None:
+        column = a.get_data(self.both(a, table(x=one), table(x=two)))["x"]
+        assert (column.is_nested, column.layout) == (True, torch.jagged)
+        assert column._ragged_idx == where + 1
+        assert all(map(same, column.unbind(), [*one.unbind(), *two.unbind()]))
+
+    def test_ragged_within_one_and_otherwise_between_both(self, a: Client) -> None:
+        """One partition differs in the first dimension, the two differ in the second."""
+        rows = [torch.zeros(1, 4), torch.zeros(2, 4)]
+        both = self.both(
+            a, table(x=torch.nested.nested_tensor(rows, layout=torch.jagged)), table(x=torch.ones(1, 5, 3))
+        )
+        column = a.get_data(both)["x"]
+        assert (column.is_nested, column.layout) == (True, torch.strided)
+        assert all(map(same, column.unbind(), [*rows, torch.ones(5, 3)]))
+
+    def test_ranks_that_differ(self, a: Client) -> None:
+        both = self.both(a, table(x=torch.zeros(2, 3)), table(x=torch.ones(1)))
+        column = a.get_data(both).get("x")
+        assert isinstance(column, NonTensorStack)
+        assert all(map(same, column.tolist(), [torch.zeros(3), torch.zeros(3), torch.ones(())]))
+
+    def test_mixed_ranks_within_one(self, a: Client) -> None:
+        rows = [torch.zeros(3), torch.zeros(1, 2)]
+        both = self.both(a, TensorDict({"x": NonTensorStack(*rows)}, batch_size=[2]), table(x=torch.ones(1, 4)))
+        assert all(map(same, a.get_data(both).get("x").tolist(), [*rows, torch.ones(4)]))
+
+    @pytest.mark.parametrize("other", [torch.zeros(1, dtype=torch.int32), ["text"]])
+    def test_types_that_differ(self, a: Client, other: Any) -> None:
+        both = self.both(a, numbers(2), table(x=other))
+        with pytest.raises(FieldTypeError, match=r"'x'.*chunk_by_partition"):
+            a.get_data(both)
+        parts = [a.get_data(part) for part in both.chunk_by_partition()]
+        assert [len(part) for part in parts] == [2, 1]
+
+    def test_cleared_in_one(self, a: Client) -> None:
+        both = self.both(a, numbers(1), numbers(1, 10))
+        a.clear_partition("q")
+        with pytest.raises(StorageKeyNotFoundError, match="'q'"):
+            a.get_data(both)
+
+
+class TestLayouts:
+    def test_rows_that_agree(self, a: Client) -> None:
+        rows = torch.arange(6.0).reshape(2, 3)
+        meta = a.put(table(x=rows, s=torch.arange(2), o=["u", "v"]), partition_id="p")
+        jagged, dense, padded, listed = (
+            a.get_data(meta, layout=layout) for layout in ("jagged", "dense", "padded", "list")
+        )
+        assert jagged["x"].layout == torch.jagged
+        assert all(map(same, jagged["x"].unbind(), rows))
+        assert same(dense["x"], rows)
+        assert same(padded["x"], rows)
+        assert all(map(same, listed.get("x").tolist(), rows))
+        for back in (jagged, dense, padded):
+            assert back["s"].tolist() == [0, 1]
+        for back in (jagged, dense, padded, listed):
+            assert back.get("o").tolist() == ["u", "v"]
+
+    def test_rows_that_differ(self, a: Client) -> None:
+        meta = a.put(table(x=ragged(1, 3)), partition_id="p")
+        assert [row.tolist() for row in a.get_data(meta)["x"].unbind()] == [[1], [2, 2, 2]]
+        assert a.get_data(meta, layout="padded")["x"].tolist() == [[1, 0, 0], [2, 2, 2]]
+        assert [row.tolist() for row in rows_of(a.get_data(meta, layout="list").get("x"))] == [[1], [2, 2, 2]]
+        with pytest.raises(ValueError, match=r"'x'.*dense"):
+            a.get_data(meta, layout="dense")
+        assert a.get_data(meta[1], layout="dense")["x"].tolist() == [[2, 2, 2]]
+
+    def test_an_unknown_one(self, a: Client) -> None:
+        meta = a.put(numbers(1), partition_id="p")
+        with pytest.raises(InvalidArgumentError, match="'round'"):
+            a.get_data(meta, layout="round")
+
+    def test_of_keys(self, a: Client) -> None:
+        a.kv_batch_put(["k", "l"], "p", table(x=ragged(1, 2)))
+        assert a.kv_batch_get(["l", "k"], "p", layout="padded")["x"].tolist() == [[2, 2], [1, 0]]
+        meta = a.kv_put("k", "p", {"y": 1})
+        assert a.kv_batch_get_by_meta(meta, layout="list").get("y").tolist() == [1]
+
+    def test_the_type_does_not_depend_on_the_batch(self, a: Client) -> None:
+        meta = a.put(table(x=ragged(2, 2)), partition_id="p")
+        assert a.get_data(meta)["x"].layout == torch.jagged
+        a.put(table(x=torch.zeros(1, 5, 2)), partition_id="q")
+        more = a.put(table(x=ragged(1)), partition_id="p")
+        for batch in (meta, more, meta[1]):
+            column = a.get_data(batch)["x"]
+            assert (column.is_nested, column.layout, column.dim()) == (True, torch.jagged, 2)
+
+
+class TestPickle:
+    def test_objects_of_the_users(self, a: Client, b: Client) -> None:
+        meta = a.put(table(o=[Point(1), [Point(2)]]), partition_id="p")
+        assert b.get_data(meta).get("o").tolist() == [Point(1), [Point(2)]]
+
+    def test_forbidden_at_both_ends(self, start: Start) -> None:
+        cluster = start(conf={"security": {"allow_pickle": False}})
+        client = cluster.client("c")
+        with pytest.raises(UncarriableValueError, match="pickle"):
+            client.put(table(o=[Point(1)]), partition_id="p")
+        with pytest.raises(UncarriableValueError, match="pickle"):
+            client.kv_put("k", "p", tag={"o": Point(1)})
+        with pytest.raises(UncarriableValueError, match="pickle"):
+            client.kv_put("k", "p", {"o": Point(1)})
+        assert client.get_partition_list() == []
+        meta = client.put(table(o=[{"n": 1, "a": np.arange(2)}]), partition_id="p")
+        assert same(client.get_data(meta).get("o").tolist(), [{"n": 1, "a": np.arange(2)}])

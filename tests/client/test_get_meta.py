@@ -1,0 +1,392 @@
+"""get_meta in all its modes, waiting and polling; progress, seals, reservations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from simulated import Start, failure, numbers, ragged, table
+from transfer_queue.errors import (
+    BatchGoneError,
+    InvalidArgumentError,
+    SealedError,
+    UnknownPartitionError,
+    WaitTimeoutError,
+)
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.testing import Client, Cluster
+
+POLLING = {"controller": {"polling_mode": True}}
+
+
+class TestFetch:
+    def test_ready_samples_in_order(self, a: Client, b: Client) -> None:
+        put = a.put(numbers(6), partition_id="p")
+        meta = b.get_meta(["x"], 4, "p", task_name="train")
+        assert meta.global_indexes == put.global_indexes[:4] == [0, 1, 2, 3]
+        assert meta.partition_ids == ["p"] * 4
+        assert meta.field_names == ["x"]
+        assert meta.is_ready
+        assert meta.production_status.tolist() == [1] * 4
+
+    def test_marks_them_consumed_for_this_task_alone(self, a: Client) -> None:
+        a.put(numbers(4), partition_id="p")
+        first = a.get_meta(["x"], 2, "p", task_name="train").global_indexes
+        second = a.get_meta(["x"], 2, "p", task_name="train").global_indexes
+        assert (first, second) == ([0, 1], [2, 3])
+        assert a.get_meta(["x"], 4, "p", task_name="other").global_indexes == [0, 1, 2, 3]
+        assert a.check_consumption_status("train", "p")
+        assert not a.check_consumption_status("third", "p")
+
+    def test_needs_all_fields(self, a: Client, b: Client, cluster: Cluster) -> None:
+        meta = a.put(numbers(4), partition_id="p")
+        task = b.start(b.operations.get_meta(["x", "y"], 2, "p", task_name="t", timeout=9))
+        cluster.run()
+        assert not task.done
+        a.put(table(y=torch.ones(2)), meta.select_samples([1, 3]))
+        cluster.run()
+        assert task.result().global_indexes == [1, 3]
+        assert task.result().field_names == ["x", "y"]
+
+    def test_a_field_named_by_one_str(self, a: Client) -> None:
+        a.put(table(reward=torch.zeros(1)), partition_id="p")
+        assert a.get_meta("reward", 1, "p", task_name="t").field_names == ["reward"]
+
+    def test_describes_the_fields(self, a: Client) -> None:
+        a.put(table(x=torch.zeros(2, 3, dtype=torch.float16), n=ragged(1, 4), o=["one", None]), partition_id="p")
+        schema = a.get_meta(["x", "n", "o"], 2, "p", task_name="t").field_schema
+        assert (schema["x"]["dtype"], tuple(schema["x"]["shape"])) == (torch.float16, (3,))
+        assert schema["x"]["is_nested"] is False
+        assert schema["n"]["is_nested"] is True
+        assert [tuple(shape) for shape in schema["n"]["per_sample_shapes"]] == [(1,), (4,)]
+        assert schema["o"]["is_non_tensor"] is True
+
+    def test_the_task_may_stand_in_the_sampling_config(self, a: Client) -> None:
+        a.put(numbers(1), partition_id="p")
+        a.get_meta(["x"], 1, "p", sampling_config={"task_name": "t"})
+        assert a.check_consumption_status("t", "p")
+
+    def test_zero_wanted(self, a: Client) -> None:
+        assert len(a.get_meta(["x"], 0, "p", task_name="t")) == 0
+        assert a.get_partition_list() == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"mode": "steal"}, "mode is 'steal'"),
+            ({"data_fields": []}, "data_fields"),
+            ({"data_fields": [1]}, "data_fields"),
+            ({"batch_size": -1}, "negative"),
+            ({"batch_size": None}, "batch_size"),
+            ({"batch_size": 1.5}, "batch_size"),
+            ({"task_name": None}, "task_name"),
+        ],
+    )
+    def test_arguments_that_cannot_be_right(self, a: Client, arguments: dict[str, Any], words: str) -> None:
+        good = {"data_fields": ["x"], "batch_size": 1, "partition_id": "p", "task_name": "t"}
+        with pytest.raises(InvalidArgumentError, match=words):
+            a.get_meta(**{**good, **arguments})
+
+
+class TestWaiting:
+    def test_the_publish_that_completes_it_answers_it(self, a: Client, b: Client, cluster: Cluster) -> None:
+        task = b.start(b.operations.get_meta(["x"], 4, "p", task_name="t", timeout=60))
+        a.put(numbers(3), partition_id="p")
+        cluster.run()
+        assert not task.done
+        before = cluster.controller.counters["requests"]
+        a.put(numbers(1, 3), partition_id="p")
+        cluster.run()
+        assert task.result().global_indexes == [0, 1, 2, 3]
+        assert cluster.controller.counters["requests"] == before + 1
+        assert cluster.clock.now == 0
+
+    def test_waiting_creates_nothing(self, b: Client, cluster: Cluster) -> None:
+        task = b.start(b.operations.get_meta(["x"], 1, "p", task_name="t", timeout=5))
+        cluster.run()
+        assert b.get_partition_list() == []
+        cluster.advance(5)
+        assert task.done
+
+    def test_timeout(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(numbers(3), partition_id="p")
+        task = b.start(b.operations.get_meta(["x"], 4, "p", task_name="train", timeout=5))
+        cluster.advance(4.99)
+        assert not task.done
+        cluster.advance(0.01)
+        with pytest.raises(WaitTimeoutError) as caught:
+            task.result()
+        assert isinstance(caught.value, TimeoutError)
+        assert isinstance(caught.value, RuntimeError)
+        for word in ("Timeout", "'train'", "'x'", "4 samples", "3 available"):
+            assert word in str(caught.value)
+        assert a.get_meta(["x"], 3, "p", task_name="train").size == 3  # it took nothing
+
+    def test_timeout_by_environment(self, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TQ_CONTROLLER_GET_METADATA_TIMEOUT", "7")
+        with pytest.raises(WaitTimeoutError):
+            b.get_meta(["x"], 1, "p", task_name="t")
+        assert cluster.clock.now == 7
+
+    def test_default_timeout(self, b: Client, cluster: Cluster) -> None:
+        with pytest.raises(WaitTimeoutError):
+            b.get_meta(["x"], 1, "p", task_name="t")
+        assert cluster.clock.now == 60
+
+    def test_first_come_first_served(self, a: Client, b: Client, cluster: Cluster) -> None:
+        first = a.start(a.operations.get_meta(["x"], 2, "p", task_name="t", timeout=60))
+        cluster.run()
+        second = b.start(b.operations.get_meta(["x"], 2, "p", task_name="t", timeout=60))
+        cluster.run()
+        c = cluster.client("c")
+        c.put(numbers(4), partition_id="p")
+        cluster.run()
+        assert first.result().global_indexes == [0, 1]
+        assert second.result().global_indexes == [2, 3]
+
+    def test_a_large_claim_holds_up_no_small_one(self, a: Client, b: Client, cluster: Cluster) -> None:
+        large = a.start(a.operations.get_meta(["x"], 10, "p", task_name="t", timeout=60))
+        cluster.run()
+        small = b.start(b.operations.get_meta(["x"], 1, "p", task_name="t", timeout=60))
+        cluster.client("c").put(numbers(1), partition_id="p")
+        cluster.run()
+        assert small.result().global_indexes == [0]
+        assert not large.done
+        cluster.advance(60)
+        assert large.done
+
+    def test_seal_lets_a_waiting_fetch_take_the_rest(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(numbers(3), partition_id="p")
+        task = b.start(b.operations.get_meta(["x"], 4, "p", task_name="t", timeout=60))
+        cluster.run()
+        a.seal("p")
+        cluster.run()
+        assert task.result().global_indexes == [0, 1, 2]
+
+    def test_await_batch_ends_with_the_partition(self, a: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        assert a.await_batch(["x"], 4, "p", "t", timeout=3)[1] is False
+        a.seal("p")
+        meta, ended = a.await_batch(["x"], 4, "p", "t", timeout=3)
+        assert (meta.global_indexes, ended) == ([0, 1], False)
+        meta, ended = a.await_batch(["x"], 4, "p", "t", timeout=3)
+        assert (len(meta), ended) == (0, True)
+
+    def test_await_batch_without_taking(self, a: Client, b: Client, cluster: Cluster) -> None:
+        task = b.start(b.operations.await_batch(["x"], 2, "p", "t", take=False, timeout=60))
+        a.put(numbers(2), partition_id="p")
+        cluster.run()
+        assert (len(task.result()[0]), task.result()[1]) == (0, False)
+        assert a.get_meta(["x"], 2, "p", task_name="t").size == 2
+
+    def test_await_batch_finite(self, a: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        assert len(a.await_batch(["x"], 2, "p", "t", finite=True, timeout=1)[0]) == 2
+        assert a.await_batch(["x"], 2, "p", "t", finite=True, timeout=1)[1] is True
+
+
+class TestPolling:
+    @pytest.fixture
+    def cluster(self, start: Start) -> Cluster:
+        return start(seed=2, conf=POLLING)
+
+    @pytest.mark.parametrize("there", [0, 3])
+    def test_answers_at_once_with_nothing(self, a: Client, cluster: Cluster, there: int) -> None:
+        if there:
+            a.put(numbers(there), partition_id="p")
+        meta = a.call(a.operations.get_meta(["x"], 4, "p", task_name="t"))
+        assert (meta.size, meta.field_names) == (0, [])
+        assert cluster.clock.now == 0
+
+    def test_an_unknown_field_is_nothing_ready(self, a: Client) -> None:
+        a.put(numbers(4), partition_id="p")
+        assert len(a.call(a.operations.get_meta(["x", "z"], 1, "p", task_name="t"))) == 0
+
+    def test_what_is_ready_comes(self, a: Client) -> None:
+        a.put(numbers(4), partition_id="p")
+        assert a.call(a.operations.get_meta(["x"], 4, "p", task_name="t")).size == 4
+
+    def test_with_a_timeout_it_waits(self, a: Client, cluster: Cluster) -> None:
+        with pytest.raises(WaitTimeoutError):
+            a.get_meta(["x"], 4, "p", task_name="t", timeout=2)
+        assert cluster.clock.now == 2
+
+    def test_a_sampler_that_gives_nothing(self, start: Start) -> None:
+        class Never(BaseSampler):
+            def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+                return [], []
+
+        client = start(conf=POLLING, sampler=Never()).client("c")
+        client.put(numbers(4), partition_id="p")
+        assert len(client.call(client.operations.get_meta(["x"], 1, "p", task_name="t"))) == 0
+
+
+class TestSamplers:
+    def test_rank_aware(self, start: Start) -> None:
+        client = start(sampler=RankAwareSampler()).client("c")
+        client.put(numbers(8), partition_id="p")
+
+        def fetch(rank: int, number: int, size: int = 2) -> list[int]:
+            config = {"dp_rank": rank, "batch_index": number, "task_name": "t", "partition_id": "p"}
+            return client.get_meta(["x"], size, "p", task_name="t", sampling_config=config).global_indexes
+
+        assert fetch(0, 0) == fetch(0, 0) == [0, 1]
+        assert fetch(1, 0) == [2, 3]
+        with pytest.raises(ValueError, match="batch_size"):
+            fetch(0, 0, size=4)
+        with pytest.raises(ValueError, match="greater than or equal to 0"):
+            fetch(-1, 0)
+        meta = client.get_meta(["x"], None, "p", mode="force_fetch")
+        client.clear_samples(meta.select_samples([0, 1]))
+        with pytest.raises(BatchGoneError):
+            fetch(0, 0)
+        assert fetch(1, 0) == [2, 3]
+
+    def test_groups(self, start: Start) -> None:
+        client = start(sampler=GRPOGroupNSampler(n_samples_per_prompt=2)).client("c")
+        client.put(numbers(4), partition_id="p", group_ids=["u", "v", "u", "v"])
+        assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 2]
+        with pytest.raises(ValueError, match="must be a multiple of n_samples_per_prompt"):
+            client.get_meta(["x"], 3, "p", task_name="t")
+        with pytest.raises(InvalidArgumentError, match="3 group_ids for 2 rows"):
+            client.put(numbers(2), partition_id="p", group_ids=[1, 2, 3])
+
+    def test_balanced(self, start: Start) -> None:
+        cluster = start(sampler=SeqlenBalancedSampler(dp_size=2))
+        client = cluster.client("c")
+        meta = client.put(numbers(4), partition_id="p")
+        meta.update_custom_meta([{"total_lengths": n} for n in (10, 1, 1, 10)])
+        client.set_custom_meta(meta)
+        shares = [
+            client.get_meta(["x"], 2, "p", task_name="t", sampling_config={"dp_rank": rank, "batch_index": 0})
+            for rank in range(2)
+        ]
+        assert [sum(tag["total_lengths"] for tag in share.custom_meta) for share in shares] == [11, 11]
+        assert client.check_consumption_status("t", "p")
+
+    def test_one_that_raises_fails_its_caller_alone(self, start: Start) -> None:
+        class Broken(BaseSampler):
+            def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+                raise LookupError("a fault of mine")
+
+        cluster = start(sampler=Broken())
+        client = cluster.client("c")
+        client.put(numbers(2), partition_id="p")
+        error = failure(cluster, client, client.operations.get_meta(["x"], 1, "p", task_name="t"))
+        assert "a fault of mine" in str(error)
+        assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0]  # type: ignore[union-attr]
+
+
+class TestInsert:
+    def test_reserves(self, a: Client) -> None:
+        meta = a.get_meta(["x"], 3, "p", mode="insert")
+        assert meta.global_indexes == [0, 1, 2]
+        assert meta.production_status.tolist() == [0, 0, 0]
+        assert not a.check_production_status(["x"], "p")
+        assert a.get_consumption_status("t", "p")[0].tolist() == [0, 1, 2]  # type: ignore[union-attr]
+        a.put(numbers(3), meta)
+        assert meta.is_ready
+        assert a.check_production_status(["x"], "p")
+        assert a.get_meta(["x"], 3, "p", task_name="t").global_indexes == [0, 1, 2]
+
+    def test_pre_allocated_rows_are_taken_first(self, a: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", "4")
+        assert a.create_partition("p") is True
+        assert a.create_partition("p") is False
+        monkeypatch.delenv("TQ_PRE_ALLOC_SAMPLE_NUM")
+        assert a.put(numbers(2), partition_id="p").global_indexes == [0, 1]
+        assert not a.check_production_status(["x"], "p")
+        assert a.put(numbers(3), partition_id="p").global_indexes == [2, 3, 4]
+        assert a.check_production_status(["x"], "p")
+
+    def test_indexes_are_never_used_again(self, a: Client) -> None:
+        meta = a.put(numbers(3), partition_id="p")
+        a.clear_samples(meta)
+        a.clear_partition("p")
+        assert a.put(numbers(1), partition_id="p").global_indexes == [3]
+
+    def test_a_sealed_partition_takes_no_rows(self, a: Client) -> None:
+        a.put(numbers(1), partition_id="p")
+        a.seal("p")
+        with pytest.raises(SealedError):
+            a.get_meta(["x"], 1, "p", mode="insert")
+        with pytest.raises(SealedError):
+            a.put(numbers(1), partition_id="p")
+
+
+class TestForceFetch:
+    def test_shows_all(self, a: Client) -> None:
+        first = a.put(numbers(2), partition_id="p")
+        a.put(table(y=torch.zeros(2)), partition_id="p")
+        a.get_meta(["x"], 1, "p", task_name="t")
+        shown = a.get_meta(["x"], None, "p", mode="force_fetch")
+        assert shown.global_indexes == [0, 1, 2, 3]
+        assert shown.production_status.tolist() == [1, 1, 0, 0]
+        assert a.get_meta(["x"], 1, "p", task_name="t").global_indexes == first.global_indexes[1:]
+
+    def test_fields_that_do_not_exist_do_not_count(self, a: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        assert a.get_meta(["x", "zzz"], 1, "p", mode="force_fetch").production_status.tolist() == [1, 1]
+
+    def test_unknown_partition(self, a: Client) -> None:
+        with pytest.raises(UnknownPartitionError, match="'nowhere'"):
+            a.get_meta(["x"], None, "nowhere", mode="force_fetch")
+        assert issubclass(UnknownPartitionError, RuntimeError)
+
+
+class TestProgress:
+    def test_production_status(self, a: Client) -> None:
+        meta = a.put(numbers(3), partition_id="p")
+        a.put(table(y=torch.zeros(1)), meta.select_samples([1]))
+        rows, matrix = a.get_production_status(["y", "x"], "p")
+        assert rows is not None
+        assert matrix is not None
+        assert (rows.dtype, matrix.dtype) == (torch.int64, torch.int8)
+        assert rows.tolist() == [0, 1, 2]
+        assert matrix.tolist() == [[0, 1], [1, 1], [0, 1]]
+
+    def test_unknown_ones(self, a: Client) -> None:
+        assert a.get_production_status(["x"], "p") == (None, None)
+        assert a.get_consumption_status("t", "p") == (None, None)
+        assert not a.check_production_status(["x"], "p")
+        assert not a.check_consumption_status("t", "p")
+        a.put(numbers(1), partition_id="p")
+        assert a.get_production_status(["x", "y"], "p") == (None, None)
+        assert not a.check_production_status(["x", "y"], "p")
+
+    def test_consumption_status(self, a: Client) -> None:
+        a.put(numbers(3), partition_id="p")
+        a.get_meta(["x"], 2, "p", task_name="t")
+        rows, consumed = a.get_consumption_status("t", "p")
+        assert rows is not None
+        assert consumed is not None
+        assert (rows.tolist(), consumed.tolist(), consumed.dtype) == ([0, 1, 2], [1, 1, 0], torch.int8)
+
+    def test_reset_consumption(self, a: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        for task in ("t", "u"):
+            a.get_meta(["x"], 2, "p", task_name=task)
+        assert a.reset_consumption("p", "t") is True
+        assert (a.check_consumption_status("t", "p"), a.check_consumption_status("u", "p")) == (False, True)
+        assert a.reset_consumption("p") is True
+        assert not a.check_consumption_status("u", "p")
+        assert a.reset_consumption("nowhere") is True
+        assert a.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 1]
+
+    def test_partition_list(self, a: Client) -> None:
+        for name in ("two", "one"):
+            a.put(numbers(1), partition_id=name)
+        assert a.get_partition_list() == ["two", "one"]
+        a.clear_partition("two")
+        a.clear_partition("two")
+        assert a.get_partition_list() == ["one"]
+
+    def test_explain_and_status(self, a: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        assert "y" in a.explain("p", 0, task="t", fields=["x", "y"])
+        [progress] = a.status().partitions
+        assert (progress.name, progress.rows) == ("p", 2)
+        assert [(field.name, field.produced) for field in progress.fields] == [("x", 2)]

@@ -1,0 +1,367 @@
+"""The KV family by the sentences of the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from simulated import Start, numbers, ragged, rows_of, same, table
+from transfer_queue.errors import (
+    DuplicateError,
+    FieldTypeError,
+    InvalidArgumentError,
+    SealedError,
+    UnknownPartitionError,
+)
+from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.testing import Client, Cluster
+from transfer_queue.wire.objects import DELETE
+
+
+class Exotic:
+    """A tag value that only pickle carries."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exotic) and self.n == other.n
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class TestPut:
+    def test_creates_keys_and_adds_fields(self, a: Client) -> None:
+        assert a.kv_put("k", "p", {"x": torch.arange(3)}).fields == ["x"]
+        assert a.kv_put("k", "p", {"y": "text"}).fields == ["x", "y"]
+        back = a.kv_batch_get("k", "p")
+        assert back["x"].unbind()[0].tolist() == [0, 1, 2]
+        assert back.get("y").tolist() == ["text"]
+        assert a.get_data(a.get_meta(["x"], 1, "p", task_name="t"))["x"].unbind()[0].tolist() == [0, 1, 2]
+
+    def test_what_it_returns(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": 1, "z": 1}, tag={"n": 1})
+        meta = a.kv_batch_put(["l", "k"], "p", {"x": [1, 2], "y": [3, 4]}, tags=[{"m": 2}, {"m": 3}])
+        assert meta == KVBatchMeta(["l", "k"], [{"m": 2}, {"n": 1, "m": 3}], "p", ["x", "y"])
+        assert a.kv_batch_put(["k"], "p", {"w": [0]}).tags == [{"n": 1, "m": 3}]
+
+    def test_fields_common_to_all_keys(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": 1, "z": 1})
+        assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {"n": 1}]).fields == []
+        assert a.kv_put("l", "p", {"z": 1}).fields == ["z"]
+        assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {}]).fields == ["z"]
+
+    def test_fields_of_one_sample(self, a: Client, b: Client) -> None:
+        value = {
+            "t": torch.ones(2, 2),
+            "s": torch.tensor(4),
+            "l": [1, 2],
+            "a": np.arange(3),
+            "n": None,
+            "d": {"u": (1,)},
+        }
+        a.kv_put("k", "p", value)
+        back = b.kv_batch_get("k", "p")
+        assert back.batch_size == torch.Size([1])
+        assert same(back["t"].unbind()[0], torch.ones(2, 2))
+        assert back["s"].tolist() == [4]
+        for name in "land":
+            assert same(back.get(name).tolist(), [value[name]])
+
+    def test_a_tensordict_of_one_row(self, a: Client) -> None:
+        a.kv_put("k", "p", TensorDict({"x": torch.ones(1, 3), "n": ragged(2)}, batch_size=[1]))
+        assert a.kv_batch_get("k", "p")["x"].unbind()[0].tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            (TensorDict({"x": torch.ones(2)}, batch_size=[2]), "batch size 1, not .2."),
+            (TensorDict({"x": torch.ones(2)}, batch_size=[]), "batch size 1"),
+            ({"x": ragged(1, 2)}, "nested"),
+            (5, "dict or a TensorDict"),
+            (None, "fields or tags"),
+            ({}, "fields or tags"),
+            ({1: "x"}, "str"),
+        ],
+    )
+    @pytest.mark.parametrize("parsed", [False, True])
+    def test_what_kv_put_refuses(self, a: Client, fields: Any, words: str, parsed: bool) -> None:
+        parser = (lambda columns: columns) if parsed else None
+        with pytest.raises(ValueError, match=words):
+            a.kv_put("k", "p", fields, data_parser=parser)
+        assert a.kv_list() == {}
+
+    def test_tags_alone(self, a: Client) -> None:
+        nothing: list[Any] = [None, {}, TensorDict({}, batch_size=[1])]
+        for fields in nothing:
+            assert a.kv_put("k", "p", fields, tag={"n": 1}).fields == []
+        assert a.kv_list("p") == {"p": {"k": {"n": 1}}}
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"tags": [{}]}, "1 tags for 2 keys"),
+            ({"group_ids": ["g"]}, "1 group_ids for 2 rows"),
+            ({"fields": None}, "fields or tags"),
+            ({"keys": ["k", "k"]}, "Got duplicated keys"),
+            ({"keys": ["k", 1]}, "str"),
+            ({"fields": numbers(3)}, "wanted 2 rows, found 3"),
+            ({"tags": [{}, 5]}, "tag must be a dict"),
+            ({"tags": [{}, {1: 2}]}, "must be str"),
+        ],
+    )
+    def test_what_kv_batch_put_refuses(self, a: Client, arguments: dict[str, Any], words: str) -> None:
+        good: dict[str, Any] = {"keys": ["k", "l"], "partition_id": "p", "fields": numbers(2)}
+        with pytest.raises(ValueError, match=words):
+            a.kv_batch_put(**{**good, **arguments})
+        assert a.kv_list() == {}
+
+    def test_duplicates_have_a_class(self, a: Client) -> None:
+        with pytest.raises(DuplicateError):
+            a.kv_batch_put(["k", "k"], "p", numbers(2))
+
+    def test_no_keys(self, a: Client) -> None:
+        assert a.kv_batch_put([], "p", {"x": []}) == KVBatchMeta(partition_id="p", fields=[])
+        assert a.kv_list() == {}
+
+    def test_one_key_as_str(self, a: Client) -> None:
+        assert a.kv_batch_put("key", "p", numbers(1)).keys == ["key"]
+        assert a.kv_batch_get("key", "p", select_fields="x")["x"].tolist() == [0]
+        a.kv_clear("key", "p")
+        assert a.kv_list("p") == {"p": {}}
+
+    def test_data_parser(self, a: Client) -> None:
+        def parse(columns: dict[str, Any]) -> dict[str, Any]:
+            return {"url": [torch.full((len(url),), 1) for url in columns["url"]]}
+
+        a.kv_put("k", "p", {"url": "abc"}, data_parser=parse)
+        a.kv_batch_put(["l", "m"], "p", {"url": ["a", "ab"]}, data_parser=parse)
+        assert [len(row) for row in rows_of(a.kv_batch_get(["m", "l", "k"], "p")["url"])] == [2, 1, 3]
+
+    def test_groups(self, a: Client) -> None:
+        a.create_partition("p", group_size=2)
+        a.kv_put("k", "p", {"x": 1}, group_id="g")
+        a.kv_batch_put(["l"], "p", {"x": [1]}, group_ids=["g"])
+        with pytest.raises(InvalidArgumentError, match="group 'g'"):
+            a.kv_put("m", "p", {"x": 1}, group_id="g")
+
+    def test_a_sealed_partition(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": 1})
+        a.seal("p")
+        a.kv_put("k", "p", {"y": 1})
+        with pytest.raises(SealedError):
+            a.kv_put("l", "p", {"y": 1})
+
+    def test_types(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": torch.zeros(2)})
+        for other in (torch.zeros(2, dtype=torch.int8), "text"):
+            with pytest.raises(FieldTypeError, match="'x'"):
+                a.kv_put("l", "p", {"x": other})
+        a.kv_clear("k", "p")
+        a.kv_put("l", "p", {"x": "text"})
+        assert a.kv_batch_get("l", "p").get("x").tolist() == ["text"]
+
+
+class TestGet:
+    @pytest.fixture
+    def keys(self, a: Client) -> list[str]:
+        a.kv_batch_put(["k", "l", "m"], "p", table(x=torch.arange(3), y=torch.ones(3)))
+        a.kv_put("k", "p", {"z": 1})
+        return ["k", "l", "m"]
+
+    def test_in_the_order_of_the_keys(self, b: Client, keys: list[str]) -> None:
+        assert b.kv_batch_get(["m", "k", "m", "l"], "p")["x"].tolist() == [2, 0, 2, 1]
+
+    def test_unknown_keys_are_left_out(self, b: Client, keys: list[str]) -> None:
+        assert b.kv_batch_get(["?", "m", "!", "k"], "p")["x"].tolist() == [2, 0]
+
+    @pytest.mark.parametrize(("wanted", "partition"), [(["?"], "p"), ([], "p"), (["k"], "nowhere")])
+    def test_not_found(self, b: Client, keys: list[str], wanted: list[str], partition: str) -> None:
+        with pytest.raises(ValueError, match="not found"):
+            b.kv_batch_get(wanted, partition)
+
+    def test_many_keys_are_not_all_told(self, b: Client, keys: list[str]) -> None:
+        with pytest.raises(ValueError, match=r"and 15 more.*not found"):
+            b.kv_batch_get([f"?{i}" for i in range(20)], "p")
+
+    def test_the_fields_that_all_have(self, b: Client, keys: list[str]) -> None:
+        assert sorted(b.kv_batch_get(keys, "p").keys()) == ["x", "y"]
+        assert sorted(b.kv_batch_get("k", "p").keys()) == ["x", "y", "z"]
+        assert sorted(b.kv_batch_get(keys, "p", select_fields=["z", "y", "y"]).keys()) == ["y"]
+
+    @pytest.mark.parametrize("selected", [["z"], [], ["?"]])
+    def test_none_of_the_selected_is_left(self, b: Client, keys: list[str], selected: list[str]) -> None:
+        back = b.kv_batch_get(keys, "p", select_fields=selected)
+        assert (list(back.keys()), back.batch_size) == ([], torch.Size([0]))
+
+    def test_not_ready(self, a: Client, keys: list[str]) -> None:
+        a.kv_put("n", "p", {"w": 1})
+        for selected in (None, ["x"]):
+            with pytest.raises(ValueError, match="not ready"):
+                a.kv_batch_get(["n", "k"], "p", select_fields=selected)
+        a.kv_put("o", "p", tag={"n": 1})
+        with pytest.raises(ValueError, match="not ready"):
+            a.kv_batch_get(["o"], "p")
+
+    def test_consumes_nothing(self, a: Client, keys: list[str]) -> None:
+        a.kv_batch_get(keys, "p")
+        assert len(a.get_meta(["x"], 3, "p", task_name="t")) == 3
+
+    def test_by_meta(self, a: Client, b: Client, keys: list[str]) -> None:
+        meta = a.kv_batch_put(["m", "l"], "p", tags=[{}, {}])
+        assert meta.fields == ["x", "y"]
+        assert b.kv_batch_get_by_meta(meta)["x"].tolist() == [2, 1]
+        assert list(b.kv_batch_get_by_meta(meta, "y").keys()) == ["y"]
+        assert list(b.kv_batch_get_by_meta(meta, ["x"]).keys()) == ["x"]
+
+    @pytest.mark.parametrize(
+        ("meta", "selected", "words"),
+        [
+            (KVBatchMeta(["k"], [{}], "p", ["x"]), ["x", "q"], "select_fields.*'q'.*not found"),
+            (KVBatchMeta(["k"], [{}], "p", None), None, "select_fields.*not found"),
+            (KVBatchMeta(["k"], [{}], "p", None), ["x"], "select_fields.*not found"),
+            (KVBatchMeta(["k"], [{}], None, ["x"]), None, "partition_id"),
+        ],
+    )
+    def test_by_meta_refuses(
+        self, a: Client, keys: list[str], meta: KVBatchMeta, selected: list[str] | None, words: str
+    ) -> None:
+        with pytest.raises(ValueError, match=words):
+            a.kv_batch_get_by_meta(meta, selected)
+
+
+class TestListAndClear:
+    def test_list(self, a: Client, b: Client) -> None:
+        a.kv_batch_put(["l", "k"], "p", numbers(2), tags=[{"n": 1}, {}])
+        a.kv_put("k", "q", {"x": 1})
+        a.kv_put("a", "p", {"x": torch.tensor(3)})
+        listed = b.kv_list()
+        assert listed == {"p": {"l": {"n": 1}, "k": {}, "a": {}}, "q": {"k": {}}}
+        assert list(listed["p"]) == ["l", "k", "a"]
+        assert b.kv_list("q") == {"q": {"k": {}}}
+        assert b.kv_list("nowhere") == {}
+
+    def test_without_keys(self, a: Client) -> None:
+        a.put(numbers(1), partition_id="p")
+        a.kv_put("k", "q", {"x": 1})
+        a.kv_clear(["k"], "q")
+        assert a.kv_list() == {"p": {}, "q": {}}
+
+    def test_clear(self, a: Client, b: Client) -> None:
+        a.kv_put("k", "p", {"x": 1})
+        a.kv_put("l", "p", {"y": 1}, tag={"n": 1})
+        a.kv_put("m", "p", tag={"n": 1})
+        b.kv_clear(["m", "?", "k", "l"], "p")
+        b.kv_clear(["k"], "nowhere")
+        b.kv_clear([], "p")
+        assert a.kv_list() == {"p": {}}
+        with pytest.raises(ValueError, match="not found"):
+            a.kv_batch_get(["k"], "p")
+
+    def test_a_key_again(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": 1}, tag={"n": 1})
+        a.kv_clear("k", "p")
+        assert a.kv_put("k", "p", {"y": 2}).tags == [{}]
+        assert a.kv_retrieve_meta("k", "p").global_indexes == [1]
+
+
+class TestKeysAndIndexes:
+    def test_retrieve_meta(self, a: Client) -> None:
+        a.kv_batch_put(["k", "l"], "p", table(x=torch.arange(2)), tags=[{"n": 1}, {}])
+        a.kv_put("l", "p", {"y": 1})
+        meta = a.kv_retrieve_meta(["l", "?", "k"], "p")
+        assert (meta.global_indexes, meta.field_names) == ([1, 0], ["x"])
+        assert meta.custom_meta == [{}, {"n": 1}]
+        assert a.get_data(meta)["x"].tolist() == [1, 0]
+        assert len(a.kv_retrieve_meta(["k"], "nowhere")) == 0
+        assert a.get_partition_list() == ["p"]
+
+    def test_retrieve_meta_creating(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": torch.tensor(1)})
+        meta = a.kv_retrieve_meta(["l", "k"], "p", create=True)
+        assert (meta.global_indexes, meta.field_names) == ([1, 0], [])
+        a.put(table(x=torch.tensor([5, 6])), meta)
+        assert a.kv_batch_get(["k", "l"], "p")["x"].tolist() == [6, 5]
+
+    def test_retrieve_keys(self, a: Client) -> None:
+        a.kv_batch_put(["k", "l"], "p", numbers(2))
+        a.put(numbers(1), partition_id="p")
+        assert a.kv_retrieve_keys([1, 2, 0], "p") == ["l", None, "k"]
+        assert a.kv_retrieve_keys(0, "p") == ["k"]
+        assert a.kv_retrieve_keys([], "p") == []
+        with pytest.raises(UnknownPartitionError):
+            a.kv_retrieve_keys([0], "nowhere")
+
+
+class TestTags:
+    def test_merge(self, a: Client, b: Client) -> None:
+        a.kv_put("k", "p", tag={"status": "new", "n": 1})
+        assert b.kv_put("k", "p", tag={"status": "running"}).tags == [{"status": "running", "n": 1}]
+
+    def test_scalars_become_numbers(self, a: Client) -> None:
+        a.kv_put("k", "p", tag={"a": np.int64(3), "b": torch.tensor(2.5), "c": np.bool_(True), "d": [np.float32(0.5)]})
+        assert same(a.kv_list("p")["p"]["k"], {"a": 3, "b": 2.5, "c": True, "d": [0.5]})
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None, 2**63, 2**70, -(2**63) - 1, "", "ünï", b"\x00", [], {}, {"a": [1, {"b": None}]}, 1.5, float("inf"),
+            (1, 2), {1: 2}, {3, 4}, 1 + 2j, np.arange(4), torch.arange(3), Exotic(3), [Exotic(4)],
+            {"deep": [{"er": Exotic(5)}]}, [np.arange(2), (1,)],
+        ],
+    )  # fmt: skip
+    def test_other_values_travel_as_they_are(self, a: Client, b: Client, value: Any) -> None:
+        """Wherever a tag comes back: from a put, from a listing, in metadata."""
+        put = a.kv_put("k", "p", {"x": 1}, tag={"v": value}).tags[0]["v"]
+        listed = b.kv_list("p")["p"]["k"]["v"]
+        shown = b.kv_retrieve_meta("k", "p").custom_meta[0]["v"]
+        dealt = b.get_meta(["x"], 1, "p", task_name="t").custom_meta[0]["v"]
+        for back in (put, listed, shown, dealt):
+            assert same(back, value)
+
+    def test_delete(self, a: Client) -> None:
+        a.kv_put("k", "p", tag={"a": 1, "b": 2})
+        assert a.kv_put("k", "p", tag={"a": DELETE, "c": 3}).tags == [{"b": 2, "c": 3}]
+        a.kv_put("k", "p", tag={"zzz": DELETE})
+        assert a.kv_list("p") == {"p": {"k": {"b": 2, "c": 3}}}
+
+    def test_samplers_see_exotic_tags_without_opening_them(self, start: Start) -> None:
+        from transfer_queue.sampler import SeqlenBalancedSampler
+
+        cluster = start(sampler=SeqlenBalancedSampler(dp_size=1))
+        client = cluster.client("c")
+        client.kv_batch_put(["k"], "p", numbers(1), tags=[{"total_lengths": np.int32(5), "o": Exotic(1)}])
+        assert client.get_meta(["x"], 1, "p", task_name="t").custom_meta == [{"total_lengths": 5, "o": Exotic(1)}]
+
+
+class TestValues:
+    def test_what_comes_back(self, a: Client, b: Client) -> None:
+        columns: dict[str, Any] = {
+            "dense": torch.arange(6, dtype=torch.bfloat16).reshape(3, 2),
+            "ragged": ragged(2, 0, 1, dtype=torch.float64),
+            "list": [1, "two", None],
+            "array": np.array([1, 2, 3], dtype=np.uint16),
+            "bytes": np.array([b"a", b"bb", b""], dtype=object),
+            "stack": NonTensorStack({"a": 1}, {"a": 2}, {"a": 3}),
+            "tensors": [torch.zeros(1), torch.ones(2), torch.zeros(0)],
+            "nan": torch.tensor([0x7FC12345, 0x7F800001, 0], dtype=torch.int32).view(torch.float32),
+        }
+        a.kv_batch_put(["k", "l", "m"], "p", columns)
+        back = b.kv_batch_get(["k", "l", "m"], "p")
+        assert all(map(same, back["dense"].unbind(), columns["dense"]))
+        assert [row.tolist() for row in back["ragged"].unbind()] == [[1, 1], [], [3]]
+        assert back.get("list").tolist() == [1, "two", None]
+        assert same(back["array"], torch.tensor([1, 2, 3], dtype=torch.uint16))
+        assert back.get("bytes").tolist() == [b"a", b"bb", b""]
+        assert back.get("stack").tolist() == [{"a": 1}, {"a": 2}, {"a": 3}]
+        assert [len(row) for row in back["tensors"].unbind()] == [1, 2, 0]
+        assert same(back["nan"], columns["nan"])
+
+    def test_the_store_holds_one_copy(self, a: Client, cluster: Cluster) -> None:
+        for _ in range(5):
+            a.kv_batch_put(["k", "l"], "p", table(x=torch.zeros(2, 100)))
+        assert cluster.controller.state.blocks.live_bytes == 832

@@ -1,0 +1,449 @@
+"""put: new samples, fields of existing ones, tags, groups, parsers, and what a put that failed leaves: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from simulated import Start, failure, numbers, ragged, same, table
+from transfer_queue.errors import (
+    CapacityError,
+    FieldTypeError,
+    InvalidArgumentError,
+    ProtocolError,
+    StorageKeyNotFoundError,
+    UncarriableValueError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages import Envelope, Publish
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.storage.effects import Answer
+from transfer_queue.testing import Client, Cluster
+from transfer_queue.wire.encode import EncodedBlock
+
+MIB = 1 << 20
+
+
+class TestNewSamples:
+    def test_metadata_of_what_was_put(self, a: Client) -> None:
+        meta = a.put(table(x=torch.zeros(2, 3), n=ragged(1, 2), o=["s", {"k": 1}]), partition_id="p")
+        assert meta.global_indexes == [0, 1]
+        assert meta.partition_ids == ["p", "p"]
+        assert meta.field_names == ["n", "o", "x"]
+        assert meta.is_ready
+        assert meta.get_dtypes("x") == [torch.float32] * 2
+        assert meta.get_shapes("n") == [torch.Size([1]), torch.Size([2])]
+
+    def test_indexes_ascend_over_partitions(self, a: Client, b: Client) -> None:
+        assert [c.put(numbers(2), partition_id=p).global_indexes for c, p in ((a, "p"), (b, "q"), (a, "p"))] == [
+            [0, 1], [2, 3], [4, 5],
+        ]  # fmt: skip
+
+    def test_a_dict_of_columns(self, a: Client) -> None:
+        meta = a.put({"x": torch.arange(2), "o": ["u", "v"]}, partition_id="p")  # type: ignore[arg-type]
+        assert a.get_data(meta)["x"].tolist() == [0, 1]
+        assert a.get_data(meta).get("o").tolist() == ["u", "v"]
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            (numbers(0), "at least one"),
+            (TensorDict({"x": torch.zeros(())}, batch_size=[]), "no batch dimension"),
+            (TensorDict({}, batch_size=[2]), "no"),
+            ([1, 2], "TensorDict"),
+            ({"x": torch.zeros(2), "y": torch.zeros(3)}, "'y': wanted 2 rows, found 3"),
+        ],
+    )
+    def test_what_is_no_batch(self, a: Client, data: Any, words: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=words):
+            a.put(data, partition_id="p")
+        assert a.get_partition_list() == []
+
+    def test_neither_partition_nor_metadata(self, a: Client) -> None:
+        with pytest.raises(InvalidArgumentError, match="partition_id"):
+            a.put(numbers(1))
+
+    def test_the_source_may_change_afterwards(self, a: Client, b: Client) -> None:
+        source = torch.arange(4)
+        meta = a.put(table(x=source), partition_id="p")
+        source.zero_()
+        assert b.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+
+
+class TestExistingSamples:
+    def test_returns_the_metadata_it_was_given(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        assert a.put(table(y=torch.ones(2)), meta) is meta
+        assert meta.field_names == ["x", "y"]
+        assert same(a.get_data(meta)["y"], torch.ones(2))
+
+    def test_piecewise(self, a: Client, b: Client) -> None:
+        meta = a.put(numbers(6), partition_id="p")
+        for i, part in enumerate(meta.chunk(3)):
+            (a, b)[i % 2].put(table(y=torch.full((2,), i)), part)
+        every_other = meta.select_samples([5, 1])
+        b.put(table(z=torch.tensor([50, 10])), every_other)
+        shown = a.get_meta(["x", "y"], None, "p", mode="force_fetch")
+        assert shown.is_ready
+        assert a.get_data(shown)["y"].tolist() == [0, 0, 1, 1, 2, 2]
+        assert a.get_data(every_other)["z"].tolist() == [50, 10]
+        assert not a.check_production_status(["z"], "p")
+
+    def test_replaces(self, a: Client, b: Client, cluster: Cluster) -> None:
+        meta = a.put(numbers(4), partition_id="p")
+        before = cluster.controller.state.blocks.live_bytes
+        b.put(table(x=torch.tensor([70, 30])), meta.select_samples([3, 1]))
+        assert a.get_data(meta)["x"].tolist() == [0, 30, 2, 70]
+        b.put(numbers(4), meta)
+        assert cluster.controller.state.blocks.live_bytes == before
+
+    def test_over_two_partitions(self, a: Client, b: Client) -> None:
+        one, two = (a.put(numbers(2, start), partition_id=p) for start, p in ((0, "p"), (10, "q")))
+        both = BatchMeta.concat([one, two])
+        both.reorder([2, 0, 3, 1])
+        assert both.partition_ids == ["q", "p", "q", "p"]
+        objects = [{"n": i} for i in range(4)]
+        data = table(
+            y=torch.arange(4) * 1.5, n=ragged(1, 2, 3, 4), o=objects, s=NonTensorStack("a", "b", "c", "d"),
+            one=NonTensorData("same", batch_size=[4]), arrays=np.array([10, 11, 12, 13]),
+        )  # fmt: skip
+        assert a.put(data, both) is both
+        assert both.field_names == ["arrays", "n", "o", "one", "s", "x", "y"]
+        back = b.get_data(both)
+        assert back["x"].tolist() == [10, 0, 11, 1]
+        assert same(back["y"], torch.arange(4) * 1.5)
+        assert [len(row) for row in back["n"].unbind()] == [1, 2, 3, 4]
+        assert back.get("o").tolist() == objects
+        assert back.get("s").tolist() == ["a", "b", "c", "d"]
+        assert back.get("one").tolist() == ["same"] * 4
+        assert back["arrays"].tolist() == [10, 11, 12, 13]
+        assert a.get_data(one.copy())["x"].tolist() == [0, 1]
+
+    def test_over_two_partitions_a_list_in_nontensordata(self, a: Client) -> None:
+        one, two = (a.put(numbers(1), partition_id=p) for p in "pq")
+        both = BatchMeta.concat([two, one])
+        a.put(TensorDict({"o": NonTensorData(["u", "v"], batch_size=[2])}, batch_size=[2]), both)
+        assert a.get_data(both).get("o").tolist() == ["u", "v"]
+
+    def test_metadata_of_no_samples(self, a: Client) -> None:
+        nothing = BatchMeta()
+        assert a.put(numbers(0), nothing) is nothing
+        with pytest.raises(InvalidArgumentError, match="'x': wanted 0 rows, found 2"):
+            a.put(numbers(2), nothing)
+
+    def test_another_number_of_rows(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        with pytest.raises(InvalidArgumentError, match="'y': wanted 2 rows, found 3"):
+            a.put(numbers(3, name="y"), meta)
+        assert meta.field_names == ["x"]
+
+    def test_a_cleared_sample(self, a: Client, b: Client) -> None:
+        meta = a.put(numbers(3), partition_id="p")
+        b.clear_samples(meta.select_samples([1]))
+        with pytest.raises(StorageKeyNotFoundError, match=r"\[1\]"):
+            a.put(numbers(3, name="y"), meta)
+        assert meta.field_names == ["x"]
+        assert a.get_production_status(["y"], "p") == (None, None)
+
+    def test_in_a_sealed_partition(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        a.seal("p")
+        a.put(numbers(2, name="y"), meta)
+        assert a.check_production_status(["x", "y"], "p")
+
+
+class TestTags:
+    def test_entries_changed_since_travel_and_merge(self, a: Client, b: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        meta.update_custom_meta([{"n": 1, "keep": True}, {}])
+        a.set_custom_meta(meta)
+        mine, theirs = (b.get_meta(["x"], None, "p", mode="force_fetch") for _ in range(2))
+        theirs.update_custom_meta([{"n": 2}, {"m": 3}])
+        b.put(numbers(2, name="y"), theirs)
+        mine.custom_meta[0]["mine"] = "!"
+        b.put(numbers(2, name="z"), mine)
+        shown = a.get_meta(["x"], None, "p", mode="force_fetch")
+        assert shown.custom_meta == [{"n": 2, "keep": True, "mine": "!"}, {"m": 3}]
+
+    def test_what_was_sent_is_not_sent_again(self, a: Client, cluster: Cluster) -> None:
+        meta = a.put(numbers(1), partition_id="p")
+        meta.update_custom_meta([{"n": 1}])
+        a.put(numbers(1, name="y"), meta)
+        other = a.get_meta(["x"], None, "p", mode="force_fetch")
+        other.update_custom_meta([{"n": 2}])
+        a.put(numbers(1, name="z"), other)
+        a.put(numbers(1, name="w"), meta)
+        assert a.get_meta(["x"], None, "p", mode="force_fetch").custom_meta == [{"n": 2}]
+
+    def test_tags_alone(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        meta.update_custom_meta([{"n": 1}, {}])
+        a.put(TensorDict({}, batch_size=[2]), meta)
+        assert a.get_meta(["x"], None, "p", mode="force_fetch").custom_meta == [{"n": 1}, {}]
+
+    def test_a_reservation_stays_unready_when_only_tags_come(self, a: Client) -> None:
+        meta = a.get_meta(["x"], 1, "p", mode="insert")
+        meta.update_custom_meta([{"n": 1}])
+        a.put(TensorDict({}, batch_size=[1]), meta)
+        assert not meta.is_ready
+        assert a.get_meta(["x"], None, "p", mode="force_fetch").custom_meta == [{"n": 1}]
+
+    def test_over_two_partitions(self, a: Client) -> None:
+        metas = [a.put(numbers(1), partition_id=p) for p in "pq"]
+        both = BatchMeta.concat(metas)
+        both.update_custom_meta([{"of": "p"}, {"of": "q"}])
+        a.put(numbers(2, name="y"), both)
+        both.update_custom_meta([{}, {"more": 1}])
+        a.set_custom_meta(both)
+        tags = [a.get_meta(["x"], None, p, mode="force_fetch").custom_meta for p in "pq"]
+        assert tags == [[{"of": "p"}], [{"of": "q", "more": 1}]]
+
+    def test_set_custom_meta_replaces(self, a: Client) -> None:
+        meta = a.put(numbers(2), partition_id="p")
+        meta.update_custom_meta([{"old": 1}, {"old": 2}])
+        a.set_custom_meta(meta)
+        meta.clear_custom_meta()
+        meta.custom_meta[0]["new"] = 3
+        a.set_custom_meta(meta)
+        assert a.get_meta(["x"], None, "p", mode="force_fetch").custom_meta == [{"new": 3}, {}]
+
+
+class TestGroups:
+    def test_a_partition_with_declared_groups(self, a: Client) -> None:
+        a.create_partition("p", group_size=2)
+        a.put(numbers(2), partition_id="p", group_ids=["u", 7])
+        a.put(numbers(1), partition_id="p", group_ids=["u"])
+        with pytest.raises(InvalidArgumentError, match="group 'u'"):
+            a.put(numbers(1), partition_id="p", group_ids=["u"])
+
+    def test_of_existing_samples(self, a: Client) -> None:
+        meta = a.get_meta(["x"], 2, "p", mode="insert")
+        a.put(numbers(2), meta, group_ids=["u", "v"])
+        with pytest.raises(InvalidArgumentError, match="'u'"):
+            a.put(numbers(2, name="y"), meta, group_ids=["v", "v"])
+        with pytest.raises(InvalidArgumentError, match="1 group_ids for 2 rows"):
+            a.put(numbers(2, name="y"), meta, group_ids=["v"])
+
+
+class TestDataParser:
+    def test_gets_columns_by_their_kinds(self, a: Client) -> None:
+        seen: dict[str, Any] = {}
+
+        def parse(columns: dict[str, Any]) -> dict[str, Any]:
+            seen.update(columns)
+            return columns
+
+        data = table(
+            dense=torch.zeros(2, 3), nested=ragged(1, 2), objects=np.array(["u", {}], dtype=object), words=["u", "v"]
+        )
+        a.put(data, partition_id="p", data_parser=parse)
+        assert sorted(seen) == ["dense", "nested", "objects", "words"]
+        assert same(seen["dense"], torch.zeros(2, 3))
+        assert [type(seen["nested"]), len(seen["nested"])] == [list, 2]
+        assert seen["words"] == ["u", "v"]
+
+    def test_turns_references_into_content(self, a: Client, b: Client) -> None:
+        contents = {"u": torch.arange(2), "v": torch.arange(3)}
+        meta = a.put(
+            table(image=["u", "v", "u"], x=torch.arange(3)),
+            partition_id="p",
+            data_parser=lambda columns: {**columns, "image": [contents[url] for url in columns["image"]]},
+        )
+        back = b.get_data(meta)
+        assert [row.tolist() for row in back["image"].unbind()] == [[0, 1], [0, 1, 2], [0, 1]]
+        assert meta.get_shapes("image") == [torch.Size([2]), torch.Size([3]), torch.Size([2])]
+
+    def test_is_called_once_over_two_partitions(self, a: Client) -> None:
+        both = BatchMeta.concat([a.put(numbers(1), partition_id=p) for p in "pq"])
+        calls = []
+
+        def parse(columns: dict[str, Any]) -> dict[str, Any]:
+            calls.append(list(columns["url"]))
+            return {"url": [text.upper() for text in columns["url"]]}
+
+        a.put(table(url=["u", "v"]), both, data_parser=parse)
+        assert calls == [["u", "v"]]
+        assert a.get_data(both).get("url").tolist() == ["U", "V"]
+
+    @pytest.mark.parametrize(
+        "parse",
+        [
+            lambda columns: {"other": columns["x"]},
+            lambda columns: {**columns, "more": columns["x"]},
+            lambda columns: {"x": columns["x"][:1]},
+            lambda columns: None,
+            lambda columns: {"x": 5},
+        ],
+    )
+    def test_a_result_that_does_not_fit(self, a: Client, parse: Callable[..., Any]) -> None:
+        with pytest.raises(InvalidArgumentError, match="data_parser"):
+            a.put(numbers(2), partition_id="p", data_parser=parse)
+        assert a.get_partition_list() == []
+
+    def test_its_own_fault_reaches_the_caller(self, a: Client) -> None:
+        def parse(columns: dict[str, Any]) -> dict[str, Any]:
+            raise LookupError("no such image")
+
+        with pytest.raises(LookupError, match="no such image"):
+            a.put(numbers(2), partition_id="p", data_parser=parse)
+        assert a.get_partition_list() == []
+
+
+class TestNothingIsLeft:
+    """Each way for a put to fail: no row, no byte, no index, no extent, and the next put is as if it had not been."""
+
+    @pytest.fixture
+    def before(self, a: Client, cluster: Cluster) -> Callable[[], tuple[Any, ...]]:
+        a.put(table(x=torch.arange(2), o=["s", "t"]), partition_id="p")
+
+        def look() -> tuple[Any, ...]:
+            state = cluster.controller.state
+            partitions = {name: partition.state() for name, partition in state.partitions.items()}
+            return partitions, state.next_index, state.blocks.live_bytes, cluster.unit.table.leased
+
+        return look
+
+    @pytest.mark.parametrize(
+        ("columns", "kind"),
+        [
+            ({"x": torch.zeros(3)}, FieldTypeError),
+            ({"x": ["a", "b", "c"]}, FieldTypeError),
+            ({"o": torch.zeros(3)}, FieldTypeError),
+            ({"y": torch.zeros(3), "x": torch.zeros(3, dtype=torch.int32)}, FieldTypeError),
+            ({"y": torch.zeros(3), "o": [1, 2, (n for n in "ab")]}, UncarriableValueError),
+            ({"y": torch.zeros(3, MIB), "x": torch.zeros(3)}, FieldTypeError),
+        ],
+    )
+    def test_refused_values(
+        self, a: Client, before: Callable[[], tuple[Any, ...]], columns: dict[str, Any], kind: type[Exception]
+    ) -> None:
+        was = before()
+        with pytest.raises(kind):
+            a.put(columns, partition_id="p")  # type: ignore[arg-type]
+        assert before() == was
+        assert a.put(numbers(1), partition_id="p").global_indexes == [2]
+
+    def test_a_type_error_names_both(self, a: Client, before: Callable[[], tuple[Any, ...]]) -> None:
+        with pytest.raises(ValueError, match=r"(?s)float16.*int64|int64.*float16"):
+            a.put(table(x=torch.zeros(1, dtype=torch.float16)), partition_id="p")
+
+    def test_an_uncarriable_value_is_named(self, a: Client) -> None:
+        with pytest.raises(TypeError, match=r"(?s)'o'.*row 1.*generator"):
+            a.put(table(o=["fine", (n for n in "ab")]), partition_id="p")
+
+    @pytest.mark.parametrize("rows", [1, MIB])
+    def test_a_write_that_fails_half_way(
+        self, a: Client, before: Callable[[], tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, rows: int
+    ) -> None:
+        was = before()
+        write = EncodedBlock.write_into
+
+        def fail(self: EncodedBlock, memory: Any) -> None:
+            write(self, memory)
+            raise MemoryError("half-way")
+
+        monkeypatch.setattr(EncodedBlock, "write_into", fail)
+        with pytest.raises(MemoryError, match="half-way"):
+            a.put(numbers(rows), partition_id="p")
+        monkeypatch.undo()
+        assert before() == was
+        assert a.put(numbers(1), partition_id="p").global_indexes == [2]
+
+    def test_interrupted_while_writing(
+        self, a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(self: EncodedBlock, memory: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(EncodedBlock, "write_into", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            a.put(numbers(MIB), partition_id="p")
+        monkeypatch.undo()
+        assert a.get_partition_list() == []
+        assert a.put(numbers(1), partition_id="q").global_indexes == [0]
+        a.close()
+        b.clear_partition("q")
+        assert cluster.unit.table.leased == 0
+
+    def test_a_partition_that_did_not_exist(self, a: Client, cluster: Cluster) -> None:
+        with pytest.raises(UncarriableValueError):
+            a.put(table(o=[(n for n in "ab")]), partition_id="p")
+        assert a.get_partition_list() == []
+        assert cluster.unit.table.leased == 0
+
+    def test_one_partition_of_two_cannot_store_its_values(self, a: Client) -> None:
+        both = BatchMeta.concat([a.put(numbers(1), partition_id=p) for p in "pq"])
+        with pytest.raises(UncarriableValueError):
+            a.put(table(o=["fine", (n for n in "ab")]), both)
+        for name in "pq":
+            assert a.get_production_status(["o"], name) == (None, None)
+
+    def test_keyed(self, a: Client, before: Callable[[], tuple[Any, ...]]) -> None:
+        was = before()
+        with pytest.raises(FieldTypeError):
+            a.kv_batch_put(["k", "l"], "p", {"x": torch.zeros(2)}, tags=[{"n": 1}, {}])
+        with pytest.raises(UncarriableValueError):
+            a.kv_put("k", "p", {"o": (n for n in "ab")})
+        with pytest.raises(UncarriableValueError):
+            a.kv_put("k", "p", {"y": 1}, tag={"n": (n for n in "ab")})
+        assert before() == was
+
+    @pytest.mark.parametrize("kind", [WaitTimeoutError, ProtocolError])
+    def test_what_may_have_been_carried_out_is_not_overwritten(
+        self, a: Client, cluster: Cluster, kind: type[Exception]
+    ) -> None:
+        """Nobody can tell whether it was published; here it was, and its bytes stay."""
+        a.put(numbers(1), partition_id="q")
+        operation = a.operations.put(numbers(4), partition_id="p")
+        call = next(operation)
+        assert isinstance(call.request, Publish)
+        assert len(cluster.controller.handle("a", 10**6, Envelope(10**6, 0, call.request), 0.0)) == 1
+        with pytest.raises(kind):
+            operation.throw(kind("the reply was lost"))
+        a.put(numbers(8, 100), partition_id="q")
+        shown = a.get_meta(["x"], None, "p", mode="force_fetch")
+        assert a.get_data(shown)["x"].tolist() == [0, 1, 2, 3]
+        a.clear_partition("p")
+        a.clear_partition("q")
+        a.close()
+        assert cluster.unit.table.leased == 0
+
+    def test_a_refusal_is_told_though_the_unit_cannot_be_reached(self, a: Client, cluster: Cluster) -> None:
+        a.put(numbers(1), partition_id="p")
+        operation = a.operations.put(table(x=torch.zeros(MIB)), partition_id="p")
+        _until(cluster, operation, Publish)
+        call = operation.throw(FieldTypeError("refused"))
+        assert call.target == ("unit", 0)
+        with pytest.raises(FieldTypeError, match="refused"):
+            operation.throw(WaitTimeoutError("no answer"))
+        a.clear_partition("p")
+        a.close()
+        assert cluster.unit.table.leased == 0
+
+    def test_capacity(self, start: Start) -> None:
+        cluster = start(conf={"backend": {"SimpleStorage": {"total_storage_size": 3}}})
+        client = cluster.client("c")
+        client.put(numbers(2), partition_id="p")
+        leased = cluster.unit.table.leased
+        error = failure(cluster, client, client.operations.put(numbers(2), partition_id="p"))
+        assert isinstance(error, CapacityError)
+        assert isinstance(error, RuntimeError)
+        assert "capacity" in str(error)
+        assert cluster.unit.table.leased == leased
+        assert client.put(numbers(1), partition_id="p").global_indexes == [2]
+
+
+def _until(cluster: Cluster, operation: Any, kind: type) -> None:
+    """Carries out the calls of an operation of client "a" up to its first request of this kind."""
+    call = next(operation)
+    number = 10**6
+    while not isinstance(call.request, kind):
+        number += 1
+        [effect] = cluster.unit.handle("a", 10**6, number, call.request, 0.0)
+        assert isinstance(effect, Answer)
+        call = operation.send(effect.reply)

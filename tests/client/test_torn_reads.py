@@ -1,0 +1,192 @@
+"""A value that is replaced or freed between a reader's lookup and its copy: it looks again, and never sees other bytes.
+
+The reader's replies are held on the network while another client clears, and refills the space with other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from simulated import Start, numbers, table
+from transfer_queue.client import operations
+from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
+from transfer_queue.messages import Lookup, LookupReply
+from transfer_queue.testing import Client, Cluster
+from transfer_queue.wire.gather import gather as real_gather
+
+ROWS = 1 << 17  # of 8 bytes: an extent of its own, which is free as soon as its rows are cleared
+MIB = 1 << 20
+
+
+@pytest.fixture
+def cluster(start: Start) -> Cluster:
+    """Room for two such values."""
+    return start(arena_bytes=2 * MIB, seed=3)
+
+
+def value(fill: int) -> Any:
+    return table(x=torch.full((1, ROWS), fill))
+
+
+def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -> list[LookupReply]:
+    """The lookups that the reader's copies went by, as they come."""
+    seen: list[LookupReply] = []
+
+    def spy(reply: LookupReply, *arguments: Any, **more: Any) -> Any:
+        seen.append(reply)
+        return real_gather(reply, *arguments, **more)
+
+    monkeypatch.setattr(operations, "gather", spy)
+    return seen
+
+
+def test_replaced(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = lookups(cluster, b, monkeypatch)
+    meta = a.put(value(1), partition_id="p")
+    b.get_partition_list()
+    b.hold()
+    task = b.start(b.operations.get_data(meta))
+    a.put(value(2), meta)
+    a.put(value(3), partition_id="q")  # takes the space of the first
+    b.release()
+    cluster.run()
+    assert len(seen) == 2
+    assert int(task.result()["x"].values().min()) == int(task.result()["x"].values().max()) == 2
+
+
+def test_cleared(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = lookups(cluster, b, monkeypatch)
+    meta = a.put(value(1), partition_id="p")
+    b.get_partition_list()
+    b.hold()
+    task = b.start(b.operations.get_data(meta))
+    cluster.run()
+    a.clear_samples(meta)
+    a.put(value(3), partition_id="q")
+    b.release()
+    cluster.run()
+    assert len(seen) == 1
+    with pytest.raises(StorageKeyNotFoundError, match="cleared"):
+        task.result()
+
+
+def test_by_key(a: Client, b: Client, cluster: Cluster) -> None:
+    a.kv_batch_put(["k"], "p", value(1))
+    b.get_partition_list()
+    b.hold()
+    task = b.start(b.operations.kv_batch_get(["k"], "p"))
+    cluster.run()
+    a.kv_clear(["k"], "p")
+    a.kv_batch_put(["k"], "p", value(5))
+    b.release()
+    cluster.run()
+    assert int(task.result()["x"].values().min()) == 5
+
+
+def test_one_partition_of_two(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = lookups(cluster, b, monkeypatch)
+    metas = [a.put(table(x=torch.full((1, ROWS // 2), fill)), partition_id=p) for fill, p in ((1, "p"), (2, "q"))]
+    both = type(metas[0]).concat(metas)
+    b.get_partition_list()
+    b.hold()
+    task = b.start(b.operations.get_data(both))
+    b.release()
+    cluster.run(lambda: task.call is not None and isinstance(task.call.request, Lookup)
+                and task.call.request.partition == "q")  # fmt: skip
+    b.hold()
+    cluster.run()
+    a.put(table(x=torch.full((1, ROWS // 2), 10)), metas[0])
+    a.close()
+    writer = cluster.client("writer")
+    writer.put(table(x=torch.full((1, ROWS // 2), 11)), partition_id="r")
+    b.release()
+    cluster.run()
+    rows = task.result()["x"].unbind()
+    assert [int(row.min()) for row in rows] == [int(row.max()) for row in rows] == [10, 2]
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kind", [ProtocolError, UncarriableValueError, MemoryError])
+def test_torn_bytes_may_look_like_anything(
+    a: Client, b: Client, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """An error of the copy counts only if the bytes were those that were looked up."""
+    meta = a.put(value(1), partition_id="p")
+    once: list[Callable[[], object]] = [
+        lambda: a.put(value(2), meta),
+        lambda: a.put(value(3), partition_id="q"),
+    ]
+
+    def torn(*arguments: Any, **more: Any) -> Any:
+        if once:
+            while once:
+                once.pop(0)()
+            raise kind("nonsense")
+        return real_gather(*arguments, **more)
+
+    monkeypatch.setattr(operations, "gather", torn)
+    assert int(b.get_data(meta)["x"].values().max()) == 2
+
+
+@pytest.mark.parametrize("kind", [ProtocolError, UncarriableValueError, MemoryError])
+def test_an_error_of_whole_bytes_is_told(a: Client, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    def fail(*arguments: Any, **more: Any) -> Any:
+        raise kind("damaged")
+
+    meta = a.put(numbers(1), partition_id="p")
+    monkeypatch.setattr(operations, "gather", fail)
+    with pytest.raises(kind, match="damaged"):
+        a.get_data(meta)
+
+
+def test_overwritten_during_the_copy(a: Client, b: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy itself went well, with bytes of another sample: they are thrown away."""
+    meta = a.put(value(1), partition_id="p")
+    copies: list[Any] = []
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        if not copies:
+            a.clear_samples(meta)
+            a.put(value(9), partition_id="q")
+        copies.append(real_gather(*arguments, **more))
+        return copies[-1]
+
+    monkeypatch.setattr(operations, "gather", slow)
+    with pytest.raises(StorageKeyNotFoundError):
+        b.get_data(meta)
+    assert int(copies[0]["x"].values().max()) == 9  # the other sample's bytes were there to be seen
+
+
+def test_replaced_again_and_again(a: Client, b: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = a.put(value(1), partition_id="p")
+    copies: list[Any] = []
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        a.put(value(len(copies)), meta)
+        a.put(value(-1), partition_id="q")
+        a.clear_partition("q")
+        copies.append(real_gather(*arguments, **more))
+        return copies[-1]
+
+    monkeypatch.setattr(operations, "gather", slow)
+    with pytest.raises(StorageKeyNotFoundError, match="replaced 8 times"):
+        b.get_data(meta)
+    assert len(copies) == operations.READ_ATTEMPTS == 8
+
+
+def test_freed_and_not_written_yet(a: Client, b: Client, cluster: Cluster) -> None:
+    """The generation moves when space is freed, before anybody can lease it."""
+    meta = a.put(value(1), partition_id="p")
+    b.get_partition_list()
+    b.hold()
+    task = b.start(b.operations.get_data(meta))
+    cluster.run()
+    a.clear_samples(meta)
+    b.release()
+    cluster.run()
+    with pytest.raises(StorageKeyNotFoundError):
+        task.result()

@@ -1,0 +1,103 @@
+"""A simulated system for tests: clusters that are checked and closed at the end, tables, and exact comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from transfer_queue.testing import Client, Cluster
+
+Start = Callable[..., Cluster]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(...): a Cluster of the test's own. At the end of the test its invariants are checked."""
+    made: list[Cluster] = []
+
+    def make(**arguments: Any) -> Cluster:
+        made.append(Cluster(tmp_path / f"arena{len(made)}", **arguments))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.run()
+        cluster.check()
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(start: Start) -> Cluster:
+    """A cluster whose fetches wait."""
+    return start(seed=1)
+
+
+@pytest.fixture
+def a(cluster: Cluster) -> Client:
+    """One client."""
+    return cluster.client("a")
+
+
+@pytest.fixture
+def b(cluster: Cluster) -> Client:
+    """Another client."""
+    return cluster.client("b")
+
+
+def table(**columns: Any) -> TensorDict:
+    """A TensorDict of these columns, as long as the first."""
+    first = next(iter(columns.values()))
+    rows = first.size(0) if isinstance(first, torch.Tensor) else len(first)
+    return TensorDict(columns, batch_size=[rows])
+
+
+def numbers(rows: int, start: int = 0, name: str = "x") -> TensorDict:
+    """Scalar rows start, start + 1, ..."""
+    return table(**{name: torch.arange(start, start + rows)})
+
+
+def ragged(*lengths: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A jagged tensor whose row i is full of i + 1."""
+    rows = [torch.full((n,), i + 1, dtype=dtype) for i, n in enumerate(lengths)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+def rows_of(column: Any) -> list[Any]:
+    """The rows of a returned column, whatever holds them."""
+    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else list(column.tolist())
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are of one type and equal to the last bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and _bytes(one) == _bytes(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return bool(one.hex() == other.hex())
+    return bool(one == other)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def failure(cluster: Cluster, client: Client, operation: Any) -> BaseException:
+    """What an operation raises, with time standing still."""
+    task = client.start(operation)
+    cluster.run()
+    with pytest.raises(Exception) as caught:
+        task.result()
+    return caught.value
