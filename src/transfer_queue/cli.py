@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transfer_queue.errors import AttachError, TransferQueueError
 from transfer_queue.messages import PartitionProgress, SystemStatus
@@ -51,27 +51,28 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(arguments: list[str]) -> int:
+    """Becomes the demo, so that Ctrl-C and its exit code are the demo's own; returns only where it is not there."""
     script = Path(__file__).resolve().parents[2] / "examples" / "grpo" / "run.py"
-    if not script.is_file():
-        print(
-            f"tq: the demo lies in examples/grpo of the source tree, and {script} is not there; clone the repository "
-            f"and run `make demo` in it",
-            file=sys.stderr,
-        )
-        return 1
-    sys.stdout.flush()
-    # becomes the demo, so that Ctrl-C and its exit code are the demo's own
-    os.execv(sys.executable, [sys.executable, str(script), *arguments])
+    if script.is_file():
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, str(script), *arguments])
+    print(
+        f"tq: the demo lies in examples/grpo of the source tree, and {script} is not there; clone the repository and "
+        f"run `make demo` in it",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _start(options: argparse.Namespace) -> int:
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig, OmegaConf
 
     from transfer_queue.config import Settings, merge, sampler_object
     from transfer_queue.interface import as_json
     from transfer_queue.node.launcher import start_local
 
-    conf = OmegaConf.merge(OmegaConf.load(options.conf) if options.conf else {}, OmegaConf.from_dotlist(options.set))
+    given = OmegaConf.load(options.conf) if options.conf else {}
+    conf = cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(options.set)))
     settings = Settings.from_config(conf)
     system = start_local(
         options.name or settings.name,
@@ -139,7 +140,8 @@ def _lines(partition: PartitionProgress) -> list[str]:
     if partition.sealed:
         notes.append("sealed")
     lines = [f"{partition.name}: {', '.join(notes)}"]
-    width = max((len(each.name) for each in [*partition.fields, *partition.tasks]), default=0)
+    names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
+    width = max(map(len, names), default=0)
     for field in partition.fields:
         lines.append(f"  field {field.name:<{width}}  produced {field.produced:>9}/{partition.rows}  {field.type}")
     for task in partition.tasks:

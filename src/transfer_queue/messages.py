@@ -32,8 +32,9 @@ class FieldSpec(Message, frozen=True):
     """How one field lies in a block.
 
     kind: "tensor" or "object". dtype: torch's name without the prefix ("float32"), "object" for objects.
-    ndim: dimensions of one row (an object counts as one row dimension: its encoded bytes).
-    ragged: the block's dims hold one shape a row; otherwise one shape for all its rows.
+    ndim: dimensions of one row; an object has 1, its number of encoded bytes; -1 (`layout.MIXED_RANK`): the
+    rows of this block differ in rank (ragged, at least two rows), and dims hold for each row its rank followed
+    by so many sizes. ragged: the block's dims hold one shape a row; otherwise one shape for all its rows.
     """
 
     name: str

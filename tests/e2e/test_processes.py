@@ -229,7 +229,8 @@ class TestBadInput:
 
     @pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 100])
     def test_a_name_that_is_none(self, name: str) -> None:
-        script = f"import transfer_queue as tq\ntry: tq.init({{'system': {{'name': {name!r}}}}})\nexcept ValueError as e: print(e)"
+        conf = {"system": {"name": name}}
+        script = f"import transfer_queue as tq\ntry: tq.init({conf!r})\nexcept ValueError as e: print(e)"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
         assert "system.name" in done.stdout, done.stderr
 
