@@ -71,7 +71,7 @@ def _start(options: argparse.Namespace) -> int:
     from transfer_queue.interface import as_json
     from transfer_queue.node.launcher import start_local
 
-    given = OmegaConf.load(options.conf) if options.conf else {}
+    given: Any = OmegaConf.load(options.conf) if options.conf else {}
     conf = cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(options.set)))
     settings = Settings.from_config(conf)
     system = start_local(
