@@ -1,0 +1,525 @@
+"""StreamingDataset over the simulated system: its client blocks in virtual time, so that waiting takes none."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset
+
+from simulated import Start, numbers, table
+from transfer_queue.dataloader import streaming_dataset
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset, chunk_batch_fn, default_fetch_batch_fn
+from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.testing import Client, Cluster
+
+Build = Callable[..., StreamingDataset]
+
+
+@pytest.fixture
+def cluster(start: Start) -> Cluster:
+    return start(seed=6, sampler=RankAwareSampler(), conf={"controller": {"polling_mode": True}})
+
+
+@pytest.fixture
+def dataset(b: Client) -> Build:
+    """dataset(...): of partition "p", batches of 4 in micro-batches of 2, ending when all is consumed."""
+
+    def build(**more: Any) -> StreamingDataset:
+        arguments: dict[str, Any] = {
+            "config": b, "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"], "partition_id": "p",
+            "task_name": "train", "dp_rank": 0, "should_check_consumption_status": True,
+        }  # fmt: skip
+        return StreamingDataset(**{**arguments, **more})
+
+    return build
+
+
+def values(items: Iterable[Any]) -> list[int]:
+    return [value for data, _ in items for value in data["x"].tolist()]
+
+
+def sizes(items: Iterable[Any]) -> list[int]:
+    return [len(meta) for _, meta in items]
+
+
+def take(items: Iterator[Any], count: int) -> list[Any]:
+    return list(itertools.islice(items, count))
+
+
+class TestMicroBatches:
+    def test_pairs_of_the_same_rows(self, a: Client, dataset: Build) -> None:
+        a.put(table(x=torch.arange(8), y=torch.ones(8)), partition_id="p")
+        items = list(dataset())
+        assert isinstance(dataset(), IterableDataset)
+        for data, meta in items:
+            assert isinstance(data, TensorDict)
+            assert isinstance(meta, BatchMeta)
+            assert list(data.keys()) == meta.field_names == ["x"]
+            assert meta.global_indexes == data["x"].tolist()
+        assert (sizes(items), values(items)) == ([2, 2, 2, 2], list(range(8)))
+
+    @pytest.mark.parametrize(
+        ("batch", "micro", "cuts"), [(4, 4, [4]), (5, 2, [2, 2, 1]), (7, 6, [6, 1]), (3, 1, [1] * 3)]
+    )
+    def test_cuts(self, a: Client, dataset: Build, batch: int, micro: int, cuts: list[int]) -> None:
+        a.put(numbers(batch), partition_id="p")
+        items = list(dataset(batch_size=batch, micro_batch_size=micro))
+        assert (sizes(items), values(items)) == (cuts, list(range(batch)))
+
+    @pytest.mark.parametrize("there", [0, 4])
+    def test_more_than_a_batch(self, a: Client, dataset: Build, there: int) -> None:
+        if there:
+            a.put(numbers(there), partition_id="p")
+        stream = iter(dataset(micro_batch_size=5))
+        with pytest.raises(ValueError, match=r"micro_batch_size \(5\)"):
+            next(stream)
+
+    def test_the_remainder_after_a_seal_comes_as_it_is(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(9), partition_id="p")
+        a.seal("p")
+        items = list(dataset(batch_size=4, micro_batch_size=4, should_check_consumption_status=False))
+        assert (sizes(items), values(items)) == ([4, 4, 1], list(range(9)))
+
+    def test_a_custom_fetch_may_give_more_than_a_batch(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(6), partition_id="p")
+
+        def fetch(**arguments: Any) -> Any:
+            return default_fetch_batch_fn(**{**arguments, "batch_size": 6})
+
+        assert sizes(list(dataset(batch_size=2, micro_batch_size=5, fetch_batch_fn=fetch))) == [5, 1]
+
+    def test_a_custom_fetch_that_gives_less(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(2), partition_id="p")
+
+        def fetch(**arguments: Any) -> Any:
+            return default_fetch_batch_fn(**{**arguments, "batch_size": 2})
+
+        assert sizes(list(dataset(batch_size=4, micro_batch_size=3, fetch_batch_fn=fetch))) == [2]
+        with pytest.raises(ValueError, match="micro_batch_size"):
+            list(dataset(batch_size=2, micro_batch_size=3, fetch_batch_fn=fetch, task_name="other"))
+
+    def test_chunk_batch_fn(self, a: Client) -> None:
+        meta = a.put(numbers(3), partition_id="p")
+        data = a.get_data(meta)
+        assert values(chunk_batch_fn(data, meta)) == [0, 1, 2]
+        assert sizes(chunk_batch_fn(data, meta, micro_batch_size=2)) == [2, 1]
+        for size in (0, 4):
+            with pytest.raises(ValueError, match="micro_batch_size"):
+                next(chunk_batch_fn(data, meta, size))
+
+
+class TestEnds:
+    def test_finite(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(12), partition_id="p")
+        assert values(list(dataset())) == list(range(12))
+
+    def test_sealed(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        a.seal("p")
+        assert values(list(dataset(should_check_consumption_status=False))) == list(range(8))
+
+    def test_a_seal_wakes_what_waits(self, a: Client, dataset: Build, cluster: Cluster) -> None:
+        a.put(numbers(4), partition_id="p")
+        cluster.later(0.5, lambda: a.seal("p"))
+        assert values(list(dataset(should_check_consumption_status=False))) == list(range(4))
+        assert cluster.clock.now == 0.5
+
+    def test_a_sealed_partition_still_gets_fields(self, a: Client, dataset: Build, cluster: Cluster) -> None:
+        meta = a.put(numbers(4, name="prompt"), partition_id="p")
+        a.seal("p")
+        cluster.later(0.5, lambda: a.put(numbers(4), meta))
+        assert values(list(dataset(should_check_consumption_status=False))) == list(range(4))
+
+    @pytest.mark.parametrize("finite", [False, True])
+    def test_a_replica_that_lags(self, a: Client, dataset: Build, finite: bool) -> None:
+        a.put(numbers(8), partition_id="p")
+        ahead, behind = (iter(dataset(should_check_consumption_status=finite)) for _ in range(2))
+        assert values(take(behind, 1)) == [0, 1]
+        a.seal("p")
+        assert values(list(ahead)) == list(range(8))
+        assert values(list(behind)) == list(range(2, 8))
+
+    def test_endless(self, a: Client, dataset: Build, cluster: Cluster) -> None:
+        stream = iter(dataset(should_check_consumption_status=False))
+        for start in (0, 4, 8):
+            cluster.later(20, lambda start=start: a.put(numbers(4, start), partition_id="p"))  # type: ignore[misc]
+            assert values(take(stream, 2)) == list(range(start, start + 4))
+        assert cluster.clock.now == 60
+
+    def test_ranks(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(16), partition_id="p")
+        streams = [iter(dataset(dp_rank=rank, should_check_consumption_status=False)) for rank in range(2)]
+        rows = [values(take(streams[rank], 2)) for rank in (0, 1, 0, 1)]
+        assert sorted(itertools.chain(*rows)) == list(range(16))
+
+    def test_tasks(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        assert values(list(dataset())) == values(list(dataset(task_name="other"))) == list(range(4))
+
+    def test_groups(self, start: Start) -> None:
+        client = start(sampler=GRPOGroupNSampler(n_samples_per_prompt=2)).client("c")
+        client.put(numbers(6), partition_id="p", group_ids=["u", "v", "w", "w", "v", "u"])
+        client.seal("p")
+        assert values(StreamingDataset(client, 4, 4, ["x"], "p", "t", 0)) == [0, 5, 1, 4, 2, 3]
+
+
+class TestWaiting:
+    """The publish that completes a batch wakes it; meanwhile nobody asks."""
+
+    @pytest.mark.parametrize("custom", [None, default_fetch_batch_fn])
+    def test_wakes_at_once(
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, custom: Any
+    ) -> None:
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "1000")
+        a.put(numbers(3), partition_id="p")
+        counted: list[float] = []
+        cluster.later(99, lambda: counted.append(cluster.controller.counters["requests"]))
+        cluster.later(100, lambda: a.put(numbers(1, 3), partition_id="p"))
+        before = cluster.controller.counters["requests"]
+        stream = iter(dataset(should_check_consumption_status=False, fetch_batch_fn=custom))
+        assert values(take(stream, 1)) == [0, 1]
+        assert cluster.clock.now == 100
+        assert counted[0] - before <= 3
+
+    def test_asks_again_after_the_interval(
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "10")
+        cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
+        before = cluster.controller.counters["requests"]
+        next(iter(dataset(should_check_consumption_status=False)))
+        assert cluster.clock.now == 95
+        assert cluster.controller.counters["requests"] - before < 20
+
+    def test_an_interval_of_zero_is_no_busy_loop(
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "0")
+        cluster.later(1, lambda: a.put(numbers(4), partition_id="p"))
+        before = cluster.controller.counters["requests"]
+        next(iter(dataset(should_check_consumption_status=False)))
+        assert cluster.controller.counters["requests"] - before < 30
+
+    def test_for_a_field(self, a: Client, dataset: Build, cluster: Cluster) -> None:
+        meta = a.put(numbers(4, name="prompt"), partition_id="p")
+        cluster.later(0.25, lambda: a.put(numbers(4), meta))
+        assert values(take(iter(dataset(should_check_consumption_status=False)), 2)) == [0, 1, 2, 3]
+        assert cluster.clock.now == 0.25
+
+    def test_without_polling_mode(self, start: Start) -> None:
+        """A custom fetch that waits and runs into its timeout has fetched nothing; it is asked again."""
+        cluster = start(sampler=RankAwareSampler())
+        client = cluster.client("c")
+        cluster.later(200, lambda: client.put(numbers(4), partition_id="p"))
+        for custom in (default_fetch_batch_fn, None):
+            stream = iter(StreamingDataset(client, 4, 2, ["x"], "p", "t", 0, fetch_batch_fn=custom))
+            assert values(take(stream, 2)) == [0, 1, 2, 3]
+        assert cluster.clock.now == 200
+
+    def test_a_fetch_that_refuses_what_is_ready_is_not_asked_all_the_time(
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slept: list[float] = []
+        monkeypatch.setattr(time, "sleep", slept.append)
+        monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+        a.put(numbers(4), partition_id="p")
+
+        def fetch(**arguments: Any) -> Any:
+            return default_fetch_batch_fn(**arguments) if len(slept) == 12 else (None, BatchMeta())
+
+        assert values(take(iter(dataset(fetch_batch_fn=fetch)), 2)) == [0, 1, 2, 3]
+        assert slept == sorted(slept)
+        assert slept[0] < 0.01
+        assert slept[-1] == streaming_dataset.LONGEST_PAUSE
+
+    def test_a_users_sampler_that_gives_nothing_for_now(self, start: Start) -> None:
+        class Fussy(BaseSampler):
+            """Takes rows only once there are six."""
+
+            def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+                rows = list(ready_indexes)[:batch_size] if len(ready_indexes) >= 6 else []
+                return rows, rows
+
+        cluster = start(sampler=Fussy())
+        client = cluster.client("c")
+        client.put(numbers(4), partition_id="p")
+        cluster.later(30, lambda: client.put(numbers(2, 4), partition_id="p"))
+        stream = iter(StreamingDataset(client, 4, 4, ["x"], "p", "t", 0))
+        assert values(take(stream, 1)) == [0, 1, 2, 3]
+        assert cluster.clock.now == 30
+
+
+class TestReplay:
+    def test_buffer_and_index(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        assert (stream.buffer, stream.batch_index) == ([], 0)
+        list(stream)
+        assert [data["x"].tolist() for data, _ in stream.buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [len(meta) for _, meta in stream.buffer] == [4, 4]
+        assert stream.batch_index == 2
+
+    def test_reset(self, a: Client, dataset: Build, cluster: Cluster) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        assert values(take(iter(stream), 3)) == [0, 1, 2, 3, 4, 5]
+        stream.reset()
+        assert stream.batch_index == 0
+        a.clear_partition("p")
+        a.put(numbers(4, 20), partition_id="p")
+        items = take(iter(stream), 4)
+        assert values(items) == list(range(8))
+
+    def test_reset_then_more(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        stream = dataset()
+        list(stream)
+        a.put(numbers(4, 4), partition_id="p")
+        stream.reset()
+        assert values(list(stream)) == list(range(8))
+
+    def test_going_on_without_reset(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        stream = dataset()
+        assert values(list(stream)) == [0, 1, 2, 3]
+        assert values(list(stream)) == []
+        a.put(numbers(4, 4), partition_id="p")
+        assert values(list(stream)) == [4, 5, 6, 7]
+
+    def test_reset_in_the_middle(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        items = iter(stream)
+        assert values(take(items, 3)) == [0, 1, 2, 3, 4, 5]
+        stream.reset()
+        assert values(list(items)) == [6, 7, 0, 1, 2, 3, 4, 5, 6, 7]
+
+    def test_step(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        a.put(numbers(4, 100), partition_id="q")
+        stream = dataset()
+        list(stream)
+        stream.step("q")
+        assert (stream.partition_id, stream.buffer, stream.batch_index) == ("q", [], 0)
+        assert values(list(stream)) == [100, 101, 102, 103]
+
+
+class TestFetchFunction:
+    def test_by_keyword(self, a: Client, b: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        calls: list[dict[str, Any]] = []
+
+        def fetch(**arguments: Any) -> Any:
+            calls.append({**arguments, "sampling_config": dict(arguments["sampling_config"])})
+            return default_fetch_batch_fn(**arguments)
+
+        assert values(take(iter(dataset(fetch_batch_fn=fetch)), 4)) == list(range(8))
+        assert calls == [
+            {
+                "tq_client": b, "data_fields": ["x"], "batch_size": 4, "partition_id": "p", "task_name": "train",
+                "sampling_config": {"dp_rank": 0, "task_name": "train"}, "batch_index": number,
+            }
+            for number in range(2)
+        ]  # fmt: skip
+
+    def test_by_position_alone(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+
+        def fetch(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any, /) -> Any:
+            return default_fetch_batch_fn(client, fields, size, where, task, config, number)
+
+        assert values(list(dataset(fetch_batch_fn=fetch))) == [0, 1, 2, 3]
+
+    def test_with_names_of_its_own(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+
+        def fetch(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any = 0) -> Any:
+            return default_fetch_batch_fn(client, fields, size, where, task, config, number)
+
+        assert values(list(dataset(fetch_batch_fn=fetch))) == [0, 1, 2, 3]
+
+    def test_a_callable_object(self, a: Client, dataset: Build) -> None:
+        class Fetch:
+            def __call__(self, tq_client: Any, *rest: Any, **named: Any) -> Any:
+                return default_fetch_batch_fn(tq_client, *rest, **named)
+
+        a.put(numbers(4), partition_id="p")
+        assert values(list(dataset(fetch_batch_fn=Fetch()))) == [0, 1, 2, 3]
+
+    def test_its_arguments_are_its_own(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+
+        def fetch(**arguments: Any) -> Any:
+            result = default_fetch_batch_fn(**arguments)
+            arguments["sampling_config"].clear()
+            arguments["data_fields"].clear()
+            return result
+
+        stream = dataset(fetch_batch_fn=fetch)
+        assert values(list(stream)) == list(range(8))
+        assert stream.data_fields == ["x"]
+
+    def test_its_result_is_what_is_yielded(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+
+        def fetch(**arguments: Any) -> Any:
+            data, meta = default_fetch_batch_fn(**arguments)
+            return (None if data is None else TensorDict({"x": data["x"] + 1000}, batch_size=data.batch_size)), meta
+
+        assert values(list(dataset(fetch_batch_fn=fetch))) == [1000, 1001, 1002, 1003]
+
+    def test_the_default_leaves_the_config(self, a: Client) -> None:
+        a.put(numbers(4), partition_id="p")
+        config = {"dp_rank": 0, "task_name": "train"}
+        data, meta = default_fetch_batch_fn(a, ["x"], 4, "p", "train", config, 0)
+        assert data is not None
+        assert (data["x"].tolist(), len(meta), config) == ([0, 1, 2, 3], 4, {"dp_rank": 0, "task_name": "train"})
+        data, meta = default_fetch_batch_fn(a, ["x"], 4, "p", "train", config, 1)
+        assert (data, len(meta)) == (None, 0)
+
+    def test_its_fault_reaches_the_caller(self, a: Client, dataset: Build) -> None:
+        def fetch(**arguments: Any) -> Any:
+            raise LookupError("a fault of mine")
+
+        with pytest.raises(LookupError, match="a fault of mine"):
+            next(iter(dataset(fetch_batch_fn=fetch)))
+
+
+class TestProcessFunction:
+    def test_items_are_untouched(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        item, calls = object(), []
+
+        def process(data: Any, meta: Any, micro_batch_size: int = 1) -> list[Any]:
+            calls.append((data["x"].tolist(), len(meta), micro_batch_size))
+            return ["text", None, (1, 2), item]
+
+        assert list(dataset(process_batch_fn=process)) == ["text", None, (1, 2), item]
+        assert calls == [([0, 1, 2, 3], 4, 2)]
+
+    def test_a_generator_on_replay(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        calls: list[int] = []
+
+        def process(data: Any, meta: Any, micro_batch_size: int = 1) -> Iterator[int]:
+            calls.append(1)
+            yield from data["x"].tolist()
+
+        stream = dataset(process_batch_fn=process)
+        assert list(stream) == [0, 1, 2, 3]
+        stream.reset()
+        assert list(stream) == [0, 1, 2, 3]
+        assert len(calls) == 2
+
+    def test_it_may_cut_as_it_likes(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        stream = dataset(micro_batch_size=99, process_batch_fn=lambda data, meta, micro_batch_size: [micro_batch_size])
+        assert list(stream) == [99]
+
+    def test_its_fault_reaches_the_caller(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+
+        def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:
+            raise LookupError("a fault of mine")
+
+        with pytest.raises(LookupError, match="a fault of mine"):
+            next(iter(dataset(process_batch_fn=process)))
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"micro_batch_size": 0}, "micro_batch_size"),
+            ({"batch_size": 0}, "batch_size"),
+            ({"data_fields": []}, "data_fields"),
+            ({"data_fields": "x"}, "data_fields"),
+            ({"dp_rank": -1}, "dp_rank"),
+        ],
+    )
+    def test_at_construction(self, dataset: Build, more: dict[str, Any], words: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=words):
+            dataset(**more)
+
+    def test_rows_cleared_between_fetch_and_read(
+        self, a: Client, b: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a.put(numbers(4), partition_id="p")
+        read = b.get_data
+
+        def late(meta: BatchMeta) -> Any:
+            a.clear_samples(meta)
+            return read(meta)
+
+        monkeypatch.setattr(b, "get_data", late)
+        with pytest.raises(StorageKeyNotFoundError):
+            next(iter(dataset()))
+
+    def test_a_batch_size_that_replicas_do_not_share(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        next(iter(dataset()))
+        with pytest.raises(ValueError, match="batch_size 4 and is asked with 8"):
+            next(iter(dataset(batch_size=8)))
+
+
+class TestConfig:
+    def test_a_config_names_the_client(self, a: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = OmegaConf.create({"system": {"folder": "/nowhere"}})
+        asked: list[Any] = []
+
+        def client_of(given: Any) -> Client:
+            asked.append(given)
+            return a
+
+        monkeypatch.setattr(streaming_dataset, "client_of", client_of)
+        a.put(numbers(4), partition_id="p")
+        assert values(list(dataset(config=config))) == [0, 1, 2, 3]
+        assert values(list(dataset(config=None, task_name="other"))) == [0, 1, 2, 3]
+        assert asked == [config, None]
+
+    def test_pickles(self, a: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(streaming_dataset, "client_of", lambda config: a)
+        a.put(numbers(4), partition_id="p")
+        stream = dataset(config={"system": {"folder": "/nowhere"}}, fetch_batch_fn=default_fetch_batch_fn)
+        stream.share()
+        twin = pickle.loads(pickle.dumps(stream))
+        assert values(list(twin)) == [0, 1, 2, 3]
+
+
+class TestLoader:
+    """Without worker processes; those are in test_workers.py."""
+
+    def test_yields_what_the_dataset_yields(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        loader = StreamingDataLoader(dataset())
+        items = list(loader)
+        assert (sizes(items), values(items)) == ([2] * 4, list(range(8)))
+        assert [data["x"].tolist() for data, _ in loader.get_buffer()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def test_reset_and_step(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        a.put(numbers(4, 100), partition_id="q")
+        loader = StreamingDataLoader(dataset())
+        assert values(list(loader)) == [0, 1, 2, 3]
+        loader.reset()
+        assert values(list(loader)) == [0, 1, 2, 3]
+        loader.step("q")
+        assert loader.get_buffer() == []
+        assert values(list(loader)) == [100, 101, 102, 103]
+
+    def test_collate(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        loader = StreamingDataLoader(dataset(), collate_fn=lambda item: item[0]["x"].tolist())
+        assert list(loader) == [[0, 1], [2, 3]]
