@@ -1,0 +1,544 @@
+"""All that may interleave, against a model in plain dicts: hypothesis looks for an order that breaks a rule.
+
+The model does not choose rows as samplers do. It knows what is produced, consumed, tagged, keyed and grouped, and
+checks what was dealt: only ready rows, whole groups, no row twice, the same key the same batch. After every event no
+claim may be left waiting that could be met, or for which nothing will come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import harness
+import numpy as np
+from harness import Harness, column, rows_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from transfer_queue.core.records import Dealt
+from transfer_queue.messages import (
+    Cancel,
+    CheckConsumption,
+    CheckProduction,
+    Claim,
+    ClaimReply,
+    ClearKeys,
+    ClearPartition,
+    ClearRows,
+    ConsumptionStatus,
+    Failure,
+    ListKeys,
+    Lookup,
+    ProductionStatus,
+    Publish,
+    RegisterUnit,
+    ResetConsumption,
+    RetrieveMeta,
+    Seal,
+    WriterGone,
+)
+from transfer_queue.sampler import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+)
+
+GROUP = 2
+RANKS = 2
+SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
+    "sequential": SequentialSampler,
+    "rank_aware": RankAwareSampler,
+    "groups": lambda: GRPOGroupNSampler(GROUP),
+    "balanced": lambda: SeqlenBalancedSampler(GROUP, RANKS),
+}
+PARTITIONS = st.sampled_from(["p", "p", "q"])
+TASKS = st.sampled_from(["t", "t", "u"])
+FIELDS = st.sampled_from([("x",), ("y",), ("x", "y")])
+READERS = st.sampled_from(["r0", "r1", "r2"])
+KEYS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3, unique=True)
+TAGS = st.sampled_from([None, {}, {"n": 1}, {"n": 2, "s": "x"}, {"n": harness.DELETE}, {"total_lengths": 7}])
+
+
+class Row:
+    """One live sample of the model. at: its number in order of reservation. values: field -> (block offset, slot)."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.values: dict[str, tuple[int, int]] = {}
+        self.tag: dict[str, Any] = {}
+        self.key: str | None = None
+        self.group: str | None = None
+
+
+class Model:
+    """One partition: live rows by global index, ascending; rows ever reserved; what each task consumed; its batches."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.end = 0
+        self.fields: set[str] = set()
+        self.sealed = False
+        self.consumed: dict[str, set[int]] = {}
+        self.batches: dict[tuple[str, int, int], list[int]] = {}
+        self.members: dict[str, list[int]] = {}  # declared group -> live and cleared members
+        self.declared = False  # once a group was declared there are none by order
+
+    def ready(self, task: str, fields: Iterable[str]) -> list[int]:
+        done = self.consumed.get(task, set())
+        return [i for i, row in self.rows.items() if i not in done and all(f in row.values for f in fields)]
+
+    def group_of(self, index: int) -> Any:
+        if self.declared:
+            return self.rows[index].group
+        return self.rows[index].at // GROUP
+
+    def size_of(self, group: Any) -> int:
+        """Members of a group, cleared ones included."""
+        if self.declared:
+            return len(self.members[group])
+        return GROUP if (group + 1) * GROUP <= self.end else self.end - group * GROUP
+
+    def living(self, group: Any) -> set[int]:
+        return {i for i in self.rows if self.group_of(i) == group}
+
+    def hopeless(self, group: Any) -> bool:
+        if group is None:
+            return True
+        size = self.size_of(group)
+        return len(self.living(group)) < size or size > GROUP or (self.sealed and size < GROUP)
+
+    def whole(self, ready: list[int]) -> int:
+        """How many groups are wholly ready."""
+        groups = {self.group_of(i) for i in ready} - {None}
+        return sum(1 for g in groups if not self.hopeless(g) and len(self.living(g) & set(ready)) == GROUP)
+
+    def clear(self, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            self.rows.pop(index, None)
+        for group in [g for g, members in self.members.items() if not any(i in self.rows for i in members)]:
+            del self.members[group]
+        for done in self.consumed.values():
+            done &= set(self.rows)
+        gone = [key for key, rows in self.batches.items() if rows and not any(i in self.rows for i in rows)]
+        for key in gone:
+            self.batches[key] = []
+
+
+class Interleavings(RuleBasedStateMachine):
+    requests = Bundle("requests")  # (client, sequence, request) of puts and claims, for retries
+
+    @initialize(name=st.sampled_from(sorted(SAMPLERS)))
+    def start(self, name: str) -> None:
+        self.sampler = name
+        self.h = Harness(SAMPLERS[name]())
+        self.model: dict[str, Model] = {}
+        self.seen = len(self.h.records)
+        self.writers = 0
+        self.waiting: dict[tuple[str, int], Claim] = {}
+        self.got: dict[tuple[str, int], Any] = {}  # kept replies by (client, sequence)
+
+    # ------------------------------------------------------------ what happened
+
+    @property
+    def writer(self) -> str:
+        return f"w{self.writers}"
+
+    @property
+    def grouping(self) -> bool:
+        return self.sampler in ("groups", "balanced")
+
+    def settle(self) -> None:
+        """Takes in what the last event dealt, and the replies that claims got."""
+        deals = [record for record in self.h.records[self.seen :] if isinstance(record, Dealt)]
+        self.seen = len(self.h.records)
+        fresh: list[tuple[str, list[int]]] = []
+        for deal in deals:
+            model = self.model[deal.partition]
+            done = model.consumed.setdefault(deal.task, set())
+            for share in deal.shares:
+                rows = np.frombuffer(share.rows, "<i8").tolist()
+                assert rows
+                assert len(set(rows)) == len(rows)
+                assert set(rows) <= set(model.rows), "a row was dealt that is not there"
+                assert not set(rows) & done, "a row was dealt to a task twice"
+                if self.grouping:
+                    assert all(model.living(model.group_of(i)) <= set(rows) for i in rows), "a part of a group"
+                    assert not any(model.hopeless(model.group_of(i)) for i in rows)
+                done |= set(rows)
+                if deal.batch_index is not None:
+                    key = (deal.task, share.dp_rank, deal.batch_index)
+                    assert key not in model.batches, "a batch was dealt twice"
+                    model.batches[key] = rows
+                fresh.append((deal.task, rows))
+        for (client, sequence), claim in list(self.waiting.items()):
+            reply = self.h.reply(sequence, client)
+            if reply is None:
+                continue
+            del self.waiting[client, sequence]
+            self.check_reply(claim, reply, fresh)
+            self.got[client, sequence] = reply
+
+    def check_reply(self, claim: Claim, reply: Any, fresh: list[tuple[str, list[int]]]) -> None:
+        model = self.model.get(claim.partition)
+        if isinstance(reply, Failure):
+            if reply.kind == "BatchGoneError":
+                assert model is not None
+                assert model.batches[self.key(claim)] == []
+            else:
+                assert reply.kind in ("WaitTimeoutError", "InvalidArgumentError"), reply
+            return
+        assert isinstance(reply, ClaimReply)
+        rows = rows_of(reply)
+        if reply.ended:
+            assert model is not None
+            finished = len(model.consumed.get(claim.task, ())) == len(model.rows) > 0
+            assert model.sealed or (claim.finite and finished), "an end that is none"
+        if not rows:
+            return
+        assert model is not None
+        assert not claim.probe
+        kept = model.batches.get(self.key(claim)) if self.key(claim) is not None else None
+        if (claim.task, rows) in fresh:
+            assert len(rows) == claim.count or (model.sealed and len(rows) < claim.count)
+            assert all(field in model.rows[i].values for i in rows for field in claim.fields), "a row was not ready"
+        assert kept == rows if kept is not None else (claim.task, rows) in fresh
+
+    def key(self, claim: Claim) -> Any:
+        batch = claim.sampling.get("batch_index")
+        if batch is None or self.sampler == "sequential":
+            return None
+        return (claim.task, claim.sampling["dp_rank"], batch)
+
+    # ------------------------------------------------------------ puts
+
+    def published(self, request: Publish, name: str) -> tuple[str, int, Any]:
+        sequence = self.h.send(request, name)
+        rows = rows_of(self.h.result(sequence, name))
+        model = self.model.setdefault(request.partition, Model())
+        for slot, index in enumerate(rows):
+            row = model.rows.get(index)
+            if row is None:
+                assert index not in {i for m in self.model.values() for i in m.rows}
+                row = model.rows[index] = Row(model.end)
+                model.end += 1
+                if request.keys is not None:
+                    row.key = request.keys[slot]
+            if request.groups is not None and row.group is None:
+                row.group = request.groups[slot]
+                model.declared = True
+                model.members.setdefault(row.group, []).append(index)
+            if request.block is not None:
+                for spec in request.block.schema:
+                    row.values[spec.name] = (request.block.offset, slot)
+                    model.fields.add(spec.name)
+            tag = request.tags[slot] if request.tags is not None else None
+            if tag is not None:
+                if request.replace_tags:
+                    row.tag = {}
+                row.tag = {k: v for k, v in {**row.tag, **tag}.items() if v != harness.DELETE}
+        self.got[name, sequence] = self.h.reply(sequence, name)
+        self.settle()
+        return name, sequence, request
+
+    @rule(
+        target=requests,
+        partition=PARTITIONS,
+        fields=FIELDS,
+        count=st.integers(1, 4),
+        groups=st.none() | st.lists(st.sampled_from("ghi"), min_size=4, max_size=4),
+        tag=TAGS,
+    )
+    def insert(self, partition: str, fields: Any, count: int, groups: list[str] | None, tag: Any) -> Any:
+        model = self.model.get(partition)
+        if model is not None and model.sealed:
+            reply = self.h.reply(
+                self.h.send(self.h.publish(count, None, partition, self.writer, tags=[{}] * count), self.writer),
+                self.writer,
+            )
+            assert isinstance(reply, Failure)
+            assert reply.kind == "SealedError"
+            return None, 0, None
+        tags = [tag] * count
+        request = self.h.publish(
+            count, fields, partition, self.writer, tags=tags, groups=groups[:count] if groups is not None else None
+        )
+        return self.published(request, self.writer)
+
+    @rule(target=requests, partition=PARTITIONS, fields=FIELDS, data=st.data(), tag=TAGS, replace=st.booleans())
+    def write(self, partition: str, fields: Any, data: Any, tag: Any, replace: bool) -> Any:
+        """Values, or tags alone, of rows that exist."""
+        model = self.model.get(partition)
+        if model is None or not model.rows:
+            return None, 0, None
+        rows = data.draw(st.lists(st.sampled_from(sorted(model.rows)), min_size=1, max_size=4, unique=True))
+        alone = data.draw(st.booleans()) and tag is not None
+        more = {"rows": rows, "tags": [tag] * len(rows), "replace_tags": replace}
+        request = self.h.publish(len(rows), None if alone else fields, partition, self.writer, **more)
+        return self.published(request, self.writer)
+
+    @rule(partition=PARTITIONS, data=st.data(), group=st.sampled_from("gj"))
+    def join(self, partition: str, data: Any, group: str) -> None:
+        model = self.model.get(partition)
+        loose = [i for i, row in model.rows.items() if row.group is None] if model is not None else []
+        if loose and self.grouping:
+            rows = data.draw(st.lists(st.sampled_from(loose), min_size=1, max_size=2, unique=True))
+            groups = [group] * len(rows)
+            self.published(
+                self.h.publish(len(rows), None, partition, self.writer, rows=rows, groups=groups), self.writer
+            )
+
+    @rule(target=requests, partition=PARTITIONS, keys=KEYS, fields=FIELDS, tag=TAGS)
+    def by_keys(self, partition: str, keys: list[str], fields: Any, tag: Any) -> Any:
+        model = self.model.get(partition)
+        if model is not None and model.sealed:
+            keys = [key for key in keys if key in {row.key for row in model.rows.values()}]
+        if not keys:
+            return None, 0, None
+        request = self.h.publish(len(keys), fields, partition, self.writer, keys=keys, tags=[tag] * len(keys))
+        return self.published(request, self.writer)
+
+    # ------------------------------------------------------------ claims
+
+    @rule(
+        target=requests,
+        partition=PARTITIONS,
+        task=TASKS,
+        fields=FIELDS,
+        groups=st.integers(1, 2),
+        client=READERS,
+        rank=st.integers(0, RANKS - 1),
+        batch=st.none() | st.integers(0, 3),
+        wait=st.sampled_from([None, 10.0, 25.0]),
+        kind=st.sampled_from(["claim", "claim", "claim", "probe", "finite"]),
+    )
+    def claim(
+        self,
+        partition: str,
+        task: str,
+        fields: Any,
+        groups: int,
+        client: str,
+        rank: int,
+        batch: int | None,
+        wait: float | None,
+        kind: str,
+    ) -> Any:
+        sampling: dict[str, Any] = {} if self.sampler == "sequential" else {"dp_rank": rank}
+        if self.sampler == "rank_aware":
+            batch = batch or 0
+        if batch is not None and self.sampler != "sequential":
+            sampling["batch_index"] = batch
+        count = GROUP * groups if self.grouping else groups
+        request = Claim(partition, task, list(fields), count, sampling, wait, kind == "probe", kind == "finite")
+        sequence = self.h.send(request, client)
+        self.waiting[client, sequence] = request
+        self.settle()
+        return client, sequence, request
+
+    @rule(which=requests)
+    def retry(self, which: Any) -> None:
+        """The same request again: the same answer, or the same place in the queue."""
+        client, sequence, request = which
+        if client is None or client not in self.h.clients or (client.startswith("w") and client != self.writer):
+            return
+        kept = self.h.state.clients.get(client)
+        if kept is not None and kept.over(sequence):
+            return
+        if kept is not None and sequence in kept.replies:
+            before = self.h.state.snapshot()
+            self.h.send(request, client, sequence)
+            assert self.h.reply(sequence, client) == self.got[client, sequence]
+            assert self.h.state.snapshot() == before
+        elif isinstance(request, Claim):
+            if (client, sequence) not in self.waiting:
+                self.waiting[client, sequence] = request
+            self.h.send(request, client, sequence)
+            self.settle()
+
+    @rule(client=READERS, data=st.data())
+    def cancel(self, client: str, data: Any) -> None:
+        mine = [sequence for name, sequence in self.waiting if name == client]
+        if mine:
+            self.h.ask(Cancel(data.draw(st.sampled_from(mine))), client)
+            self.settle()
+
+    @rule(client=READERS | st.just("w"))
+    def finish(self, client: str) -> None:
+        """The client has all replies that were sent; what waits keeps its place."""
+        found = self.h.clients.get(self.writer if client == "w" else client)
+        if found is None:
+            return
+        parked = sorted(s for name, s in self.h.state.waiting.by_waiter if name == found.name)
+        marks = [*parked, found.sequence + 1]
+        found.acknowledged = marks[0] - 1
+        found.finished = [(a + 1, b - 1) for a, b in pairwise(marks) if a + 1 < b]
+
+    # ------------------------------------------------------------ ends
+
+    @rule(partition=PARTITIONS, data=st.data())
+    def clear_rows(self, partition: str, data: Any) -> None:
+        model = self.model.get(partition)
+        if model is None or not model.rows:
+            return
+        rows = data.draw(st.lists(st.sampled_from(sorted(model.rows)), min_size=1, max_size=5))
+        self.h.ask(ClearRows(partition, column([*rows, 10**9])), self.writer)
+        model.clear(rows)
+        self.settle()
+
+    @rule(partition=PARTITIONS, keys=KEYS)
+    def clear_keys(self, partition: str, keys: list[str]) -> None:
+        self.h.ask(ClearKeys(partition, keys), self.writer)
+        model = self.model.get(partition)
+        if model is not None:
+            model.clear([i for i, row in model.rows.items() if row.key in keys])
+        self.settle()
+
+    @rule(partition=PARTITIONS, really=st.integers(0, 3))
+    def drop(self, partition: str, really: int) -> None:
+        if really == 0:
+            self.h.ask(ClearPartition(partition), self.writer)
+            self.model.pop(partition, None)
+            self.settle()
+
+    @rule(partition=PARTITIONS, task=st.none() | TASKS)
+    def reset(self, partition: str, task: str | None) -> None:
+        self.h.ask(ResetConsumption(partition, task), self.writer)
+        model = self.model.get(partition)
+        if model is not None:
+            for name in [task] if task is not None else ["t", "u"]:
+                model.consumed.pop(name, None)
+                model.batches = {key: rows for key, rows in model.batches.items() if key[0] != name}
+        self.settle()
+
+    @rule(partition=PARTITIONS, really=st.integers(0, 2))
+    def seal(self, partition: str, really: int) -> None:
+        if really == 0 and partition in self.model:
+            self.h.ask(Seal(partition), self.writer)
+            self.model[partition].sealed = True
+            self.settle()
+
+    # ------------------------------------------------------------ the world
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 30.0]))
+    def tick(self, seconds: float) -> None:
+        self.h.tick(self.h.now + seconds)
+        self.settle()
+        deadline = self.h.controller.next_deadline()
+        assert deadline is None or deadline > self.h.now
+
+    @rule(client=READERS)
+    def reconnect(self, client: str) -> None:
+        """A connection ends: what waits on it is cancelled, and nothing more is answered there."""
+        if client in self.h.clients:
+            self.h.disconnect(client)
+            self.waiting = {who: claim for who, claim in self.waiting.items() if who[0] != client}
+            self.h.connect(client)
+            assert not any(name == client for name, _ in self.h.state.waiting.by_waiter)
+            self.settle()
+
+    @rule(client=READERS)
+    def second_connection(self, client: str) -> None:
+        """All that waits moves to a new connection, and the old one ends."""
+        if client not in self.h.clients:
+            return
+        old = self.h.clients[client].peer
+        self.h.connect(client)
+        for (name, sequence), claim in list(self.waiting.items()):
+            if name == client:
+                self.h.send(claim, client, sequence)
+                assert self.h.parked(sequence, client)
+        self.h.disconnect(client, old)
+        self.settle()
+        assert all(self.h.parked(sequence, name) for name, sequence in self.waiting if name == client)
+
+    @rule()
+    def unit_restarts(self) -> None:
+        self.h.disconnect("unit-0")
+        self.h.connect("unit-0")
+        self.h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
+        self.settle()
+
+    @rule()
+    def writer_dies(self) -> None:
+        if self.writer in self.h.clients:
+            name = self.writer
+            self.h.disconnect(name)
+            open_ = [
+                number for _, number in self.h.state.blocks.extents if not self.h.state.blocks.extents[0, number].closed
+            ]
+            self.h.ask(WriterGone(name, 0, open_), "unit-0")
+            self.h.connect(name)
+            late = self.h.publish(1, ("x",), "p", name)
+            assert isinstance(self.h.reply(self.h.send(late, name), name), Failure)
+            self.writers += 1
+            self.settle()
+
+    # ------------------------------------------------------------ always
+
+    @invariant()
+    def nobody_waits_for_what_is_there(self) -> None:
+        for (client, sequence), claim in self.waiting.items():
+            assert self.h.parked(sequence, client)
+            model = self.model.get(claim.partition)
+            if model is None:
+                continue
+            ready = model.ready(claim.task, claim.fields)
+            key = self.key(claim)
+            assert key is None or key not in model.batches, "its batch was dealt"
+            rest = [i for i in model.rows if i not in ready and i not in model.consumed.get(claim.task, ())]
+            if self.grouping:
+                ranks = RANKS if self.sampler == "balanced" and key is not None else 1
+                assert model.whole(ready) * GROUP < claim.count * ranks, "its rows are ready"
+                rest = [i for i in rest if not model.hopeless(model.group_of(i))]
+            else:
+                assert len(ready) < claim.count, "its rows are ready"
+            assert not model.sealed or rest, "nothing more will come"
+            if claim.finite:
+                assert not model.rows or set(model.rows) != model.consumed.get(claim.task)
+
+    @invariant()
+    def everything_is_as_in_the_model(self) -> None:
+        h = self.h
+        assert h.ask(ListKeys()).value == {
+            name: {row.key: row.tag for row in model.rows.values() if row.key is not None}
+            for name, model in self.model.items()
+        }
+        for name, model in self.model.items():
+            for fields in (["x"], ["y"]):
+                reply = h.ask(ProductionStatus(name, fields))
+                assert reply.known == (fields[0] in model.fields)
+                if reply.known:
+                    assert np.frombuffer(reply.rows, "<i8").tolist() == list(model.rows)
+                    assert list(reply.matrix) == [int(fields[0] in row.values) for row in model.rows.values()]
+                    produced = all(fields[0] in row.values for row in model.rows.values()) and bool(model.rows)
+                    assert h.ask(CheckProduction(name, fields)).value == produced
+            for task in "tu":
+                done = model.consumed.get(task, set())
+                assert list(h.ask(ConsumptionStatus(name, task)).matrix) == [int(i in done) for i in model.rows]
+                assert h.ask(CheckConsumption(name, task)).value == (bool(model.rows) and done == set(model.rows))
+            keyed = {row.key: (i, row) for i, row in model.rows.items() if row.key is not None}
+            reply = h.ask(RetrieveMeta(name, [*keyed, "nobody"]))
+            assert rows_of(reply) == [i for i, _ in keyed.values()]
+            assert (reply.tags or [{}] * len(keyed)) == [row.tag for _, row in keyed.values()]
+
+    @invariant()
+    def what_is_published_can_be_read(self) -> None:
+        for name, model in self.model.items():
+            for field in ("x", "y"):
+                rows = [i for i, row in model.rows.items() if field in row.values]
+                found = harness.places(self.h.ask(Lookup(name, column(rows), fields=[field]))) if rows else []
+                assert [place[field] for place in found] == [model.rows[i].values[field] for i in rows]
+
+    def teardown(self) -> None:
+        if hasattr(self, "h"):
+            harness.made.remove(self.h)
+            self.h.replay()
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(max_examples=600, stateful_step_count=50, deadline=None)
