@@ -17,20 +17,20 @@ WAIT = 10.0
 
 
 def claims(
-    fields: list[str], batch_size: int, partition: str, task: str, **sampling: Any
+    fields: list[str], batch_size: int, partition: str, task: str, samples: int, **sampling: Any
 ) -> Iterator[tuple[TensorDict, tq.BatchMeta]]:
-    """Data and metadata of batches as they become ready; ends when the partition is sealed and all is claimed.
+    """Data and metadata of batches as they become ready, until so many samples have come.
 
     `sampling` chooses the sampler of these claims; the system's own is the trainers'.
     """
     client = tq.get_client()
     config = sampling or {"sampler": "SequentialSampler"}
-    while True:
-        meta, ended = client.await_batch(fields, batch_size, partition, task, config, timeout=WAIT)
+    while samples > 0:
+        wanted = min(batch_size, samples)
+        meta, _ = client.await_batch(fields, wanted, partition, task, config, timeout=WAIT)
         if len(meta):
+            samples -= len(meta)
             yield client.get_data(meta), meta
-        elif ended:
-            return
 
 
 @contextmanager

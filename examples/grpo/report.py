@@ -6,6 +6,9 @@ import json
 import os
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from figures import Figures
 
 STAGES = {"rollout": "#4477aa", "reference": "#ccbb44", "reward": "#aa3377", "train": "#228833", "update": "#66ccee"}
@@ -56,16 +59,9 @@ def write(figures: Figures, figures_summary: dict[str, Any]) -> None:
 
 def draw(figures: Figures, figures_summary: dict[str, Any]) -> None:
     """The reward curve, the timeline of the whole run, and a few seconds of it from close by."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
     accuracy = figures_summary["held_out_accuracy"]
-    canvas, (curve, whole, close) = pyplot.subplots(
-        3, 1, figsize=(11, 10), layout="constrained", gridspec_kw={"height_ratios": [3, 2, 2]}
-    )
+    canvas = Figure(figsize=(11, 10), layout="constrained")
+    curve, whole, close = canvas.subplots(3, 1, height_ratios=[3, 2, 2])
     steps = range(1, len(figures_summary["reward_by_step"]) + 1)
     curve.plot(steps, figures_summary["reward_by_step"], label="reward (share of right running sums)", color="#4477aa")
     curve.plot(steps, figures_summary["sampled_right_by_step"], label="sampled answers all right", color="#ee6677")
@@ -73,18 +69,18 @@ def draw(figures: Figures, figures_summary: dict[str, Any]) -> None:
     curve.set_title(
         f"Held-out accuracy {accuracy['before']:.1%} before, {accuracy['after']:.1%} after GRPO", loc="left"
     )
-    curve.legend(loc="lower right", frameon=False)
+    curve.legend(loc="upper left", frameon=False)
+    curve.xaxis.get_major_locator().set_params(integer=True)
     curve.grid(alpha=0.3)
     start, wall = min((event["start"] for event in figures.events), default=0.0), figures.wall()
     middle = min(wall / 2, max(wall - 3.0, 0.0))
     for axes, (left, right) in ((whole, (0.0, wall)), (close, (middle, min(middle + 3.0, wall)))):
         timeline(axes, figures, start, left, right)
-    whole.set_title(f"Who is at work: {figures_summary['busy_over_wall']:.1f} stages at a time on the mean", loc="left")
+    whole.set_title(f"Who is at work: {figures_summary['busy_over_wall']:.1f} processes on the mean", loc="left")
     close.set_title("Three seconds of it", loc="left")
     patches = [Patch(color=colour, label=stage) for stage, colour in STAGES.items()]
     close.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(STAGES), frameon=False)
     canvas.savefig(figures.settings.out / "report.png", dpi=110)
-    pyplot.close(canvas)
 
 
 def timeline(axes: Any, figures: Figures, start: float, left: float, right: float) -> None:

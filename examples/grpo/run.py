@@ -17,9 +17,7 @@ from pathlib import Path
 
 import transfer_queue as tq
 from omegaconf import OmegaConf
-from rich.console import Console
 
-import report
 import task
 from events import drain
 from figures import Figures
@@ -31,12 +29,19 @@ from sampling import accuracy
 from scoring import reference, reward
 from settings import ANSWERS, PROMPTS, ROLLOUT_WORKERS, TRAINER_RANKS, WEIGHTS, Settings
 from trainer import trainer
-from view import View
 from warmup import held_out
+
+try:
+    from rich.console import Console
+
+    import report
+    from view import View
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs {missing.name}: pip install 'transfer_queue[demo]'") from None
 
 TICK = 0.05
 """Seconds between two looks at the events and the processes."""
-LONGEST, LONGEST_SMOKE = 215.0, 28.0
+LONGEST, LONGEST_SMOKE = 215.0, 24.0
 """Seconds from the start after which training ends, on however slow a machine."""
 
 

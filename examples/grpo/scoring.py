@@ -26,7 +26,7 @@ def reference(settings: Settings, name: str) -> None:
     model = Transformer(len(task.ALPHABET)).eval()
     load(model, tq.kv_batch_get(["reference"], WEIGHTS)["weights"][0])
     for step in itertools.count():
-        for data, meta in claims(["tokens", "logprobs"], BATCH, train_partition(step), "reference"):
+        for data, meta in claims(["tokens", "logprobs"], BATCH, train_partition(step), "reference", settings.samples):
             with work("reference", name) as event:
                 answer_lengths = [len(row) for row in data["logprobs"].unbind()]
                 logprobs = answer_logprobs(model, data["tokens"].unbind(), answer_lengths)
@@ -44,7 +44,9 @@ def reward(settings: Settings, name: str) -> None:
     groups = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": ANSWERS}
     for step in itertools.count():
         seen = 0
-        for data, meta in claims(["prompt", "answer"], ANSWERS, train_partition(step), "reward", **groups):
+        for data, meta in claims(
+            ["prompt", "answer"], ANSWERS, train_partition(step), "reward", settings.samples, **groups
+        ):
             with work("reward", name) as event:
                 pairs = list(zip(data["prompt"].tolist(), data["answer"].tolist(), strict=True))
                 rewards = torch.tensor([task.reward(prompt, answer) for prompt, answer in pairs])

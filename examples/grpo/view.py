@@ -8,7 +8,6 @@ from types import TracebackType
 import transfer_queue as tq
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,9 @@ from settings import EVENTS, WEIGHTS
 
 REDRAW, LINE = 0.25, 5.0
 """Seconds between two drawings of the view, and between two lines where there is no terminal."""
+
+MOST_COLUMNS, BAR = 4, 9
+"""Partitions shown, and characters of a bar: what fits in 80 columns."""
 
 
 class View:
@@ -28,6 +30,7 @@ class View:
         self._start = self._window = time.time()
         self._counted, self._rate = 0, 0.0
         self._next = 0.0
+        self._names: dict[str, str] = {}
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
     def note(self, text: str) -> None:
@@ -57,7 +60,11 @@ class View:
             self.note(summary)
         else:
             workers = "  ".join(f"{name} ({pid})" for name, pid in alive.items())
-            parts: list[RenderableType] = [Text(self._title, style="bold"), Text(summary), partitions(figures)]
+            parts: list[RenderableType] = [
+                Text(self._title, style="bold"),
+                Text(summary),
+                partitions(figures, self._names),
+            ]
             self._live.update(Group(*parts, Text(workers, style="dim")), refresh=True)
 
     def _summary(self, figures: Figures) -> str:
@@ -87,18 +94,33 @@ class View:
             self._live.stop()
 
 
-def partitions(figures: Figures) -> Table:
-    """Every partition that holds samples: how far each field is produced and each task has consumed."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("partition", "field or task", "", "samples"):
-        table.add_column(column, justify="right" if column == "samples" else "left")
-    for partition in tq.get_client().status().partitions:
-        if partition.name in (EVENTS, WEIGHTS):
-            continue
-        whole = figures.settings.samples if partition.name.startswith("train_") else max(partition.rows, 1)
-        lines = [(field.name, field.produced, "cyan") for field in partition.fields]
-        lines += [(f"> {task.name}", task.consumed, "green") for task in partition.tasks]
-        for number, (name, count, colour) in enumerate(lines):
-            bar = ProgressBar(total=whole, completed=count, width=30, complete_style=colour, finished_style=colour)
-            table.add_row(partition.name if number == 0 else "", name, bar, f"{count}/{whole}")
+def partitions(figures: Figures, names: dict[str, str]) -> Table:
+    """A column for each partition, a row for each field (how far produced) and task (how far consumed).
+
+    `names` collects fields and tasks with their colours in the order in which they first came, so that rows stay
+    where they are.
+    """
+    shown = [one for one in tq.get_client().status().partitions if one.name not in (EVENTS, WEIGHTS)][:MOST_COLUMNS]
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("field, > task")
+    columns: list[dict[str, int]] = []
+    for partition in shown:
+        table.add_column(partition.name)
+        names |= dict.fromkeys((field.name for field in partition.fields if field.name not in names), "cyan")
+        columns.append({field.name: field.produced for field in partition.fields})
+        columns[-1] |= {f"> {task.name}": task.consumed for task in partition.tasks}
+    for partition in shown:
+        names |= dict.fromkeys((f"> {task.name}" for task in partition.tasks if f"> {task.name}" not in names), "green")
+    for name, colour in names.items():
+        cells = []
+        for partition, counts in zip(shown, columns, strict=True):
+            whole = figures.settings.samples if partition.name.startswith("train_") else partition.rows
+            cells.append(bar(counts[name], whole, colour) if name in counts else Text(""))
+        table.add_row(name, *cells)
     return table
+
+
+def bar(count: int, whole: int, colour: str) -> Text:
+    """A bar that is as full as count of whole, and the count."""
+    full = BAR * min(count, whole) // max(whole, 1)
+    return Text.assemble(("━" * full, colour), ("━" * (BAR - full), "grey23"), f" {count:<4}")
