@@ -53,13 +53,13 @@ def test_interned_schemas_and_dims_go_too(h: Harness) -> None:
     h.put(20, ("y",), rows=range(20))
     assert len(h.state.blocks.schemas.number) == 2
     h.clear(range(40))
-    assert h.state.blocks.schemas.number == h.state.blocks.dims.number == h.state.blocks.schemas.decoded == {}
+    assert h.state.blocks.schemas.number == h.state.blocks.dims.number == {}
     h.put(1)
     assert len(h.state.blocks.dims.values) <= 21, "spare numbers are used again"
 
 
 def test_interned() -> None:
-    table = Interned()
+    table: Interned[bytes] = Interned()
     assert [table.add(value) for value in (b"a", b"b", b"a")] == [0, 1, 0]
     table.drop(0)
     assert table[0] == b"a"

@@ -6,7 +6,8 @@ and no block in it is needed. Block numbers start at 1 and are never used again 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Hashable, Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -20,16 +21,19 @@ _FIELDS = (
 )  # fmt: skip
 
 
-class Interned:
+T = TypeVar("T", bound=Hashable)
+
+
+class Interned(Generic[T]):
     """Equal values stored once, counted, under small numbers that are used again when free."""
 
     def __init__(self) -> None:
-        self.number: dict[bytes, int] = {}
-        self.values: list[bytes | None] = []
+        self.number: dict[T, int] = {}
+        self.values: list[T | None] = []
         self.uses: list[int] = []
         self.spare: list[int] = []
 
-    def add(self, value: bytes) -> int:
+    def add(self, value: T) -> int:
         """The number of this value, used once more."""
         at = self.number.get(value)
         if at is not None:
@@ -49,37 +53,14 @@ class Interned:
         """One use fewer; the value goes with the last."""
         self.uses[at] -= 1
         if self.uses[at] == 0:
-            value = self.values[at]
-            assert value is not None
-            del self.number[value]
+            del self.number[self[at]]
             self.values[at] = None
             self.spare.append(at)
 
-    def __getitem__(self, at: int) -> bytes:
+    def __getitem__(self, at: int) -> T:
         value = self.values[at]
         assert value is not None
         return value
-
-
-class SchemaTable(Interned):
-    """Interned schemas; the decoded form stands beside the bytes that identify it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoded: dict[int, list[FieldSpec]] = {}
-
-    def add_schema(self, schema: list[FieldSpec]) -> int:
-        """The number of this schema, used once more."""
-        identity = repr([(s.name, s.kind, s.dtype, s.ndim, s.ragged) for s in schema]).encode()
-        at = self.add(identity)
-        self.decoded.setdefault(at, schema)
-        return at
-
-    def drop(self, at: int) -> None:
-        """One use fewer; the schema goes with the last."""
-        super().drop(at)
-        if self.uses[at] == 0:
-            del self.decoded[at]
 
 
 class _Chunk:
@@ -119,8 +100,8 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.chunks: dict[int, _Chunk] = {}
-        self.schemas = SchemaTable()
-        self.dims = Interned()
+        self.schemas: Interned[tuple[FieldSpec, ...]] = Interned()
+        self.dims: Interned[bytes] = Interned()
         self.extents: dict[tuple[int, int], Extent] = {}
         self.freed: list[tuple[int, int]] = []  # extents to hand back, drained by the controller
         self.live_bytes = 0
@@ -134,7 +115,7 @@ class BlockTable:
         chunk.ensure(at)
         row = (
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
-            self.schemas.add_schema(block.schema), self.dims.add(block.dims), values,
+            self.schemas.add(tuple(block.schema)), self.dims.add(block.dims), values,
         )  # fmt: skip
         for (name, _), value in zip(_FIELDS, row, strict=True):
             chunk.columns[name][at] = value
@@ -227,16 +208,16 @@ class BlockTable:
             rows=columns["rows"].tobytes(),
             schema=schema_at.astype("i4").tobytes(),
             dims=dims_at.astype("i4").tobytes(),
-            schemas=[self.schemas.decoded[n] for n in schema_numbers.tolist()],
+            schemas=[list(self.schemas[n]) for n in schema_numbers.tolist()],
             dims_values=[self.dims[n] for n in dims_numbers.tolist()],
         )
 
-    def shape_source(self, number: int) -> tuple[list[FieldSpec], bytes, int]:
+    def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:
         """Schema, dims and row count of one block."""
         columns = self.chunks[number >> CHUNK_BITS].columns
         at = number & (CHUNK - 1)
         return (
-            self.schemas.decoded[int(columns["schema"][at])],
+            self.schemas[int(columns["schema"][at])],
             self.dims[int(columns["dims"][at])],
             int(columns["rows"][at]),
         )

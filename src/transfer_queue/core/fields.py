@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
@@ -83,7 +85,7 @@ def _words(kind: str, dtype: str) -> str:
     return "objects" if kind == "object" else f"tensors of {dtype}"
 
 
-def dims_parts(schema: list[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
+def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
     """The part of a block's dims that belongs to each field, in order.
 
     Raises InvalidArgumentError where the numbers do not fit the schema.

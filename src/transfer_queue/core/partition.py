@@ -16,7 +16,7 @@ from transfer_queue.core.fields import Field, dims_parts
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Rows
-from transfer_queue.messages import DELETE_CODE, NewBlock
+from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock
 
 MAX_READY_SETS = 64
 
@@ -28,6 +28,7 @@ class Partition:
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
+    learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     """
 
@@ -54,6 +55,7 @@ class Partition:
         self.dealt: dict[str, DealtBatches] = {}
         self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
         self.gained: set[str] = set()
+        self.learnt: tuple[list[FieldSpec], bytes, int] | None = None
 
     # ------------------------------------------------------------ reading
 
@@ -190,26 +192,44 @@ class Partition:
         """Values of these rows are in block `number`, row by row."""
         self.blocks.add(number, writer, block, len(positions) * len(block.schema))
         self.nbytes += block.nbytes
-        dims = np.frombuffer(block.dims, "<i8")
         slots = np.arange(len(positions), dtype="i4")
         released = []
+        parts = list(self.rows.split(positions))
+        self._learn(block)
+        for spec in block.schema:
+            field = self.fields[spec.name]
+            for _, chunk, at, where in parts:
+                column, slot = chunk.field_columns(spec.name)
+                old = column[at]
+                held = int(np.count_nonzero(old))
+                if held:
+                    released.append(old)
+                field.live += len(old) - held
+                column[at] = number
+                slot[at] = slots[where]
+        for old in released:
+            self.nbytes -= self.blocks.release(old)
+        if self.ready:
+            fields = {spec.name for spec in block.schema}
+            for ready in self.ready.values():
+                if fields.isdisjoint(ready.fields):
+                    continue
+                for key, chunk, at, _ in parts:
+                    if ready.update(key, chunk, at, self.groups):
+                        self.gained.add(ready.task)
+
+    def _learn(self, block: NewBlock) -> None:
+        """Takes the row shapes of a block into the types of its fields."""
+        known = (block.schema, block.dims, block.rows)
+        if known == self.learnt:
+            return  # the same shapes again, as from one writer's loop, teach nothing
+        dims = np.frombuffer(block.dims, "<i8")
         for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows), strict=True):
             field = self.fields.get(spec.name)
             if field is None:
                 field = self.fields[spec.name] = Field(spec.name)
-            for _, chunk, at, where in self.rows.split(positions):
-                column, slot = chunk.field_columns(spec.name)
-                old = column[at]
-                fresh = int(np.count_nonzero(old == 0))
-                if fresh < len(old):
-                    released.append(old)
-                field.live += fresh
-                column[at] = number
-                slot[at] = slots[where]
             field.add(spec, part)
-        for old in released:
-            self.nbytes -= self.blocks.release(old)
-        self._changed(positions, {spec.name for spec in block.schema})
+        self.learnt = known
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
         """Merges tags into rows, or replaces them."""
@@ -300,6 +320,7 @@ class Partition:
             field.live -= count
             if not field.live:
                 field.forget()
+                self.learnt = None
         for a in at.tolist():
             key = chunk.keys[a] if chunk.keys is not None else None
             if chunk.keys is not None and key is not None:
@@ -311,14 +332,6 @@ class Partition:
     def seal(self) -> None:
         """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
         self.seals += 1
-
-    def _changed(self, positions: np.ndarray, fields: set[str]) -> None:
-        if not self.ready:
-            return
-        for key, chunk, at, _ in self.rows.split(positions):
-            for ready in self.ready.values():
-                if not fields.isdisjoint(ready.fields) and ready.update(key, chunk, at, self.groups):
-                    self.gained.add(ready.task)
 
     # ------------------------------------------------------------ comparison
 

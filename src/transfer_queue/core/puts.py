@@ -18,6 +18,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages import CreatePartition, Publish, Reserve
 
+NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
 
 
@@ -54,11 +55,15 @@ class NewRows:
                     f"partition {name!r} is sealed: it takes new fields of its rows, but no new rows. "
                     f"Put the {count} rows into another partition."
                 )
-            free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
+            free = NOBODYS
+            if partition.waiting:
+                free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
         check_capacity(state, count)
         taken = min(count, len(free))
         fresh = count - taken
-        self.indexes = np.concatenate([free[:taken], np.arange(first, first + fresh)])
+        self.indexes = np.arange(first, first + fresh)
+        if taken:
+            self.indexes = np.concatenate([free[:taken], self.indexes])
         if count:
             self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups))
 

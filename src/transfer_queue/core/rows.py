@@ -6,6 +6,7 @@ are all cleared is dropped; an endless partition stays as small as its live rows
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -114,8 +115,8 @@ class Rows:
         self.chunks: dict[int, Chunk] = {}
         self.end = 0
         self.count = 0
-        self._firsts: np.ndarray | None = None  # first global index of each chunk, cached with
-        self._keys = np.zeros(0, "i8")  # the chunk numbers
+        self._firsts: list[int] | None = None  # first global index of each chunk, cached with
+        self._keys: list[int] = []  # the chunk numbers
 
     def append(self, first_index: int, count: int, waiting: bool) -> int:
         """Adds rows with consecutive global indexes; gives the position of the first."""
@@ -142,6 +143,12 @@ class Rows:
 
     def split(self, positions: np.ndarray) -> Iterator[tuple[int, Chunk, Indexer, Indexer]]:
         """(chunk number, chunk, where in the chunk, where in `positions`), chunk by chunk."""
+        if len(positions) == 1:
+            key = int(positions[0]) >> CHUNK_BITS
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                yield key, chunk, positions & MASK, slice(None)
+            return
         if not len(positions):
             return
         keys = positions >> CHUNK_BITS
@@ -165,25 +172,45 @@ class Rows:
             if chunk is not None:
                 yield key, chunk, positions[where] & MASK, where
 
+    def _chunk_starts(self) -> list[int]:
+        if self._firsts is None:
+            self._firsts = [int(chunk.index[0]) for chunk in self.chunks.values()]
+            self._keys = list(self.chunks)
+        return self._firsts
+
+    def position_of(self, index: int) -> int:
+        """The position of a global index, -1 where it is no live row of this partition."""
+        at = bisect_right(self._chunk_starts(), index) - 1
+        if at < 0:
+            return -1
+        key = self._keys[at]
+        chunk = self.chunks[key]
+        # mostly nothing lies between the rows of a chunk, else it is searched
+        found = index - int(chunk.index[0])
+        if found >= chunk.size or chunk.index[found] != index:
+            found = int(chunk.index[: chunk.size].searchsorted(index))
+            if found == chunk.size or chunk.index[found] != index:
+                return -1
+        return (key << CHUNK_BITS) + found if chunk.alive[found] else -1
+
     def positions_of(self, indexes: np.ndarray) -> np.ndarray:
         """The position of each global index, -1 where it is no live row of this partition."""
+        if len(indexes) == 1:
+            return np.array([self.position_of(int(indexes[0]))])
         out = np.full(len(indexes), -1, "i8")
         if not self.chunks or not len(indexes):
             return out
-        if self._firsts is None:
-            self._firsts = np.array([c.index[0] for c in self.chunks.values()], "i8")
-            self._keys = np.array(list(self.chunks), "i8")
-        at = np.searchsorted(self._firsts, indexes, "right") - 1
-        for k in {int(at[0])} if len(at) == 1 else set(at.tolist()):
+        at = np.searchsorted(self._chunk_starts(), indexes, "right") - 1
+        for k in set(at.tolist()):
             if k < 0:
                 continue
-            chunk = self.chunks[int(self._keys[k])]
+            chunk = self.chunks[self._keys[k]]
             mine = at == k
             wanted = indexes[mine]
             column = chunk.index[: chunk.size]
-            found = np.minimum(np.searchsorted(column, wanted, "right") - 1, chunk.size - 1)
+            found = np.minimum(np.searchsorted(column, wanted), chunk.size - 1)
             good = (column[found] == wanted) & (chunk.alive[found] == 1)
-            out[mine] = np.where(good, (int(self._keys[k]) << CHUNK_BITS) + found, -1)
+            out[mine] = np.where(good, (self._keys[k] << CHUNK_BITS) + found, -1)
         return out
 
     def dead(self, positions: range) -> bool:

@@ -40,7 +40,8 @@ class Kept:
         for first, last in finished:
             self.finished.add(first, last)
         self.finished.drop_up_to(self.acknowledged)
-        for sequence in [s for s in self.replies if self.over(s)]:
+        some = bool(self.finished.starts)
+        for sequence in [s for s in self.replies if s <= self.acknowledged or (some and s in self.finished)]:
             del self.replies[sequence]
 
 
