@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import traceback
+import zlib
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -101,7 +102,7 @@ def _child(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("torch.fx").setLevel(logging.ERROR)  # slices of nested tensors warn about tracing
     torch.set_num_threads(1)
-    torch.manual_seed(settings.seed * 100 + int.from_bytes(name.encode(), "big") % 97)
+    torch.manual_seed(zlib.crc32(f"{settings.seed} {name}".encode()))
     os.environ["TQ_SYSTEM"] = settings.system
     try:
         function(settings, name, *arguments)

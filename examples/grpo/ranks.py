@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,6 +32,13 @@ def all_reduce_gradients(model: nn.Module, sums: Tensor) -> None:
     for gradient in gradients:
         gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
         offset += gradient.numel()
+
+
+def mean(values: Sequence[float]) -> list[float]:
+    """The mean of each of these values over the ranks."""
+    total = torch.tensor(values)
+    dist.all_reduce(total)
+    return (total / TRAINER_RANKS).tolist()
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

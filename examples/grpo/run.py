@@ -100,6 +100,7 @@ def train(settings: Settings, console: Console) -> None:
             processes.start(f"rollout {number}", rollout)
         processes.start("reference", reference)
         processes.start("reward", reward)
+        view.note("processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items()))
         follow(figures, prompts, processes, view)
         trained = time.time()
         after = accuracy(newest(), held_out(settings))

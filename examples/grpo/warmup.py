@@ -6,13 +6,12 @@ import random
 import time
 
 import torch
-from torch import Tensor
 
 import task
 from events import work
 from model import Transformer
 from objective import supervised_loss
-from ranks import all_reduce_gradients, update
+from ranks import all_reduce_gradients, mean, update
 from sampling import accuracy
 from settings import TRAINER_RANKS, Settings
 
@@ -45,13 +44,8 @@ def warm_up(settings: Settings, name: str, rank: int) -> Transformer:
                 all_reduce_gradients(model, torch.ones(1))
                 update(model, optimizer, LEARNING_RATE * min(1.0, (step + 1) / WARM_STEPS))
                 step += 1
-            right, late = mean(torch.tensor([accuracy(model, problems), time.time() - start > settings.warmup_seconds]))
+            late = time.time() - start > settings.warmup_seconds
+            right, late = mean([accuracy(model, problems), late])
             ended = right >= settings.warmup_accuracy or late > 0
             event |= {"step": step, "samples": 0, "accuracy": right, "last": ended}
     return model
-
-
-def mean(values: Tensor) -> list[float]:
-    """The mean of these values over the ranks."""
-    torch.distributed.all_reduce(values)
-    return (values / TRAINER_RANKS).tolist()

@@ -1,0 +1,97 @@
+"""The whole of examples/grpo, short: what it leaves, a worker that is killed, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+RUN = Path(__file__).resolve().parents[2] / "examples" / "grpo" / "run.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+class Run:
+    """A run in a session of its own, read line by line."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "TQ_RUNTIME_DIR": str(folder / "systems"), "PYTHONUNBUFFERED": "1"}
+        self.out = folder / "report"
+        self.process = subprocess.Popen(
+            [sys.executable, str(RUN), "--smoke", "--out", str(self.out)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self.printed = ""
+
+    def until(self, pattern: str) -> re.Match[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if found := re.search(pattern, line):
+                return found
+        pytest.fail(f"the run ended without {pattern!r}:\n{self.printed}")
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """The processes of the run by name."""
+        words = self.until(r"processes: (.*)").group(1)
+        return {name: psutil.Process(int(pid)) for name, pid in re.findall(r"([a-z]+(?: \d)?) \((\d+)\)", words)}
+
+    def end(self) -> int:
+        self.printed += self.process.communicate()[0]
+        return self.process.returncode
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    yield made
+    if made.process.poll() is None:
+        os.killpg(made.process.pid, signal.SIGKILL)
+        made.end()
+
+
+def test_a_killed_rollout_worker_does_not_stop_it(run):
+    workers = run.workers()
+    assert sorted(workers) == ["reference", "reward", "rollout 0", "rollout 1", "trainer 0", "trainer 1"]
+    workers["rollout 1"].kill()
+    assert run.end() == 0, run.printed
+    assert "rollout 1 was killed" in run.printed
+    assert str(run.out) in run.printed
+    figures = json.loads((run.out / "report.json").read_text())
+    assert figures["killed_workers"] == ["rollout 1"]
+    assert figures["steps"] >= 1
+    assert figures["samples_trained_on"] == figures["steps"] * figures["settings"]["prompts"] * 8
+    assert sum(figures["staleness_histogram"].values()) == figures["samples_trained_on"]
+    assert max(map(int, figures["staleness_histogram"])) <= figures["settings"]["staleness"]
+    assert figures["busy_over_wall"] > 0
+    assert 0 <= figures["token_imbalance"]["balanced"] < figures["token_imbalance"]["in_order"]
+    assert set(figures["held_out_accuracy"]) == {"before", "after", "gain_points"}
+    assert (run.out / "report.png").stat().st_size > 10_000
+    assert not (run.out / "rendezvous").exists()
+    assert not psutil.wait_procs(workers.values(), timeout=10)[1]
+
+
+def test_ctrl_c_ends_everything(run):
+    workers = run.workers()
+    everything = [*workers.values(), *psutil.Process(run.process.pid).children(recursive=True)]
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130, run.printed
+    assert "Traceback" not in run.printed
+    assert not psutil.wait_procs(everything, timeout=10)[1]
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_story(run):
+    workers = run.workers()
+    workers["trainer 0"].kill()
+    assert run.end() == 1
+    assert re.search(r"trainer \d failed:", run.printed)
+    assert not psutil.wait_procs(workers.values(), timeout=10)[1]
