@@ -131,6 +131,15 @@ class TestWaiting:
             b.get_meta(["x"], 1, "p", task_name="t")
         assert cluster.clock.now == 7
 
+    @pytest.mark.parametrize("polling", [False, True])
+    def test_no_time_to_wait(self, start: Start, polling: bool) -> None:
+        """It ends like any other wait: an empty answer is for those who poll."""
+        client = start(conf={"controller": {"polling_mode": polling}}).client("c")
+        client.put(numbers(1), partition_id="p")
+        with pytest.raises(WaitTimeoutError, match=r"2 samples.*1 available"):
+            client.get_meta(["x"], 2, "p", task_name="t", timeout=0)
+        assert client.get_meta(["x"], 1, "p", task_name="t", timeout=0).size == 1
+
     def test_default_timeout(self, b: Client, cluster: Cluster) -> None:
         with pytest.raises(WaitTimeoutError):
             b.get_meta(["x"], 1, "p", task_name="t")

@@ -81,6 +81,7 @@ Tags = Sequence[Mapping[str, Any]]
 Columns = TensorDictBase | Mapping[str, Any]
 
 READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
+LEAST_WAIT = 0.001  # seconds: a fetch that may wait for none ends like one that waited, and says what is missing
 FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
 
 # after these nobody can tell whether a request was carried out; any other error is a server's refusal
@@ -133,6 +134,8 @@ class Operations:
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: 'fetch', 'insert', 'force_fetch'")
         if timeout is None and not self._state.settings.polling_mode:
             timeout = get_metadata_timeout()
+        if timeout is not None:
+            timeout = max(timeout, LEAST_WAIT)
         claim = self._claim(partition_id, task_name, fields, _count(batch_size), sampling_config, timeout)
         return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
 
