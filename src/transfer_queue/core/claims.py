@@ -95,7 +95,7 @@ def _built_in(name: str, group: int) -> BaseSampler:
 
 def deals_itself(sampler: BaseSampler) -> bool:
     """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's."""
-    return type(sampler) in BUILT_IN and not overrides_sample(sampler)
+    return type(sampler) in BUILT_IN and "sample" not in vars(sampler)
 
 
 def group_size(sampler: BaseSampler) -> int | None:
@@ -136,7 +136,7 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
     if partition is None:
         return NOTHING
     sampler = samplers.of(claim.sampling)
-    if isinstance(sampler, RankConsistentSampler) and not overrides_sample(sampler):
+    if isinstance(sampler, RankConsistentSampler) and (deals_itself(sampler) or not overrides_sample(sampler)):
         outcome = _decide_by_deal(partition, sampler, claim)
     else:
         outcome = _decide_by_sample(partition, sampler, claim)

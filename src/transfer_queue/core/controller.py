@@ -292,7 +292,6 @@ class Controller:
         hopes: dict[tuple[tuple[str, ...], BaseSampler], bool] = {}
         if not others and not partition.sealed and not self._enough(partition, task, queue):
             return
-        queue.recount()
         for waiting in list(queue.claims.values()):
             claim = waiting.claim
             fields = tuple(claim.fields)
@@ -310,6 +309,7 @@ class Controller:
                     hopes[fields, sampler] = claims.is_final(partition, ready, sampler)
                 if hopes[fields, sampler]:
                     yield waiting
+        queue.recount()
 
     @staticmethod
     def _enough(partition: Partition, task: str, queue: Queue) -> bool:

@@ -197,21 +197,32 @@ class Rows:
         """The position of each global index, -1 where it is no live row of this partition."""
         if len(indexes) == 1:
             return np.array([self.position_of(int(indexes[0]))])
-        out = np.full(len(indexes), -1, "i8")
         if not self.chunks or not len(indexes):
-            return out
-        at = np.searchsorted(self._chunk_starts(), indexes, "right") - 1
-        for k in set(at.tolist()):
-            if k < 0:
-                continue
-            chunk = self.chunks[self._keys[k]]
+            return np.full(len(indexes), -1, "i8")
+        starts = self._chunk_starts()
+        low = bisect_right(starts, int(indexes.min())) - 1
+        if low >= 0 and (low + 1 == len(starts) or int(indexes.max()) < starts[low + 1]):
+            return self._positions_in(self._keys[low], indexes)
+        out = np.full(len(indexes), -1, "i8")
+        at = np.searchsorted(starts, indexes, "right") - 1
+        for k in set(at.tolist()) - {-1}:
             mine = at == k
-            wanted = indexes[mine]
-            column = chunk.index[: chunk.size]
-            found = np.minimum(np.searchsorted(column, wanted), chunk.size - 1)
-            good = (column[found] == wanted) & (chunk.alive[found] == 1)
-            out[mine] = np.where(good, (self._keys[k] << CHUNK_BITS) + found, -1)
+            out[mine] = self._positions_in(self._keys[k], indexes[mine])
         return out
+
+    def _positions_in(self, key: int, indexes: np.ndarray) -> np.ndarray:
+        """The same for indexes that are in this chunk or nowhere; none is below its first."""
+        chunk = self.chunks[key]
+        first, last = int(chunk.index[0]), chunk.size - 1
+        if int(chunk.index[last]) - first == last:  # nothing lies between its rows
+            found: np.ndarray = np.minimum(indexes - first, last)
+        else:
+            found = np.minimum(chunk.index[: chunk.size].searchsorted(indexes), last)
+        good = (chunk.index[found] == indexes) & (chunk.alive[found] != 0)
+        found += key << CHUNK_BITS
+        if not good.all():
+            found[~good] = -1
+        return found
 
     def dead(self, positions: range) -> bool:
         """Whether any of these positions, all below `end`, was cleared."""
