@@ -7,7 +7,8 @@ and no block in it is needed. Block numbers start at 1 and are never used again 
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterator
-from typing import Generic, TypeVar
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,14 @@ _FIELDS = (
 
 
 T = TypeVar("T", bound=Hashable)
+
+
+def _counted(values: np.ndarray) -> list[tuple[int, int]]:
+    """Each distinct value with its number of entries."""
+    if len(values) == 1:
+        return [(int(values[0]), 1)]
+    unique, counts = np.unique(values, return_counts=True)
+    return list(zip(unique.tolist(), counts.tolist(), strict=True))
 
 
 class Interned(Generic[T]):
@@ -49,9 +58,9 @@ class Interned(Generic[T]):
         self.number[value] = at
         return at
 
-    def drop(self, at: int) -> None:
-        """One use fewer; the value goes with the last."""
-        self.uses[at] -= 1
+    def drop(self, at: int, uses: int = 1) -> None:
+        """So many uses fewer; the value goes with the last."""
+        self.uses[at] -= uses
         if self.uses[at] == 0:
             del self.number[self[at]]
             self.values[at] = None
@@ -131,28 +140,34 @@ class BlockTable:
         """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
         numbers = numbers[numbers > 0]
         if len(numbers) == 1:
-            return self._release(int(numbers[0]), 1)
+            return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
         unique, counts = np.unique(numbers, return_counts=True)
-        return sum(map(self._release, unique.tolist(), counts.tolist()))
+        keys = unique >> CHUNK_BITS
+        edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)] if len(keys) else []
+        return sum(self._release(int(keys[a]), unique[a:b] & (CHUNK - 1), counts[a:b]) for a, b in pairwise(edges))
 
-    def _release(self, number: int, count: int) -> int:
-        key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
+    def _release(self, key: int, at: np.ndarray, counts: np.ndarray | int) -> int:
+        """The same for distinct blocks of one chunk."""
         chunk = self.chunks[key]
-        live = chunk.columns["live"]
-        live[at] -= count
-        if live[at]:
-            return 0
         column = chunk.columns
-        self.schemas.drop(int(column["schema"][at]))
-        self.dims.drop(int(column["dims"][at]))
-        nbytes = int(column["nbytes"][at])
+        column["live"][at] -= counts
+        at = at[column["live"][at] == 0]
+        if not len(at):
+            return 0
+        tables: tuple[tuple[Interned[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
+        for table, name in tables:
+            for value, uses in _counted(column[name][at]):
+                table.drop(value, uses)
+        nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
-        place = (int(column["unit"][at]), int(column["extent"][at]))
-        chunk.alive -= 1
+        for unit in set(column["unit"][at].tolist()):
+            mine = at[column["unit"][at] == unit]
+            for extent, blocks in _counted(column["extent"][mine]):
+                self.extents[unit, extent].blocks -= blocks
+                self._free_if_done((unit, extent))
+        chunk.alive -= len(at)
         if not chunk.alive:
             del self.chunks[key]
-        self.extents[place].blocks -= 1
-        self._free_if_done(place)
         return nbytes
 
     def close(self, places: list[tuple[int, int]]) -> None:

@@ -207,8 +207,8 @@ class Partition:
                 field.live += len(old) - held
                 column[at] = number
                 slot[at] = slots[where]
-        for old in released:
-            self.nbytes -= self.blocks.release(old)
+        if released:
+            self.nbytes -= self.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
         if self.ready:
             fields = {spec.name for spec in block.schema}
             for ready in self.ready.values():
@@ -277,6 +277,11 @@ class Partition:
                 del self.ready[key]
             self.gained.add(name)
 
+    def drop(self) -> None:
+        """All rows end, and the partition with them."""
+        self.ready.clear()
+        self.clear(self.rows.live_positions())
+
     def clear(self, positions: np.ndarray) -> None:
         """These rows end."""
         for key, chunk, at, _ in self.rows.split(np.sort(positions)):
@@ -309,25 +314,30 @@ class Partition:
                     ready.forget_chunk(key)
 
     def _clear_values(self, chunk: Chunk, at: np.ndarray) -> None:
+        released = []
         for name, (column, _) in chunk.field.items():
             old = column[at]
             count = int(np.count_nonzero(old))
             if not count:
                 continue
             column[at] = 0
-            self.nbytes -= self.blocks.release(old)
+            released.append(old)
             field = self.fields[name]
             field.live -= count
             if not field.live:
                 field.forget()
                 self.learnt = None
-        for a in at.tolist():
-            key = chunk.keys[a] if chunk.keys is not None else None
-            if chunk.keys is not None and key is not None:
-                del self.keys[key]
-                chunk.keys[a] = None
-            if chunk.tags is not None:
+        if released:
+            self.nbytes -= self.blocks.release(np.concatenate(released))
+        if chunk.tags is not None:
+            for a in at.tolist():
                 chunk.tags[a] = None
+        if chunk.keys is not None:
+            for a in at.tolist():
+                key = chunk.keys[a]
+                if key is not None:
+                    del self.keys[key]
+                    chunk.keys[a] = None
 
     def seal(self) -> None:
         """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""

@@ -111,8 +111,7 @@ class State:
         partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
 
     def _partition_dropped(self, record: r.PartitionDropped) -> None:
-        partition = self.partitions.pop(record.partition)
-        partition.clear(partition.rows.live_positions())
+        self.partitions.pop(record.partition).drop()
 
     def _consumption_forgotten(self, record: r.ConsumptionForgotten) -> None:
         self.partitions[record.partition].forget_consumption(record.task)
