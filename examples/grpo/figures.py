@@ -21,8 +21,6 @@ class Figures:
     """Of GRPO, not of the warm-up."""
     warmup_steps: int = 0
     warmup_accuracy: float = 0.0
-    warm: bool = False
-    """Whether the warm-up is done."""
     version: int = 0
     """The newest version of the policy: updates done."""
     finished: bool = False
@@ -44,7 +42,6 @@ class Figures:
         for event in events:
             if event["stage"] == "warm-up":
                 self.warmup_steps, self.warmup_accuracy = event["step"], event["accuracy"]
-                self.warm = self.warm or event["last"]
                 continue
             self.events.append(event)
             if event["stage"] == "reward":

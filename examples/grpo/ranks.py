@@ -36,7 +36,7 @@ def all_reduce_gradients(model: nn.Module, sums: Tensor) -> None:
 
 def mean(values: Sequence[float]) -> list[float]:
     """The mean of each of these values over the ranks."""
-    total = torch.tensor(values)
+    total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
     return (total / TRAINER_RANKS).tolist()
 

@@ -90,8 +90,10 @@ def train(settings: Settings, console: Console) -> None:
     with System(settings), Processes(settings) as processes, View(console, title) as view:
         for rank in range(TRAINER_RANKS):
             processes.start(f"trainer {rank}", trainer, rank)
-        while not figures.warm:
+        warmed_up = False
+        while not warmed_up:
             processes.watch(TICK, expendable="rollout")
+            warmed_up = "policy" in tq.kv_list(WEIGHTS).get(WEIGHTS, {})
             figures.add(drain())
             view.warming(figures)
         warm = time.time()

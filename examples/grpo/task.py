@@ -17,7 +17,6 @@ from itertools import accumulate
 
 ALPHABET = "#0123456789+=,."
 PAD, END = ALPHABET.index("#"), ALPHABET.index(".")
-LONGEST_PROMPT = len("9+9+9+9+9=")
 LONGEST_ANSWER = 14
 """Sampling stops here; the longest right answer has 12 characters."""
 

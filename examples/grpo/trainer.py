@@ -29,7 +29,7 @@ def trainer(settings: Settings, name: str, rank: int) -> None:
     model = warm_up(settings, name, rank)
     if rank == 0:
         tq.kv_put("reference", WEIGHTS, {"weights": flatten(model), "version": torch.tensor(0)})
-        publish(model, 0)
+        publish(model, 0)  # the other processes are started when it is there
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
     loader = tq.StreamingDataLoader(
         tq.StreamingDataset(
@@ -49,7 +49,7 @@ def trainer(settings: Settings, name: str, rank: int) -> None:
         for data, meta in loader:
             with work("train", name) as event:
                 sums[:3] += backward(model, data)
-                event |= trained_on(step, data, meta)
+                event |= trained_on(step, meta)
         with work("update", name) as event:
             sums[3] = (time.time() - start) / (settings.deadline - start)
             all_reduce_gradients(model, sums)
@@ -85,7 +85,7 @@ def publish(model: Transformer, version: int) -> None:
     tq.kv_put("policy", WEIGHTS, fields, tag={"version": version})
 
 
-def trained_on(step: int, data: TensorDict, meta: tq.BatchMeta) -> dict[str, Any]:
+def trained_on(step: int, meta: tq.BatchMeta) -> dict[str, Any]:
     """What the report wants to know of a micro-batch."""
     return {
         "step": step,

@@ -47,5 +47,5 @@ def warm_up(settings: Settings, name: str, rank: int) -> Transformer:
             late = time.time() - start > settings.warmup_seconds
             right, late = mean([accuracy(model, problems), late])
             ended = right >= settings.warmup_accuracy or late > 0
-            event |= {"step": step, "samples": 0, "accuracy": right, "last": ended}
+            event |= {"step": step, "samples": 0, "accuracy": right}
     return model
