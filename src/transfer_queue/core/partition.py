@@ -28,6 +28,7 @@ class Partition:
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
+    version: grows with every change.
     learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     """
@@ -54,6 +55,7 @@ class Partition:
         self.tasks: dict[str, int] = {}
         self.dealt: dict[str, DealtBatches] = {}
         self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
+        self.version = 0
         self.gained: set[str] = set()
         self.learnt: tuple[list[FieldSpec], bytes, int] | None = None
 
@@ -364,4 +366,5 @@ class Partition:
             "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},
             "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
             "nbytes": self.nbytes,
+            "version": self.version,
         }

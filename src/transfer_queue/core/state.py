@@ -48,6 +48,9 @@ class Kept:
 class State:
     """partitions: by name, in order of creation. next_index: the next global index, next_block: block number.
 
+    changes: how often any partition was changed. It gives the versions of partitions, so that one made anew under
+    an old name never shows a version that the old one had.
+
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     capacity: most rows at a time, None without limit (configuration, not replayed).
     """
@@ -57,6 +60,7 @@ class State:
         self.partitions: dict[str, Partition] = {}
         self.next_index = 0
         self.next_block = 1
+        self.changes = 0
         self.blocks = BlockTable()
         self.waiting = WaitingRoom()
         self.clients: dict[str, Kept] = {}
@@ -72,19 +76,27 @@ class State:
         """Takes one record in."""
         _APPLY[type(record)](self, record)
 
+    def _changed(self, name: str) -> Partition:
+        """The partition, under a new version."""
+        partition = self.partitions[name]
+        self.changes += 1
+        partition.version = self.changes
+        return partition
+
     def _partition_made(self, record: r.PartitionMade) -> None:
         self.partitions[record.partition] = Partition(
             record.partition, record.group_size, record.producers, self.blocks, self.waiting.awaits
         )
+        self._changed(record.partition)
 
     def _rows_reserved(self, record: r.RowsReserved) -> None:
-        self.partitions[record.partition].reserve(
+        self._changed(record.partition).reserve(
             record.first_index, record.count, record.taken, record.keys, record.groups, record.pre_allocated
         )
         self.next_index = max(self.next_index, record.first_index + record.count)
 
     def _published(self, record: r.Published) -> None:
-        partition = self.partitions[record.partition]
+        partition = self._changed(record.partition)
         positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
         if record.groups is not None:
             partition.join(record.groups, positions.tolist())
@@ -98,7 +110,7 @@ class State:
         self.blocks.close([(unit, extent) for unit, extent in record.extents])
 
     def _dealt(self, record: r.Dealt) -> None:
-        partition = self.partitions[record.partition]
+        partition = self._changed(record.partition)
         if record.batch_index is not None:
             for share in record.shares:
                 rows = np.frombuffer(share.rows, "<i8")
@@ -107,17 +119,17 @@ class State:
         partition.consume(record.task, positions)
 
     def _rows_cleared(self, record: r.RowsCleared) -> None:
-        partition = self.partitions[record.partition]
+        partition = self._changed(record.partition)
         partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
 
     def _partition_dropped(self, record: r.PartitionDropped) -> None:
         self.partitions.pop(record.partition).drop()
 
     def _consumption_forgotten(self, record: r.ConsumptionForgotten) -> None:
-        self.partitions[record.partition].forget_consumption(record.task)
+        self._changed(record.partition).forget_consumption(record.task)
 
     def _seal_counted(self, record: r.SealCounted) -> None:
-        self.partitions[record.partition].seal()
+        self._changed(record.partition).seal()
 
     def _parked(self, record: r.Parked) -> None:
         self.waiting.add(Waiting(record.client, record.sequence, record.since, record.deadline, record.request))
@@ -149,6 +161,7 @@ class State:
             "partitions": {name: partition.state() for name, partition in self.partitions.items()},
             "next_index": self.next_index,
             "next_block": self.next_block,
+            "changes": self.changes,
             "blocks": self.blocks.state(),
             "waiting": self.waiting.state(),
             "clients": {
