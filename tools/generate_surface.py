@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Tags
+from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Readiness, Tags
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 

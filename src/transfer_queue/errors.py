@@ -9,8 +9,8 @@
     |-- ConnectionLostError         (RuntimeError, ConnectionError) the system went away during a call
     |-- NotBuiltError               (RuntimeError)                  a feature of a later release
     |-- InvalidArgumentError        (ValueError)                    an argument cannot be right
-    |   |-- FieldTypeError          (ValueError)                    a field's dtype or kind differs from its live values
-    |   |-- DuplicateError          (ValueError)                    keys, fields or positions that must be distinct are not
+    |   |-- FieldTypeError          (ValueError)                    a field's dtype or kind differs from live values
+    |   |-- DuplicateError          (ValueError)                    keys, fields or positions that are not distinct
     |   |-- OutOfRangeError         (ValueError, IndexError)        a position outside the batch
     |   `-- BalanceInputError       (ValueError, AssertionError)    a list that cannot be partitioned as asked
     |-- UncarriableValueError       (TypeError)                     a value that cannot be stored

@@ -163,6 +163,7 @@ class Claim(Request, frozen=True):
 
     wait: seconds to stay parked; None answers at once. probe: deal nothing; answer when a claim like
     this could be met or never can (`ClaimReply.ended`). finite: a wholly consumed partition is an end.
+    since: a probe is not answered, unless by the end, while the partition has this version.
     """
 
     partition: str
@@ -173,6 +174,7 @@ class Claim(Request, frozen=True):
     wait: float | None = None
     probe: bool = False
     finite: bool = False
+    since: int | None = None
 
 
 class Show(Request, frozen=True):
@@ -405,6 +407,7 @@ class ClaimReply(Reply, frozen=True):
 
     rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
     rows x ndim) for fields whose rows have differed. ended: nothing will ever come for this claim.
+    version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
     """
 
     rows: bytes
@@ -413,6 +416,7 @@ class ClaimReply(Reply, frozen=True):
     tags: list[dict[str, Any]] | None = None
     shapes: dict[str, bytes] = {}
     ended: bool = False
+    version: int = -1
 
 
 class LookupReply(Reply, frozen=True):

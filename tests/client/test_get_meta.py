@@ -185,11 +185,34 @@ class TestWaiting:
         assert (len(meta), ended) == (0, True)
 
     def test_await_batch_without_taking(self, a: Client, b: Client, cluster: Cluster) -> None:
-        task = b.start(b.operations.await_batch(["x"], 2, "p", "t", take=False, timeout=60))
+        task = b.start(b.operations.await_ready(["x"], 2, "p", "t", timeout=60))
         a.put(numbers(2), partition_id="p")
         cluster.run()
-        assert (len(task.result()[0]), task.result()[1]) == (0, False)
+        assert task.result().ended is False
         assert a.get_meta(["x"], 2, "p", task_name="t").size == 2
+
+    def test_await_ready_since_a_version(self, a: Client, b: Client, cluster: Cluster) -> None:
+        assert a.await_ready(["x"], 2, "p", "t").version == -1
+        a.put(numbers(2), partition_id="p")
+        seen = a.await_ready(["x"], 2, "p", "t", timeout=60).version
+        task = b.start(b.operations.await_ready(["x"], 2, "p", "t", since=seen, timeout=60))
+        cluster.run()
+        assert not task.done  # such a fetch could be met, but nothing has changed
+        a.put(numbers(1), partition_id="q")
+        cluster.run()
+        assert not task.done  # elsewhere
+        a.put(numbers(1), partition_id="p")
+        cluster.run()
+        assert task.result().version > seen
+
+    def test_await_ready_since_a_version_ends_with_the_partition(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(numbers(2), partition_id="p")
+        seen = a.await_ready(["x"], 2, "p", "t", timeout=60).version
+        task = b.start(b.operations.await_ready(["x"], 4, "p", "t", since=seen, timeout=60))
+        a.get_meta(["x"], 2, "p", task_name="t")
+        a.seal("p")
+        cluster.run()
+        assert task.result().ended is True
 
     def test_await_batch_finite(self, a: Client) -> None:
         a.put(numbers(2), partition_id="p")

@@ -38,7 +38,7 @@ class Shelf(Surface):
         raise AssertionError("not asked for here")
 
     def await_batch(self, *arguments: Any, **more: Any) -> tuple[BatchMeta, bool]:
-        _, size, partition, _, sampling = arguments
+        _, size, partition, _, sampling, _ = arguments
         number = sampling["batch_index"]
         if number >= self.batches:
             return BatchMeta(), True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -88,6 +88,13 @@ FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the
 _UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
+class Readiness(NamedTuple):
+    """What `await_ready` found. ended: nothing will ever come. version: of the partition; -1 where there is none."""
+
+    ended: bool
+    version: int
+
+
 class Operations:
     """The operations of one client, over its state."""
 
@@ -147,26 +154,51 @@ class Operations:
         task_name: str,
         sampling_config: Mapping[str, Any] | None = None,
         finite: bool = False,
-        take: bool = True,
         *,
         timeout: float | None = None,
     ) -> Operation[tuple[BatchMeta, bool]]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly. take=False deals
-        nothing: it returns when such a fetch could be met, or never can be.
+        everything is dealt, or because it is `finite` and the task has consumed it wholly.
         """
         yield from self._state.learn()
         fields = _names(data_fields, "data_fields")
         claim = self._claim(
-            partition_id, task_name, fields, _count(batch_size), sampling_config, timeout, probe=not take, finite=finite
+            partition_id, task_name, fields, _count(batch_size), sampling_config, timeout, finite=finite
         )
         try:
             reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         except WaitTimeoutError:
             return BatchMeta(), False
         return self._meta(partition_id, reply), reply.ended
+
+    def await_ready(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        since: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[Readiness]:
+        """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
+
+        since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
+
+        Returns:
+            ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
+        """
+        yield from self._state.learn()
+        fields = _names(data_fields, "data_fields")
+        claim = self._claim(
+            partition_id, task_name, fields, _count(batch_size), sampling_config, timeout, True, finite, since
+        )
+        reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
+        return Readiness(reply.ended, reply.version)
 
     def put(
         self,
@@ -564,12 +596,13 @@ class Operations:
         wait: float | None,
         probe: bool = False,
         finite: bool = False,
+        since: int | None = None,
     ) -> Claim:
         sampling = _plain(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
         if not isinstance(task, str):
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
-        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite)
+        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since)
 
     def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
         if data_parser is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Tags
+from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Readiness, Tags
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -104,19 +104,17 @@ class Surface(ABC):
         task_name: str,
         sampling_config: Mapping[str, Any] | None = None,
         finite: bool = False,
-        take: bool = True,
         *,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly. take=False deals
-        nothing: it returns when such a fetch could be met, or never can be.
+        everything is dealt, or because it is `finite` and the task has consumed it wholly.
         """
         return self._run(
             self._operations.await_batch(
-                data_fields, batch_size, partition_id, task_name, sampling_config, finite, take, timeout=timeout
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, timeout=timeout
             )
         )
 
@@ -128,19 +126,67 @@ class Surface(ABC):
         task_name: str,
         sampling_config: Mapping[str, Any] | None = None,
         finite: bool = False,
-        take: bool = True,
         *,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly. take=False deals
-        nothing: it returns when such a fetch could be met, or never can be.
+        everything is dealt, or because it is `finite` and the task has consumed it wholly.
         """
         return await self._run_async(
             self._operations.await_batch(
-                data_fields, batch_size, partition_id, task_name, sampling_config, finite, take, timeout=timeout
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, timeout=timeout
+            )
+        )
+
+    def await_ready(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        since: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Readiness:
+        """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
+
+        since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
+
+        Returns:
+            ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
+        """
+        return self._run(
+            self._operations.await_ready(
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, since, timeout=timeout
+            )
+        )
+
+    async def async_await_ready(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        since: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Readiness:
+        """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
+
+        since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
+
+        Returns:
+            ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
+        """
+        return await self._run_async(
+            self._operations.await_ready(
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, since, timeout=timeout
             )
         )
 

@@ -142,6 +142,8 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
         outcome = _decide_by_sample(partition, sampler, claim)
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
         return ENDED
+    if outcome.rows is not None and claim.since == partition.version:
+        return NOTHING  # who asks has seen this, and made nothing of it
     return outcome
 
 

@@ -202,7 +202,7 @@ class Controller:
 
     def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
         if claim.probe or outcome.rows is None:
-            return [Send(peer, envelope.sequence, ClaimReply(rows=b"", ended=outcome.ended))]
+            return [Send(peer, envelope.sequence, self._nothing(claim, outcome.ended))]
         rows = outcome.rows
         self.counters["dealt_rows"] += len(rows) if outcome.records else 0
 
@@ -211,6 +211,10 @@ class Controller:
             return meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
 
         return self._commit(client, peer, envelope, outcome.records, reply)
+
+    def _nothing(self, claim: Claim, ended: bool) -> ClaimReply:
+        partition = self.state.partitions.get(claim.partition)
+        return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
 
     # ------------------------------------------------------------ waiting
 
@@ -248,7 +252,7 @@ class Controller:
         request = waiting.request
         if isinstance(request, Claim):
             if request.probe:
-                return ClaimReply(rows=b"")
+                return self._nothing(request, ended=False)
             dealt = claims.group_size(self.samplers.of(request.sampling))
             return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since, dealt))
         try:
@@ -286,6 +290,7 @@ class Controller:
         """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before."""
         for key in shares:
             yield from queue.of_share(key)
+        yield from [queue.claims[waiter] for waiter in queue.watchers]
         others = not claims.deals_itself(self.samplers.default)  # a user's sampler may look at anything
         if not gained and not others:
             return

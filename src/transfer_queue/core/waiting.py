@@ -39,13 +39,15 @@ class Queue:
     """The parked claims of one task in one partition.
 
     claims: in order of arrival. shares: the same by the dealt batch that they may ask for (see `share_key`).
-    wanted: fields -> (claims with these fields, a count that none of them is below).
+    wanted: fields -> (claims with these fields, a count that none of them is below). watchers: the probes that any
+    change of the partition may answer.
     """
 
     def __init__(self) -> None:
         self.claims: dict[Waiter, Waiting] = {}
         self.shares: dict[ShareKey, dict[Waiter, None]] = {}
         self.wanted: dict[tuple[str, ...], tuple[int, int]] = {}
+        self.watchers: dict[Waiter, None] = {}
 
     def add(self, waiting: Waiting) -> None:
         """A claim begins to wait."""
@@ -54,6 +56,8 @@ class Queue:
         fields = tuple(claim.fields)
         number, least = self.wanted.get(fields, (0, claim.count))
         self.wanted[fields] = number + 1, min(least, claim.count)
+        if claim.since is not None:
+            self.watchers[waiting.waiter] = None
         key = share_key(claim.sampling)
         if key is not None:
             self.shares.setdefault(key, {})[waiting.waiter] = None
@@ -61,6 +65,7 @@ class Queue:
     def remove(self, waiter: Waiter) -> None:
         """A claim waits no longer."""
         claim = self.claims.pop(waiter).claim
+        self.watchers.pop(waiter, None)
         fields = tuple(claim.fields)
         number, least = self.wanted.pop(fields)
         if number > 1:

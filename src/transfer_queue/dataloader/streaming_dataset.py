@@ -2,14 +2,14 @@
 
 It waits at the controller, not by sleeping: a fetch that cannot be met is parked there, and the publish that
 completes it answers it. TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL only bounds one such wait, so that a
-dropped connection, a custom fetch function or an order from the loader's process is looked after.
+dropped connection, a custom fetch function that refuses what is ready, or an order from the loader's process is
+looked after.
 """
 
 from __future__ import annotations
 
 import inspect
 import multiprocessing
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +28,6 @@ FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
 ProcessBatch = Callable[..., Iterable[Any]]
 
 LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
-LONGEST_PAUSE = 0.1  # seconds, where a custom fetch takes nothing of what is ready
 
 _FETCH_ARGUMENTS = (
     "tq_client", "data_fields", "batch_size", "partition_id", "task_name", "sampling_config", "batch_index",
@@ -132,7 +131,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.batch_index = 0
         self._orders: Orders | None = None
         self._obeyed = Order()
-        self._refused = 0  # fetches of a custom function, one after the other, that took nothing
+        self._refused: int | None = None  # version of the partition of which a custom fetch took nothing
 
     def __iter__(self) -> Iterator[Any]:
         if self.process_batch_fn is None and self.fetch_batch_fn is None and self.micro_batch_size > self.batch_size:
@@ -203,20 +202,19 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """(this rank's next batch, False), or (None, whether none will come) after a wait of the interval at most."""
         interval = max(empty_batch_sleep_interval(), LEAST_WAIT)
         if self.fetch_batch_fn is None:
-            meta, ended = self._await(client, interval, take=True)
+            meta, ended = client.await_batch(*self._wanted(), self.should_check_consumption_status, timeout=interval)
             return (None, ended) if not len(meta) else ((client.get_data(meta), meta), False)
         data, meta = self._fetch(client)
         if data is not None and len(meta):
-            self._refused = 0
+            self._refused = None
             return (data, meta), False
-        begun = time.monotonic()
-        _, ended = self._await(client, interval, take=False)
-        # what is ready may be no batch for this function, or for a user's sampler: it is asked again, but not at once
-        pause = min(interval, LONGEST_PAUSE, 0.001 * 2 ** min(self._refused, 10)) if self._refused else 0.0
-        self._refused += 1
-        if pause and not ended and time.monotonic() - begun < pause:
-            time.sleep(pause)
-        return None, ended
+        # what is ready may be no batch for this function, or for a user's sampler: it is asked again once more at
+        # once, for rows may have come meanwhile, and from then on when something has changed
+        found = client.await_ready(
+            *self._wanted(), self.should_check_consumption_status, self._refused, timeout=interval
+        )
+        self._refused = found.version
+        return None, found.ended
 
     def _fetch(self, client: Surface) -> tuple[TensorDictBase | None, BatchMeta]:
         values = (
@@ -231,15 +229,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         except WaitTimeoutError:  # a fetch that does not poll ended its wait; nothing came
             return None, BatchMeta()
 
-    def _await(self, client: Surface, seconds: float, take: bool) -> tuple[BatchMeta, bool]:
+    def _wanted(self) -> tuple[list[str], int, str, str, dict[str, Any]]:
         sampling = {
             "dp_rank": self.dp_rank, "task_name": self.task_name, "batch_index": self._number(),
             "partition_id": self.partition_id,
         }  # fmt: skip
-        return client.await_batch(
-            self.data_fields, self.batch_size, self.partition_id, self.task_name, sampling,
-            finite=self.should_check_consumption_status, take=take, timeout=seconds,
-        )  # fmt: skip
+        return self.data_fields, self.batch_size, self.partition_id, self.task_name, sampling
 
 
 def _is_orphan() -> bool:
