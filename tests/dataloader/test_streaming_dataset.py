@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -231,18 +230,32 @@ class TestWaiting:
     def test_a_fetch_that_refuses_what_is_ready_is_not_asked_all_the_time(
         self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        slept: list[float] = []
-        monkeypatch.setattr(time, "sleep", slept.append)
-        monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+        """It is asked once more at once, then once an interval."""
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "10")
         a.put(numbers(4), partition_id="p")
+        asked: list[float] = []
 
         def fetch(**arguments: Any) -> Any:
-            return default_fetch_batch_fn(**arguments) if len(slept) == 12 else (None, BatchMeta())
+            asked.append(cluster.clock.now)
+            return default_fetch_batch_fn(**arguments) if cluster.clock.now >= 30 else (None, BatchMeta())
 
         assert values(take(iter(dataset(fetch_batch_fn=fetch)), 2)) == [0, 1, 2, 3]
-        assert slept == sorted(slept)
-        assert slept[0] < 0.01
-        assert slept[-1] == streaming_dataset.LONGEST_PAUSE
+        assert asked == [0, 0, 10, 20, 30]
+
+    def test_a_fetch_that_refuses_what_is_ready_is_asked_after_a_change(
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "600")
+        meta = a.put(numbers(4), partition_id="p")
+        cluster.later(3, lambda: a.put(numbers(4, name="y"), meta))
+        asked: list[float] = []
+
+        def fetch(**arguments: Any) -> Any:
+            asked.append(cluster.clock.now)
+            return default_fetch_batch_fn(**arguments) if len(asked) == 3 else (None, BatchMeta())
+
+        assert values(take(iter(dataset(fetch_batch_fn=fetch)), 2)) == [0, 1, 2, 3]
+        assert asked == [0, 0, 3]
 
     def test_a_users_sampler_that_gives_nothing_for_now(self, start: Start) -> None:
         class Fussy(BaseSampler):
