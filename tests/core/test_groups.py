@@ -261,3 +261,15 @@ def test_what_a_group_waits_for(g: Harness) -> None:
     text = explained(g, 0, fields=["x"])
     assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (misses ['x'])" in text
     assert "1 samples that were not put yet" in text
+
+
+def test_joining_a_group_after_the_seal_may_end_a_stream(g: Harness) -> None:
+    """With the first declared group there are none by order: what waited for a neighbour waits for nothing more."""
+    g.put(1, ("y",))
+    g.put(2)
+    g.put(1, ("y",))
+    g.ask(Seal("p"))
+    sequence = g.claim(2, fields=("y",), wait=10)
+    assert g.parked(sequence)
+    g.ask(g.publish(1, None, rows=[2], groups=["g"]))
+    assert g.got(sequence) is None

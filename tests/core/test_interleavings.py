@@ -56,8 +56,8 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
     "groups": lambda: GRPOGroupNSampler(GROUP),
     "balanced": lambda: SeqlenBalancedSampler(GROUP, RANKS),
 }
-PARTITIONS = st.sampled_from(["p", "p", "q"])
-TASKS = st.sampled_from(["t", "t", "u"])
+PARTITIONS = st.sampled_from(["p", "p", "p", "p", "q"])
+TASKS = st.sampled_from(["t", "t", "t", "u"])
 FIELDS = st.sampled_from([("x",), ("y",), ("x", "y")])
 READERS = st.sampled_from(["r0", "r1", "r2"])
 KEYS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3, unique=True)
@@ -156,7 +156,7 @@ class Interleavings(RuleBasedStateMachine):
         """Takes in what the last event dealt, and the replies that claims got."""
         deals = [record for record in self.h.records[self.seen :] if isinstance(record, Dealt)]
         self.seen = len(self.h.records)
-        fresh: list[tuple[str, list[int]]] = []
+        fresh: dict[tuple[str, tuple[int, ...]], list[bool]] = {}  # share -> whether it was ready for who got it
         for deal in deals:
             model = self.model[deal.partition]
             done = model.consumed.setdefault(deal.task, set())
@@ -174,7 +174,7 @@ class Interleavings(RuleBasedStateMachine):
                     key = (deal.task, share.dp_rank, deal.batch_index)
                     assert key not in model.batches, "a batch was dealt twice"
                     model.batches[key] = rows
-                fresh.append((deal.task, rows))
+                fresh[deal.task, tuple(rows)] = []
         for (client, sequence), claim in list(self.waiting.items()):
             reply = self.h.reply(sequence, client)
             if reply is None:
@@ -182,8 +182,10 @@ class Interleavings(RuleBasedStateMachine):
             del self.waiting[client, sequence]
             self.check_reply(claim, reply, fresh)
             self.got[client, sequence] = reply
+        # replicas that wait for the same batch may have named other fields; it was dealt to one who had all of its own
+        assert all(any(ready) for ready in fresh.values() if ready), "rows were dealt that were not ready"
 
-    def check_reply(self, claim: Claim, reply: Any, fresh: list[tuple[str, list[int]]]) -> None:
+    def check_reply(self, claim: Claim, reply: Any, fresh: dict[tuple[str, tuple[int, ...]], list[bool]]) -> None:
         model = self.model.get(claim.partition)
         if isinstance(reply, Failure):
             if reply.kind == "BatchGoneError":
@@ -203,10 +205,11 @@ class Interleavings(RuleBasedStateMachine):
         assert model is not None
         assert not claim.probe
         kept = model.batches.get(self.key(claim)) if self.key(claim) is not None else None
-        if (claim.task, rows) in fresh:
+        if (claim.task, tuple(rows)) in fresh:
             assert len(rows) == claim.count or (model.sealed and len(rows) < claim.count)
-            assert all(field in model.rows[i].values for i in rows for field in claim.fields), "a row was not ready"
-        assert kept == rows if kept is not None else (claim.task, rows) in fresh
+            ready = all(field in model.rows[i].values for i in rows for field in claim.fields)
+            fresh[claim.task, tuple(rows)].append(ready)
+        assert kept == rows if kept is not None else (claim.task, tuple(rows)) in fresh
 
     def key(self, claim: Claim) -> Any:
         batch = claim.sampling.get("batch_index")
@@ -309,35 +312,25 @@ class Interleavings(RuleBasedStateMachine):
         partition=PARTITIONS,
         task=TASKS,
         fields=FIELDS,
-        groups=st.integers(1, 2),
-        client=READERS,
-        rank=st.integers(0, RANKS - 1),
+        groups=st.sampled_from([1, 1, 2]),
+        who=st.lists(st.tuples(READERS, st.integers(0, RANKS - 1)), min_size=1, max_size=4),
         batch=st.sampled_from([None, 0, 0, 0, 1, 2]),
         wait=st.sampled_from([None, 25.0, 25.0, 25.0]),
         kind=st.sampled_from(["claim", "claim", "claim", "probe", "finite"]),
     )
     def claim(
-        self,
-        partition: str,
-        task: str,
-        fields: Any,
-        groups: int,
-        client: str,
-        rank: int,
-        batch: int | None,
-        wait: float | None,
-        kind: str,
+        self, partition: str, task: str, fields: Any, groups: int, who: Any, batch: Any, wait: Any, kind: str
     ) -> Any:
-        sampling: dict[str, Any] = {} if self.sampler == "sequential" else {"dp_rank": rank}
-        if self.sampler == "rank_aware":
-            batch = batch or 0
-        if batch is not None and self.sampler != "sequential":
-            sampling["batch_index"] = batch
+        """Some readers ask, ranks and their replicas."""
         count = GROUP * groups if self.grouping else groups
-        request = Claim(partition, task, list(fields), count, sampling, wait, kind == "probe", kind == "finite")
-        sequence = self.h.send(request, client)
-        self.waiting[client, sequence] = request
-        self.settle()
+        for client, rank in who:
+            sampling: dict[str, Any] = {} if self.sampler == "sequential" else {"dp_rank": rank}
+            if self.sampler != "sequential" and (batch is not None or self.sampler == "rank_aware"):
+                sampling["batch_index"] = batch or 0
+            request = Claim(partition, task, list(fields), count, sampling, wait, kind == "probe", kind == "finite")
+            sequence = self.h.send(request, client)
+            self.waiting[client, sequence] = request
+            self.settle()
         return client, sequence, request
 
     @rule(which=requests)
@@ -360,15 +353,13 @@ class Interleavings(RuleBasedStateMachine):
             self.h.send(request, client, sequence)
             self.settle()
 
-    @rule(client=READERS, data=st.data())
-    def cancel(self, client: str, data: Any) -> None:
+    def _cancel(self, client: str, data: Any) -> None:
         mine = [sequence for name, sequence in self.waiting if name == client]
         if mine:
             self.h.ask(Cancel(data.draw(st.sampled_from(mine))), client)
             self.settle()
 
-    @rule(client=READERS | st.just("w"))
-    def finish(self, client: str) -> None:
+    def _finish(self, client: str) -> None:
         """The client has all replies that were sent; what waits keeps its place."""
         found = self.h.clients.get(self.writer if client == "w" else client)
         if found is None:
@@ -390,23 +381,19 @@ class Interleavings(RuleBasedStateMachine):
         model.clear(rows)
         self.settle()
 
-    @rule(partition=PARTITIONS, keys=KEYS)
-    def clear_keys(self, partition: str, keys: list[str]) -> None:
+    def _clear_keys(self, partition: str, keys: list[str]) -> None:
         self.h.ask(ClearKeys(partition, keys), self.writer)
         model = self.model.get(partition)
         if model is not None:
             model.clear([i for i, row in model.rows.items() if row.key in keys])
         self.settle()
 
-    @rule(partition=PARTITIONS, really=st.integers(0, 3))
-    def drop(self, partition: str, really: int) -> None:
-        if really == 0:
-            self.h.ask(ClearPartition(partition), self.writer)
-            self.model.pop(partition, None)
-            self.settle()
+    def _drop(self, partition: str) -> None:
+        self.h.ask(ClearPartition(partition), self.writer)
+        self.model.pop(partition, None)
+        self.settle()
 
-    @rule(partition=PARTITIONS, task=st.none() | TASKS)
-    def reset(self, partition: str, task: str | None) -> None:
+    def _reset(self, partition: str, task: str | None) -> None:
         self.h.ask(ResetConsumption(partition, task), self.writer)
         model = self.model.get(partition)
         if model is not None:
@@ -415,24 +402,54 @@ class Interleavings(RuleBasedStateMachine):
                 model.batches = {key: rows for key, rows in model.batches.items() if key[0] != name}
         self.settle()
 
-    @rule(partition=PARTITIONS, really=st.integers(0, 2))
-    def seal(self, partition: str, really: int) -> None:
-        if really == 0 and partition in self.model:
+    def _seal(self, partition: str) -> None:
+        if partition in self.model:
             self.h.ask(Seal(partition), self.writer)
             self.model[partition].sealed = True
             self.settle()
 
+    @rule(
+        kind=st.sampled_from(["seal", "seal", "reset", "keys", "drop"]),
+        partition=PARTITIONS,
+        keys=KEYS,
+        task=st.none() | TASKS,
+    )
+    def end(self, kind: str, partition: str, keys: list[str], task: str | None) -> None:
+        if kind == "seal":
+            self._seal(partition)
+        elif kind == "reset":
+            self._reset(partition, task)
+        elif kind == "keys":
+            self._clear_keys(partition, keys)
+        else:
+            self._drop(partition)
+
     # ------------------------------------------------------------ the world
 
-    @rule(seconds=st.sampled_from([0.5, 5.0, 30.0]))
-    def tick(self, seconds: float) -> None:
+    @rule(kind=st.integers(0, 6), client=READERS, seconds=st.sampled_from([0.5, 5.0, 30.0]), data=st.data())
+    def world(self, kind: int, client: str, seconds: float, data: Any) -> None:
+        if kind == 0:
+            self._cancel(client, data)
+        elif kind == 1:
+            self._finish(data.draw(st.sampled_from([client, "w"])))
+        elif kind == 2:
+            self._tick(seconds)
+        elif kind == 3:
+            self._reconnect(client)
+        elif kind == 4:
+            self._second_connection(client)
+        elif kind == 5:
+            self._unit_restarts()
+        else:
+            self._writer_dies()
+
+    def _tick(self, seconds: float) -> None:
         self.h.tick(self.h.now + seconds)
         self.settle()
         deadline = self.h.controller.next_deadline()
         assert deadline is None or deadline > self.h.now
 
-    @rule(client=READERS)
-    def reconnect(self, client: str) -> None:
+    def _reconnect(self, client: str) -> None:
         """A connection ends: what waits on it is cancelled, and nothing more is answered there."""
         if client in self.h.clients:
             self.h.disconnect(client)
@@ -441,8 +458,7 @@ class Interleavings(RuleBasedStateMachine):
             assert not any(name == client for name, _ in self.h.state.waiting.by_waiter)
             self.settle()
 
-    @rule(client=READERS)
-    def second_connection(self, client: str) -> None:
+    def _second_connection(self, client: str) -> None:
         """All that waits moves to a new connection, and the old one ends."""
         if client not in self.h.clients:
             return
@@ -456,15 +472,13 @@ class Interleavings(RuleBasedStateMachine):
         self.settle()
         assert all(self.h.parked(sequence, name) for name, sequence in self.waiting if name == client)
 
-    @rule()
-    def unit_restarts(self) -> None:
+    def _unit_restarts(self) -> None:
         self.h.disconnect("unit-0")
         self.h.connect("unit-0")
         self.h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
         self.settle()
 
-    @rule()
-    def writer_dies(self) -> None:
+    def _writer_dies(self) -> None:
         if self.writer in self.h.clients:
             name = self.writer
             self.h.disconnect(name)

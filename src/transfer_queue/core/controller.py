@@ -374,8 +374,8 @@ class Controller:
             partition = self.state.partitions[name]
             if partition.sealed or partition.wholly_consumed(record.task):
                 change.tasks.add(record.task)
-        elif not isinstance(record, (r.Published, r.RowsReserved)):
-            change.everything = True
+        elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
+            change.everything = True  # rows that join groups may leave others that can never be whole
 
     def _depart(self, client: str) -> None:
         if client not in self.state.clients:
