@@ -35,7 +35,7 @@ class Settings:
     seed: int = 0
     control: bool = False
     """Shuffle the advantages within each group, which takes all meaning from the rewards."""
-    steps: int = 360
+    steps: int = 450
     prompts: int = 32
     """Prompts of a step; each is answered `ANSWERS` times."""
     staleness: int = 2
