@@ -536,3 +536,33 @@ class TestLoader:
         a.put(numbers(4), partition_id="p")
         loader = StreamingDataLoader(dataset(), collate_fn=lambda item: item[0]["x"].tolist())
         assert list(loader) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_chunks_of_jagged_columns(size: int) -> None:
+    """Cut like the TensorDict itself; each piece in good order, and of the same values."""
+    rows = [torch.arange(n * 2).reshape(n, 2) + 10 * n for n in (3, 0, 4, 1, 2)]
+    table = TensorDict(
+        {
+            "j": torch.nested.nested_tensor(rows, layout=torch.jagged),
+            "o": ["a", "b", "c", "d", "e"],
+            "t": torch.nested.nested_tensor([r.t().contiguous().t() for r in rows], layout=torch.jagged).transpose(
+                1, 2
+            ),
+            "x": torch.arange(5),
+        },
+        batch_size=[5],
+    )
+    meta = BatchMeta(list(range(5)), ["p"] * 5)
+    pieces = list(streaming_dataset.chunk_batch_fn(table, meta, size))
+    assert [len(m) for _, m in pieces] == [len(d) for d, _ in pieces]
+    assert [list(d.keys()) for d, _ in pieces] == [list(table.keys())] * len(pieces)
+    assert [r.tolist() for d, _ in pieces for r in d["j"].unbind()] == [r.tolist() for r in rows]
+    assert [r.tolist() for d, _ in pieces for r in d["t"].unbind()] == [r.t().tolist() for r in rows]
+    assert [value for d, _ in pieces for value in d["o"]] == ["a", "b", "c", "d", "e"]
+    assert [value for d, _ in pieces for value in d["x"].tolist()] == list(range(5))
+    for data, _ in pieces:
+        lengths = data["j"].offsets().diff().tolist()
+        assert data["j"].offsets()[0] == 0
+        assert len(data["j"].values()) == sum(lengths)
+        assert (data["j"]._maybe_min_seqlen, data["j"]._maybe_max_seqlen) == (min(lengths), max(lengths))

@@ -23,7 +23,11 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     """`tq` with these words, in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     return subprocess.run(
-        [sys.executable, "-m", "transfer_queue.cli", *words], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-m", "transfer_queue.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
     )
 
 

@@ -138,6 +138,26 @@ def jagged_over(
     return NestedTensor(values, offsets, lengths=lengths, _ragged_idx=ragged, _metadata_cache=seqlens)
 
 
+def is_plain_jagged(value: Any) -> bool:
+    """Whether this is a jagged tensor whose rows are ragged in their first dimension and follow one another."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_nested
+        and value.layout == torch.jagged
+        and value._ragged_idx == 1  # type: ignore[attr-defined]
+        and value.lengths() is None  # type: ignore[attr-defined]
+    )
+
+
+def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
+    """Rows start to stop of a plain jagged tensor, as views of its values."""
+    offsets = value.offsets()[start : stop + 1]
+    lengths = offsets.diff()
+    first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if stop > start else (0, 0)
+    return jagged_over(value.values()[first:last], offsets - first, 1, shortest, longest)
+
+
 def jagged_from_parts(
     values: Any, offsets: Any, lengths: Any, ragged: Any, shortest: Any, longest: Any
 ) -> torch.Tensor:
