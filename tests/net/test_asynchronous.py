@@ -32,6 +32,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def session(running: Running) -> Iterator[Session]:
+    gc.collect()  # what earlier tests have left to it
     before = descriptors()
     session = running.session()
     yield session

@@ -78,7 +78,7 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
 
 
 def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
-    """td[start:stop]; jagged columns are cut at their offsets, for torch's own slicing costs more and writes to the log."""
+    """td[start:stop]. Jagged columns are cut at their offsets: torch's slicing costs more and writes to the log."""
     cut = {name: rows_of_jagged(td.get(name), start, stop) for name in td.keys() if is_plain_jagged(td.get(name))}  # noqa: SIM118
     if not cut:
         return td[start:stop]
