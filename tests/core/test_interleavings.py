@@ -64,6 +64,11 @@ KEYS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3, unique=True)
 TAGS = st.sampled_from([None, {}, {"n": 1}, {"n": 2, "s": "x"}, {"n": harness.DELETE}, {"total_lengths": 7}])
 
 
+# (task, rows of a share) dealt by the last event -> rows of the whole deal, and whether they were ready for each who
+# got a share of it
+Fresh = dict[tuple[str, tuple[int, ...]], tuple[list[int], list[bool]]]
+
+
 class Row:
     """One live sample of the model. at: its number in order of reservation. values: field -> (block offset, slot)."""
 
@@ -156,10 +161,11 @@ class Interleavings(RuleBasedStateMachine):
         """Takes in what the last event dealt, and the replies that claims got."""
         deals = [record for record in self.h.records[self.seen :] if isinstance(record, Dealt)]
         self.seen = len(self.h.records)
-        fresh: dict[tuple[str, tuple[int, ...]], list[bool]] = {}  # share -> whether it was ready for who got it
+        fresh: Fresh = {}
         for deal in deals:
             model = self.model[deal.partition]
             done = model.consumed.setdefault(deal.task, set())
+            whole: tuple[list[int], list[bool]] = ([], [])
             for share in deal.shares:
                 rows = np.frombuffer(share.rows, "<i8").tolist()
                 assert rows
@@ -174,7 +180,8 @@ class Interleavings(RuleBasedStateMachine):
                     key = (deal.task, share.dp_rank, deal.batch_index)
                     assert key not in model.batches, "a batch was dealt twice"
                     model.batches[key] = rows
-                fresh[deal.task, tuple(rows)] = []
+                whole[0].extend(rows)
+                fresh[deal.task, tuple(rows)] = whole
         for (client, sequence), claim in list(self.waiting.items()):
             reply = self.h.reply(sequence, client)
             if reply is None:
@@ -182,10 +189,10 @@ class Interleavings(RuleBasedStateMachine):
             del self.waiting[client, sequence]
             self.check_reply(claim, reply, fresh)
             self.got[client, sequence] = reply
-        # replicas that wait for the same batch may have named other fields; it was dealt to one who had all of its own
-        assert all(any(ready) for ready in fresh.values() if ready), "rows were dealt that were not ready"
+        # others who wait for shares of the deal may have named other fields; one has all of its own in all rows
+        assert all(any(ready) for _, ready in fresh.values()), "rows were dealt that were not ready"
 
-    def check_reply(self, claim: Claim, reply: Any, fresh: dict[tuple[str, tuple[int, ...]], list[bool]]) -> None:
+    def check_reply(self, claim: Claim, reply: Any, fresh: Fresh) -> None:
         model = self.model.get(claim.partition)
         if isinstance(reply, Failure):
             if reply.kind == "BatchGoneError":
@@ -207,8 +214,8 @@ class Interleavings(RuleBasedStateMachine):
         kept = model.batches.get(self.key(claim)) if self.key(claim) is not None else None
         if (claim.task, tuple(rows)) in fresh:
             assert len(rows) == claim.count or (model.sealed and len(rows) < claim.count)
-            ready = all(field in model.rows[i].values for i in rows for field in claim.fields)
-            fresh[claim.task, tuple(rows)].append(ready)
+            everything, ready = fresh[claim.task, tuple(rows)]
+            ready.append(all(field in model.rows[i].values for i in everything for field in claim.fields))
         assert kept == rows if kept is not None else (claim.task, tuple(rows)) in fresh
 
     def key(self, claim: Claim) -> Any:
