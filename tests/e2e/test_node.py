@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -204,6 +205,7 @@ class Starter:
 
 
 def test_a_system_comes_and_goes_without_a_trace(place: Place) -> None:
+    gc.collect()  # what earlier tests have left to it
     before = descriptors()
     for _ in range(3):
         system = place.start()
@@ -666,6 +668,7 @@ def test_a_lock_that_is_held_for_too_long_is_named(place: Place) -> None:
 
 
 def test_an_error_of_a_server_reaches_the_caller_with_its_traceback(place: Place) -> None:
+    gc.collect()  # what earlier tests have left to it
     before = descriptors()
     with pytest.raises(StartError, match="the controller could not be started") as raised:
         start_local("s", place.config(sampler="no.such:Sampler"), timeout=SECONDS)

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -32,6 +33,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def session(running: Running) -> Iterator[Session]:
+    gc.collect()  # what earlier tests have left to it
     before = descriptors()
     session = running.session()
     yield session
@@ -202,6 +204,7 @@ def test_closing_ends_calls_under_way(running: Running, session: Session) -> Non
 
 
 def test_a_dropped_session_closes_its_sockets(running: Running) -> None:
+    gc.collect()  # what earlier tests have left to it
     before = descriptors()
     session = running.session()
     run_blocking(session, one(ask("p")))

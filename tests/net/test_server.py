@@ -1,4 +1,5 @@
 import errno
+import gc
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ ENCODE = msgspec.msgpack.Encoder().encode
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
+    gc.collect()  # what earlier tests have left to it
     before = descriptors()
     with Running(tmp_path) as running:
         yield running
