@@ -30,7 +30,9 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.operations import Columns, DataParser, Operation, Operations, Readiness, Tags
+from transfer_queue.client.arguments import Columns
+from transfer_queue.client.operations import DataParser, Operations, Readiness, Tags
+from transfer_queue.client.transfers import Operation
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -63,7 +65,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from transfer_queue.client.operations import Columns, DataParser, Tags
+from transfer_queue.client.arguments import Columns
+from transfer_queue.client.operations import DataParser, Tags
 from transfer_queue.current import current_client
 from transfer_queue.metadata import KVBatchMeta
 '''

@@ -7,7 +7,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from transfer_queue.client.operations import Columns, DataParser, Tags
+from transfer_queue.client.arguments import Columns
+from transfer_queue.client.operations import DataParser, Tags
 from transfer_queue.current import current_client
 from transfer_queue.metadata import KVBatchMeta
 

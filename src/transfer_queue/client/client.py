@@ -8,9 +8,10 @@ import weakref
 from types import TracebackType
 from typing import TypeVar
 
-from transfer_queue.client.operations import Operation, Operations
+from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState, SystemAddress
 from transfer_queue.client.surface import Surface
+from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import NotInitializedError, TransferQueueError
 from transfer_queue.net.asynchronous import run_async
 from transfer_queue.net.blocking import run_blocking

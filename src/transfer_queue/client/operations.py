@@ -10,33 +10,24 @@ Every operation takes `timeout=`: seconds for the whole of it, by default the sy
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client import replies
-from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client import arguments, replies
+from transfer_queue.client.arguments import Columns
 from transfer_queue.client.lookups import joined
-from transfer_queue.client.state import ClientState
+from transfer_queue.client.transfers import Operation, Transfers
 from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
-    AuthenticationError,
-    CapacityError,
-    ConnectionLostError,
     InvalidArgumentError,
     NotBuiltError,
-    NotInitializedError,
-    ProtocolError,
-    StorageKeyNotFoundError,
-    TransferQueueError,
     WaitTimeoutError,
 )
 from transfer_queue.messages import (
-    AnyReply,
     AnyRequest,
     CheckConsumption,
     CheckProduction,
@@ -53,10 +44,7 @@ from transfer_queue.messages import (
     ListPartitions,
     Lookup,
     LookupReply,
-    NewBlock,
     ProductionStatus,
-    Publish,
-    PublishReply,
     Reserve,
     ResetConsumption,
     RetrieveKeys,
@@ -68,24 +56,13 @@ from transfer_queue.messages import (
     SystemStatus,
 )
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.storage.base import Reserved
 from transfer_queue.wire.encode import EncodedBlock, encode_columns, encode_row
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.objects import encode_tag_value
-from transfer_queue.wire.parser import checked_parser_result, columns_of_row, parser_columns
+from transfer_queue.wire.parser import checked_parser_result, parser_columns
 
-T = TypeVar("T")
-Operation = Generator[Call, AnyReply, T]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
 Tags = Sequence[Mapping[str, Any]]
-Columns = TensorDictBase | Mapping[str, Any]
 
-READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
 LEAST_WAIT = 0.001  # seconds: a fetch that may wait for none ends like one that waited, and says what is missing
-FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
-
-# after these nobody can tell whether a request was carried out; any other error is a server's refusal
-_UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
 class Readiness(NamedTuple):
@@ -95,11 +72,8 @@ class Readiness(NamedTuple):
     version: int
 
 
-class Operations:
+class Operations(Transfers):
     """The operations of one client, over its state."""
-
-    def __init__(self, state: ClientState) -> None:
-        self._state = state
 
     # ------------------------------------------------------------ metadata interface
 
@@ -130,9 +104,9 @@ class Operations:
             BatchGoneError: this dealt batch's rows are cleared. UnknownPartitionError: force_fetch of none.
         """
         yield from self._state.learn()
-        fields = _names(data_fields, "data_fields")
+        fields = arguments.names(data_fields, "data_fields")
         if mode == "insert":
-            request = Reserve(partition_id, _count(batch_size), None, pre_alloc_sample_num())
+            request = Reserve(partition_id, arguments.count(batch_size), None, pre_alloc_sample_num())
             return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
         if mode == "force_fetch":
             shown = yield from self._ask(Show(partition_id, fields), ClaimReply, timeout)
@@ -143,7 +117,7 @@ class Operations:
             timeout = get_metadata_timeout()
         if timeout is not None:
             timeout = max(timeout, LEAST_WAIT)
-        claim = self._claim(partition_id, task_name, fields, _count(batch_size), sampling_config, timeout)
+        claim = self._claim(partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout)
         return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
 
     def await_batch(
@@ -163,9 +137,9 @@ class Operations:
         everything is dealt, or because it is `finite` and the task has consumed it wholly.
         """
         yield from self._state.learn()
-        fields = _names(data_fields, "data_fields")
+        fields = arguments.names(data_fields, "data_fields")
         claim = self._claim(
-            partition_id, task_name, fields, _count(batch_size), sampling_config, timeout, finite=finite
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite
         )
         try:
             reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
@@ -193,9 +167,9 @@ class Operations:
             ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
         """
         yield from self._state.learn()
-        fields = _names(data_fields, "data_fields")
+        fields = arguments.names(data_fields, "data_fields")
         claim = self._claim(
-            partition_id, task_name, fields, _count(batch_size), sampling_config, timeout, True, finite, since
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, True, finite, since
         )
         reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         return Readiness(reply.ended, reply.version)
@@ -227,12 +201,12 @@ class Operations:
             refuses in one leaves what it took for those before it.
         """
         yield from self._state.learn()
-        rows = len(metadata) if metadata is not None else _rows_of(data)
+        rows = len(metadata) if metadata is not None else arguments.rows_of(data)
         if metadata is None and partition_id is None:
             raise InvalidArgumentError("put needs partition_id (for new samples) or metadata (for existing ones)")
-        if metadata is not None and not rows and not _rows_of(data):
+        if metadata is not None and not rows and not arguments.rows_of(data):
             return metadata
-        groups = _groups(group_ids, rows)
+        groups = arguments.groups(group_ids, rows)
         columns = self._parsed(data, rows, data_parser)
         encoded = self._encode(columns, rows)
         if metadata is None:
@@ -247,7 +221,9 @@ class Operations:
         tags = self._tags(metadata._changed_tags())
         parts = metadata._split_by_partition()
         # all is encoded before anything is published: a value that cannot be stored leaves nothing
-        blocks = [encoded] if len(parts) == 1 else [self._encode(_cut(columns, rows, p), len(p)) for _, p in parts]
+        blocks = (
+            [encoded] if len(parts) == 1 else [self._encode(arguments.cut(columns, rows, p), len(p)) for _, p in parts]
+        )
         if encoded.schema or tags is not None or groups is not None:
             for (name, positions), block in zip(parts, blocks):
                 yield from self._publish(
@@ -331,7 +307,7 @@ class Operations:
 
         (None, None) for an unknown partition or field.
         """
-        fields = _names(data_fields, "data_fields")
+        fields = arguments.names(data_fields, "data_fields")
         reply = yield from self._ask(ProductionStatus(partition_id, fields), StatusReply, timeout)
         return replies.status(reply, len(fields))
 
@@ -346,7 +322,7 @@ class Operations:
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> Operation[bool]:
         """Whether every sample has every one of these fields; False for an unknown partition or field."""
-        request = CheckProduction(partition_id, _names(data_fields, "data_fields"))
+        request = CheckProduction(partition_id, arguments.names(data_fields, "data_fields"))
         return bool((yield from self._ask(request, Done, timeout)).value)
 
     def check_consumption_status(
@@ -379,7 +355,7 @@ class Operations:
 
         Without a sample: the rows nearest to ready for `task` and `fields`.
         """
-        names = None if fields is None else _names(fields, "fields")
+        names = None if fields is None else arguments.names(fields, "fields")
         request = Explain(partition_id, global_index, key, task, names)
         return str((yield from self._ask(request, Done, timeout)).value)
 
@@ -396,7 +372,7 @@ class Operations:
 
         Unknown keys are left out, or made (create=True).
         """
-        wanted = _keys(keys)
+        wanted = arguments.keys(keys)
         request: AnyRequest = RetrieveMeta(partition_id, wanted)
         if create:
             request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
@@ -435,7 +411,7 @@ class Operations:
             raise InvalidArgumentError(f"key must be a str, not a {type(key).__name__}")
         encoded = None
         if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(self._parsed(_one_row(fields), 1, data_parser), 1)
+            encoded = self._encode(self._parsed(arguments.one_row(fields), 1, data_parser), 1)
         elif fields is not None:
             if not isinstance(fields, Mapping):
                 raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
@@ -470,11 +446,11 @@ class Operations:
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         yield from self._state.learn()
-        names = _keys(keys)
+        names = arguments.keys(keys)
         encoded = None
         if fields is not None:
             encoded = self._encode(self._parsed(fields, len(names), data_parser), len(names))
-        groups = _groups(group_ids, len(names))
+        groups = arguments.groups(group_ids, len(names))
         return (yield from self._put_keys(names, partition_id, encoded, tags, groups, timeout))
 
     def kv_batch_get(
@@ -495,20 +471,21 @@ class Operations:
             InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
         """
         yield from self._state.learn()
-        wanted = _keys(keys)
-        fields = None if select_fields is None else _names(select_fields, "select_fields", least=0)
+        wanted = arguments.keys(keys)
+        fields = None if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
         request = Lookup(partition_id, None, wanted, fields)
 
         def look() -> Operation[LookupReply]:
             reply = yield from self._ask(request, LookupReply, timeout)
             if not reply.count:
                 raise InvalidArgumentError(
-                    f"keys {_shown(wanted)} were not found in partition {partition_id!r}; kv_list() shows what is there"
+                    f"keys {arguments.shown(wanted)} were not found in partition {partition_id!r}; kv_list() shows "
+                    f"what is there"
                 )
             if reply.count > 0 and not reply.types:
                 raise InvalidArgumentError(
-                    f"keys {_shown(wanted)} of partition {partition_id!r} are not ready: they share no field yet; "
-                    f"client.explain(partition_id, key=...) says what each of them has"
+                    f"keys {arguments.shown(wanted)} of partition {partition_id!r} are not ready: they share no field "
+                    f"yet; client.explain(partition_id, key=...) says what each of them has"
                 )
             return reply
 
@@ -530,7 +507,9 @@ class Operations:
         if meta.partition_id is None:
             raise InvalidArgumentError("the KVBatchMeta has no partition_id; a put returns one that has")
         there = meta.fields
-        fields = list(there or []) if select_fields is None else _names(select_fields, "select_fields", least=0)
+        fields = (
+            list(there or []) if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
+        )
         absent = [name for name in fields if name not in (there or [])]
         if there is None or absent:
             raise InvalidArgumentError(
@@ -551,7 +530,7 @@ class Operations:
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> Operation[None]:
         """Drops the samples of these keys; unknown keys and partitions are fine."""
-        yield from self._ask(ClearKeys(partition_id, _keys(keys)), Done, timeout)
+        yield from self._ask(ClearKeys(partition_id, arguments.keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -577,15 +556,6 @@ class Operations:
 
     # ------------------------------------------------------------ shared
 
-    def _ask(
-        self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
-    ) -> Operation[T]:
-        yield from self._state.learn()
-        reply = yield Call(CONTROLLER, request, parked, timeout)
-        if not isinstance(reply, kind):
-            raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
-        return reply
-
     def _claim(
         self,
         partition_id: str,
@@ -598,7 +568,7 @@ class Operations:
         finite: bool = False,
         since: int | None = None,
     ) -> Claim:
-        sampling = _plain(sampling_config)
+        sampling = arguments.plain(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
         if not isinstance(task, str):
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
@@ -616,7 +586,7 @@ class Operations:
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
         if tags is None:
             return None
-        return [_tag(tag, self._state.settings.allow_pickle) for tag in tags]
+        return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
 
     def _meta(self, partition_id: str, reply: ClaimReply) -> BatchMeta:
         return replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
@@ -645,175 +615,6 @@ class Operations:
             keys=keys, tags=[{} for _ in keys] if merged is None else merged, partition_id=partition_id,
             fields=reply.fields,
         )  # fmt: skip
-
-    def _publish(
-        self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
-    ) -> Operation[PublishReply]:
-        """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing."""
-        if encoded is None or not encoded.schema:
-            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, within)
-            return _published(reply)
-        space = self._state.space
-        reserved = yield from self._reserve(encoded.nbytes, wait)
-        try:
-            encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
-        except Exception:
-            yield from self._abandon(reserved)
-            raise
-        except BaseException:  # interrupted: nothing may be asked any more
-            space.abandon(reserved)
-            raise
-        closes = space.closes(reserved)
-        block = NewBlock(
-            reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-            encoded.schema, encoded.dims,
-        )  # fmt: skip
-        try:
-            reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
-        except TransferQueueError as error:
-            space.keep(closes)
-            if isinstance(error, _UNCERTAIN):
-                space.published(reserved)
-            else:
-                yield from self._abandon(reserved)
-            raise
-        except BaseException:  # cancelled or interrupted: its answer may be on the way
-            space.keep(closes)
-            space.published(reserved)
-            raise
-        space.published(reserved)
-        return _published(reply)
-
-    def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
-        """Space for a block. Where there is none, this client first hands back what it has leased and not filled."""
-        space = self._state.space
-        try:
-            return (yield from space.reserve(nbytes))
-        except CapacityError:
-            handed = yield from self._state.hand_back()
-            if not handed and not wait:
-                raise
-        return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS if handed else 0.0)))
-
-    def _abandon(self, reserved: Reserved) -> Operation[None]:
-        """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""
-        self._state.space.abandon(reserved)
-        with contextlib.suppress(TransferQueueError):  # it stays queued; why the put failed matters more
-            yield from self._state.space.give_back()
-
-    def _read(self, look: Callable[[], Operation[LookupReply]], layout: str) -> Operation[TensorDict]:
-        """Copies out what a lookup names; looks again where it was replaced or freed meanwhile."""
-        failure: Exception | None = None
-        for _ in range(READ_ATTEMPTS):
-            reply = yield from look()
-            if not reply.types:
-                return TensorDict({}, batch_size=0)
-            try:
-                values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
-                failure = None
-            except Exception as error:  # bytes of another block may look like anything
-                failure = error
-            if self._state.unchanged(reply):
-                if failure is not None:
-                    raise failure
-                return values
-        raise StorageKeyNotFoundError(
-            f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
-        )
-
-
-def _published(reply: AnyReply) -> PublishReply:
-    if not isinstance(reply, PublishReply):
-        raise ProtocolError(f"the controller answered Publish with {type(reply).__name__}")
-    return reply
-
-
-def _names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
-    out = [names] if isinstance(names, str) else list(names)
-    if len(out) < least or not all(isinstance(name, str) for name in out):
-        raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
-    return list(dict.fromkeys(out))
-
-
-def _keys(keys: Sequence[str] | str) -> list[str]:
-    out = [keys] if isinstance(keys, str) else list(keys)
-    for key in out:
-        if not isinstance(key, str):
-            raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
-    return out
-
-
-def _count(batch_size: int | None) -> int:
-    try:
-        count = int(batch_size.__index__())  # type: ignore[union-attr]
-    except (AttributeError, TypeError):
-        raise InvalidArgumentError(f"batch_size must be an int, not {batch_size!r}") from None
-    if count < 0:
-        raise InvalidArgumentError(f"batch_size must not be negative, and is {count}")
-    return count
-
-
-def _rows_of(data: Columns) -> int:
-    if isinstance(data, TensorDictBase):
-        if not data.batch_dims:
-            raise InvalidArgumentError("data has no batch dimension; give the TensorDict batch_size=[rows]")
-        return int(data.batch_size[0])
-    if not isinstance(data, Mapping) or not data:
-        raise InvalidArgumentError(f"data must be a TensorDict with a batch dimension, not a {type(data).__name__}")
-    first = next(iter(data.values()))
-    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
-
-
-def _one_row(fields: Columns) -> Columns:
-    """The fields of one sample as columns of one row."""
-    if isinstance(fields, TensorDictBase):
-        if not fields.batch_dims or fields.batch_size[0] != 1:
-            raise InvalidArgumentError(f"kv_put takes a TensorDict of batch size 1, not {list(fields.batch_size)}")
-        return fields
-    if not isinstance(fields, Mapping):
-        raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
-    return columns_of_row(fields)
-
-
-def _cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Some rows of columns."""
-    cut: dict[str, Any] = {}
-    for name, column in parser_columns(columns, rows).items():
-        if isinstance(column, torch.Tensor):
-            cut[name] = column[torch.from_numpy(positions)]
-        elif isinstance(column, np.ndarray):
-            cut[name] = column[positions]
-        else:
-            cut[name] = [column[p] for p in positions.tolist()]
-    return cut
-
-
-def _groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
-    if group_ids is None:
-        return None
-    groups = [str(group) for group in group_ids]
-    if len(groups) != rows:
-        raise InvalidArgumentError(f"{len(groups)} group_ids for {rows} rows: one a row is needed")
-    return groups
-
-
-def _tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
-    if tag is None:
-        return None
-    if not isinstance(tag, Mapping):
-        raise InvalidArgumentError(f"a tag must be a dict, not a {type(tag).__name__}")
-    for name in tag:
-        if not isinstance(name, str):
-            raise InvalidArgumentError(f"names of tag entries must be str, and {name!r} is a {type(name).__name__}")
-    return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
-
-
-def _plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
-
-
-def _shown(keys: list[str]) -> str:
-    return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"
 
 
 def _not_built() -> NotBuiltError:

@@ -104,6 +104,14 @@ def group_size(sampler: BaseSampler) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> int:
+    """How many of the ready rows this sampler could deal; for a sampler of groups those in whole ones."""
+    size = group_size(sampler)
+    if size is None or (size == 1 and not partition.groups.explicit):
+        return ready.total
+    return len(ready.whole_groups(size, partition.rows, partition.groups).order) * (partition.groups.size or size)
+
+
 def forget(sampler: BaseSampler, partition: str) -> None:
     """A partition is dropped: a user's sampler forgets what it keeps of it."""
     if not deals_itself(sampler):

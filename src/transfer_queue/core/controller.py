@@ -305,7 +305,7 @@ class Controller:
                 yield waiting
                 continue
             ready = partition.ready_set(task, fields)
-            if ready.total >= claim.count:
+            if claims.available(partition, ready, sampler) >= claim.count:
                 yield waiting
                 if not others and not partition.sealed and not self._enough(partition, task, queue):
                     return

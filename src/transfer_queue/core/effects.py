@@ -24,10 +24,4 @@ class FreeExtents(msgspec.Struct, frozen=True):
     extents: list[int]
 
 
-class Warn(msgspec.Struct, frozen=True):
-    """Something a person should read in the log."""
-
-    text: str
-
-
-Effect = Union[Send, FreeExtents, Warn]
+Effect = Union[Send, FreeExtents]

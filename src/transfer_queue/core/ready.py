@@ -174,7 +174,7 @@ class ReadySet:
         found = self.whole.get(size)
         if found is None:
             found = self.whole[size] = WholeGroups(size)
-            found.change(self.positions(), np.zeros(0, "i8"), groups)
+            found.build(self.positions(), groups)
         return found
 
 
@@ -185,6 +185,19 @@ class WholeGroups:
         self.size = size
         self.counts: dict[int, int] = {}
         self.order: list[tuple[int, int]] = []
+
+    def build(self, positions: np.ndarray, groups: Groups) -> None:
+        """Counts from scratch; these are all that is ready."""
+        names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
+        grouped = names >= 0
+        names, counts = names[grouped], counts[grouped]
+        self.counts = dict(zip(names.tolist(), counts.tolist(), strict=True))
+        if groups.explicit:
+            whole = [g for g, count in self.counts.items() if count == groups.size_of(g, self.size)]
+            self.order = sorted((groups.first_of(g, self.size), g) for g in whole)
+        else:
+            names = names[counts == self.size]
+            self.order = list(zip((names * self.size).tolist(), names.tolist(), strict=True))
 
     def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
         """Rows became ready (on) and unready (off)."""
@@ -254,6 +267,9 @@ class Ready(Sequence[int]):
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
         """Groups of `size` whose members are all ready, by first member; members ascending."""
+        if size == 1 and not self._groups.explicit:
+            yield from ([index] for index in self)
+            return
         whole = self._ready.whole_groups(size, self._rows, self._groups)
         for _, group in whole.order:
             members = self._groups.members(group, size)

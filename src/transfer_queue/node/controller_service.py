@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, FreeExtents, Send, Warn
+from transfer_queue.core.effects import Effect, FreeExtents, Send
 from transfer_queue.messages import Envelope, Failure, Free, RegisterUnit, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
@@ -61,5 +61,3 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, Free(effect.extents))
-            elif isinstance(effect, Warn):
-                logger.warning("%s", effect.text)

@@ -16,9 +16,10 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.client.operations import Operation, Operations
+from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState
 from transfer_queue.client.surface import Surface
+from transfer_queue.client.transfers import Operation
 from transfer_queue.config import Settings, merge
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants

@@ -1,0 +1,115 @@
+"""Checks what users pass to operations, and brings it into the form in which it travels.
+
+Each function raises InvalidArgumentError, saying what was wanted and what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.wire.objects import encode_tag_value
+from transfer_queue.wire.parser import columns_of_row, parser_columns
+
+Columns = TensorDictBase | Mapping[str, Any]
+
+
+def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
+    """Field names as a list without repetitions; at least so many."""
+    out = [names] if isinstance(names, str) else list(names)
+    if len(out) < least or not all(isinstance(name, str) for name in out):
+        raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
+    return list(dict.fromkeys(out))
+
+
+def keys(keys: Sequence[str] | str) -> list[str]:
+    """Keys as a list."""
+    out = [keys] if isinstance(keys, str) else list(keys)
+    for key in out:
+        if not isinstance(key, str):
+            raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
+    return out
+
+
+def count(batch_size: int | None) -> int:
+    """A number of rows."""
+    try:
+        count = int(batch_size.__index__())  # type: ignore[union-attr]
+    except (AttributeError, TypeError):
+        raise InvalidArgumentError(f"batch_size must be an int, not {batch_size!r}") from None
+    if count < 0:
+        raise InvalidArgumentError(f"batch_size must not be negative, and is {count}")
+    return count
+
+
+def rows_of(data: Columns) -> int:
+    """How many rows these columns have."""
+    if isinstance(data, TensorDictBase):
+        if not data.batch_dims:
+            raise InvalidArgumentError("data has no batch dimension; give the TensorDict batch_size=[rows]")
+        return int(data.batch_size[0])
+    if not isinstance(data, Mapping) or not data:
+        raise InvalidArgumentError(f"data must be a TensorDict with a batch dimension, not a {type(data).__name__}")
+    first = next(iter(data.values()))
+    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
+
+
+def one_row(fields: Columns) -> Columns:
+    """The fields of one sample as columns of one row."""
+    if isinstance(fields, TensorDictBase):
+        if not fields.batch_dims or fields.batch_size[0] != 1:
+            raise InvalidArgumentError(f"kv_put takes a TensorDict of batch size 1, not {list(fields.batch_size)}")
+        return fields
+    if not isinstance(fields, Mapping):
+        raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
+    return columns_of_row(fields)
+
+
+def cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Some rows of columns."""
+    cut: dict[str, Any] = {}
+    for name, column in parser_columns(columns, rows).items():
+        if isinstance(column, torch.Tensor):
+            cut[name] = column[torch.from_numpy(positions)]
+        elif isinstance(column, np.ndarray):
+            cut[name] = column[positions]
+        else:
+            cut[name] = [column[p] for p in positions.tolist()]
+    return cut
+
+
+def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
+    """Group ids as str, one a row; None stays None."""
+    if group_ids is None:
+        return None
+    groups = [str(group) for group in group_ids]
+    if len(groups) != rows:
+        raise InvalidArgumentError(f"{len(groups)} group_ids for {rows} rows: one a row is needed")
+    return groups
+
+
+def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
+    """A tag as it travels; None stays None."""
+    if tag is None:
+        return None
+    if not isinstance(tag, Mapping):
+        raise InvalidArgumentError(f"a tag must be a dict, not a {type(tag).__name__}")
+    for name in tag:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"names of tag entries must be str, and {name!r} is a {type(name).__name__}")
+    return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
+
+
+def plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A sampling_config as it travels."""
+    return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
+
+
+def shown(keys: list[str]) -> str:
+    """Keys for a message, not too many of them."""
+    return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"

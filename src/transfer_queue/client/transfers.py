@@ -1,0 +1,136 @@
+"""How operations ask, write and read: what stands behind every put and get of a client.
+
+A put writes its block into leased space and publishes it; one that failed leaves nothing. A get copies out what a
+lookup names, then makes sure that it was still there. What `transfer_queue.client.operations` offers is built of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from tensordict import TensorDict
+
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.state import ClientState
+from transfer_queue.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConnectionLostError,
+    NotInitializedError,
+    ProtocolError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages import AnyReply, AnyRequest, LookupReply, NewBlock, Publish, PublishReply
+from transfer_queue.storage.base import Reserved
+from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.gather import gather
+
+T = TypeVar("T")
+Operation = Generator[Call, AnyReply, T]
+
+READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
+FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
+
+# after these nobody can tell whether a request was carried out; any other error is a server's refusal
+_UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
+
+
+class Transfers:
+    """Requests, puts and gets of one client, over its state."""
+
+    def __init__(self, state: ClientState) -> None:
+        self._state = state
+
+    def _ask(
+        self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
+    ) -> Operation[T]:
+        yield from self._state.learn()
+        reply = yield Call(CONTROLLER, request, parked, timeout)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
+        return reply
+
+    def _publish(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
+    ) -> Operation[PublishReply]:
+        """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing."""
+        if encoded is None or not encoded.schema:
+            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, within)
+            return _published(reply)
+        space = self._state.space
+        reserved = yield from self._reserve(encoded.nbytes, wait)
+        try:
+            encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
+        except Exception:
+            yield from self._abandon(reserved)
+            raise
+        except BaseException:  # interrupted: nothing may be asked any more
+            space.abandon(reserved)
+            raise
+        closes = space.closes(reserved)
+        block = NewBlock(
+            reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
+            encoded.schema, encoded.dims,
+        )  # fmt: skip
+        try:
+            reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
+        except TransferQueueError as error:
+            space.keep(closes)
+            if isinstance(error, _UNCERTAIN):
+                space.published(reserved)
+            else:
+                yield from self._abandon(reserved)
+            raise
+        except BaseException:  # cancelled or interrupted: its answer may be on the way
+            space.keep(closes)
+            space.published(reserved)
+            raise
+        space.published(reserved)
+        return _published(reply)
+
+    def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
+        """Space for a block. Where there is none, this client first hands back what it has leased and not filled."""
+        space = self._state.space
+        try:
+            return (yield from space.reserve(nbytes))
+        except CapacityError:
+            handed = yield from self._state.hand_back()
+            if not handed and not wait:
+                raise
+        return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS if handed else 0.0)))
+
+    def _abandon(self, reserved: Reserved) -> Operation[None]:
+        """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""
+        self._state.space.abandon(reserved)
+        with contextlib.suppress(TransferQueueError):  # it stays queued; why the put failed matters more
+            yield from self._state.space.give_back()
+
+    def _read(self, look: Callable[[], Operation[LookupReply]], layout: str) -> Operation[TensorDict]:
+        """Copies out what a lookup names; looks again where it was replaced or freed meanwhile."""
+        failure: Exception | None = None
+        for _ in range(READ_ATTEMPTS):
+            reply = yield from look()
+            if not reply.types:
+                return TensorDict({}, batch_size=0)
+            try:
+                values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
+                failure = None
+            except Exception as error:  # bytes of another block may look like anything
+                failure = error
+            if self._state.unchanged(reply):
+                if failure is not None:
+                    raise failure
+                return values
+        raise StorageKeyNotFoundError(
+            f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
+        )
+
+
+def _published(reply: AnyReply) -> PublishReply:
+    if not isinstance(reply, PublishReply):
+        raise ProtocolError(f"the controller answered Publish with {type(reply).__name__}")
+    return reply
