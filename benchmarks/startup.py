@@ -1,6 +1,6 @@
 """How long a system takes to come up and to go, as a starter sees it, beside the bare imports of its servers.
 
-    python benchmarks/startup.py [rounds]
+python benchmarks/startup.py [rounds]
 """
 
 from __future__ import annotations

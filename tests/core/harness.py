@@ -191,6 +191,15 @@ class Harness:
         """Sends a request and gives its reply (None: parked); raises what it failed with."""
         return self.result(self.send(request, name), name)
 
+    def look(self, request: AnyRequest) -> Any:
+        """The reply to a request that changes nothing, without the check of the whole state that follows events."""
+        client = self.client("onlooker")
+        client.sequence += 1
+        (effect,) = self.controller.handle("onlooker", client.peer, Envelope(client.sequence, 0, request), self.now)
+        assert isinstance(effect, Send)
+        assert not self.controller.records
+        return effect.reply
+
     def tick(self, now: float) -> None:
         """Time passes."""
         self.now = now

@@ -530,3 +530,23 @@ def test_strange_sampling_costs_an_answer_and_nothing_more(
     h.ask(Seal("p"))
     h.tick(10)
     assert h.reply(sequence, "r") is not None
+
+
+def test_a_probe_that_has_seen_this_waits_for_a_change(h: Harness) -> None:
+    """Who made nothing of what was ready asks again with the version it saw."""
+    h.put(2)
+    seen = h.result(h.claim(2, probe=True, wait=10), "r").version
+    assert seen == h.state.partitions["p"].version
+    again = h.send(Claim("p", "t", ["x"], 2, wait=10.0, probe=True, since=seen), "r")
+    assert h.parked(again)
+    h.ask(h.publish(1, None, rows=[0], tags=[{"n": 1}]))
+    assert h.result(again, "r").version > seen
+
+
+def test_a_partition_made_anew_never_shows_an_old_version(h: Harness) -> None:
+    seen = set()
+    for _ in range(3):
+        h.put(1)
+        seen.add(h.state.partitions["p"].version)
+        h.ask(ClearPartition("p"))
+    assert len(seen) == 3

@@ -16,7 +16,7 @@ import numpy as np
 from harness import Harness, column, rows_of
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from transfer_queue.core.records import Dealt
 from transfer_queue.messages import (
@@ -63,6 +63,11 @@ READERS = st.sampled_from(["r0", "r1", "r2"])
 KEYS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3, unique=True)
 TAGS = st.sampled_from([None, {}, {"n": 1}, {"n": 2, "s": "x"}, {"n": harness.DELETE}, {"total_lengths": 7}])
 
+
+KINDS = [
+    *("insert",) * 3, *("write",) * 4, *("by_keys",) * 2, "join", *("claim",) * 6,
+    *("retry",) * 2, *("clear_rows",) * 2, *("end",) * 2, *("world",) * 2,
+]  # fmt: skip
 
 # (task, rows of a share) dealt by the last event -> rows of the whole deal, and whether they were ready for each who
 # got a share of it
@@ -135,8 +140,6 @@ class Model:
 
 
 class Interleavings(RuleBasedStateMachine):
-    requests = Bundle("requests")  # (client, sequence, request) of puts and claims, for retries
-
     @initialize(name=st.sampled_from(sorted(SAMPLERS)))
     def start(self, name: str) -> None:
         self.sampler = name
@@ -146,6 +149,7 @@ class Interleavings(RuleBasedStateMachine):
         self.writers = 0
         self.waiting: dict[tuple[str, int], Claim] = {}
         self.got: dict[tuple[str, int], Any] = {}  # kept replies by (client, sequence)
+        self.requests: list[tuple[str, int, Any]] = []  # puts and claims that were sent, for retries
 
     # ------------------------------------------------------------ what happened
 
@@ -224,9 +228,42 @@ class Interleavings(RuleBasedStateMachine):
             return None
         return (claim.task, claim.sampling["dp_rank"], batch)
 
+    # One rule draws what comes next: among many rules hypothesis switches most off in each run.
+    @rule(data=st.data(), kind=st.sampled_from(KINDS), partition=PARTITIONS)
+    def act(self, data: Any, kind: str, partition: str) -> None:
+        draw = data.draw
+        if kind == "insert":
+            groups = draw(st.none() | st.lists(st.sampled_from("ghi"), min_size=4, max_size=4))
+            self.insert(partition, draw(FIELDS), draw(st.integers(1, 4)), groups, draw(TAGS))
+        elif kind == "write":
+            self.write(partition, draw(FIELDS), data, draw(TAGS), draw(st.booleans()))
+        elif kind == "by_keys":
+            self.by_keys(partition, draw(KEYS), draw(FIELDS), draw(TAGS))
+        elif kind == "join":
+            self.join(partition, data, draw(st.sampled_from("gj")))
+        elif kind == "claim":
+            who = draw(st.lists(st.tuples(READERS, st.integers(0, RANKS - 1)), min_size=1, max_size=4))
+            batch, wait = draw(st.sampled_from([None, 0, 0, 0, 1, 2])), draw(st.sampled_from([None, 25.0, 25.0, 25.0]))
+            what = draw(st.sampled_from(["claim", "claim", "claim", "probe", "finite"]))
+            self.claim(partition, draw(TASKS), draw(FIELDS), draw(st.sampled_from([1, 1, 2])), who, batch, wait, what)
+        elif kind == "retry":
+            if self.requests:
+                self.retry(draw(st.sampled_from(self.requests[-12:])))
+        elif kind == "clear_rows":
+            self.clear_rows(partition, data)
+        elif kind == "end":
+            self.end(
+                draw(st.sampled_from(["seal", "seal", "reset", "keys", "drop"])),
+                partition,
+                draw(KEYS),
+                draw(st.none() | TASKS),
+            )
+        else:
+            self.world(draw(st.integers(0, 6)), draw(READERS), draw(st.sampled_from([0.5, 5.0, 30.0])), data)
+
     # ------------------------------------------------------------ puts
 
-    def published(self, request: Publish, name: str) -> tuple[str, int, Any]:
+    def published(self, request: Publish, name: str) -> None:
         sequence = self.h.send(request, name)
         rows = rows_of(self.h.result(sequence, name))
         model = self.model.setdefault(request.partition, Model())
@@ -252,18 +289,10 @@ class Interleavings(RuleBasedStateMachine):
                     row.tag = {}
                 row.tag = {k: v for k, v in {**row.tag, **tag}.items() if v != harness.DELETE}
         self.got[name, sequence] = self.h.reply(sequence, name)
+        self.requests.append((name, sequence, request))
         self.settle()
-        return name, sequence, request
 
-    @rule(
-        target=requests,
-        partition=PARTITIONS,
-        fields=FIELDS,
-        count=st.integers(1, 4),
-        groups=st.none() | st.lists(st.sampled_from("ghi"), min_size=4, max_size=4),
-        tag=TAGS,
-    )
-    def insert(self, partition: str, fields: Any, count: int, groups: list[str] | None, tag: Any) -> Any:
+    def insert(self, partition: str, fields: Any, count: int, groups: list[str] | None, tag: Any) -> None:
         model = self.model.get(partition)
         if model is not None and model.sealed:
             reply = self.h.reply(
@@ -272,26 +301,24 @@ class Interleavings(RuleBasedStateMachine):
             )
             assert isinstance(reply, Failure)
             assert reply.kind == "SealedError"
-            return None, 0, None
+            return
         tags = [tag] * count
         request = self.h.publish(
             count, fields, partition, self.writer, tags=tags, groups=groups[:count] if groups is not None else None
         )
-        return self.published(request, self.writer)
+        self.published(request, self.writer)
 
-    @rule(target=requests, partition=PARTITIONS, fields=FIELDS, data=st.data(), tag=TAGS, replace=st.booleans())
-    def write(self, partition: str, fields: Any, data: Any, tag: Any, replace: bool) -> Any:
+    def write(self, partition: str, fields: Any, data: Any, tag: Any, replace: bool) -> None:
         """Values, or tags alone, of rows that exist."""
         model = self.model.get(partition)
         if model is None or not model.rows:
-            return None, 0, None
+            return
         rows = data.draw(st.lists(st.sampled_from(sorted(model.rows)), min_size=1, max_size=4, unique=True))
         alone = data.draw(st.booleans()) and tag is not None
         more = {"rows": rows, "tags": [tag] * len(rows), "replace_tags": replace}
         request = self.h.publish(len(rows), None if alone else fields, partition, self.writer, **more)
-        return self.published(request, self.writer)
+        self.published(request, self.writer)
 
-    @rule(partition=PARTITIONS, data=st.data(), group=st.sampled_from("gj"))
     def join(self, partition: str, data: Any, group: str) -> None:
         model = self.model.get(partition)
         loose = [i for i, row in model.rows.items() if row.group is None] if model is not None else []
@@ -302,32 +329,20 @@ class Interleavings(RuleBasedStateMachine):
                 self.h.publish(len(rows), None, partition, self.writer, rows=rows, groups=groups), self.writer
             )
 
-    @rule(target=requests, partition=PARTITIONS, keys=KEYS, fields=FIELDS, tag=TAGS)
-    def by_keys(self, partition: str, keys: list[str], fields: Any, tag: Any) -> Any:
+    def by_keys(self, partition: str, keys: list[str], fields: Any, tag: Any) -> None:
         model = self.model.get(partition)
         if model is not None and model.sealed:
             keys = [key for key in keys if key in {row.key for row in model.rows.values()}]
         if not keys:
-            return None, 0, None
+            return
         request = self.h.publish(len(keys), fields, partition, self.writer, keys=keys, tags=[tag] * len(keys))
-        return self.published(request, self.writer)
+        self.published(request, self.writer)
 
     # ------------------------------------------------------------ claims
 
-    @rule(
-        target=requests,
-        partition=PARTITIONS,
-        task=TASKS,
-        fields=FIELDS,
-        groups=st.sampled_from([1, 1, 2]),
-        who=st.lists(st.tuples(READERS, st.integers(0, RANKS - 1)), min_size=1, max_size=4),
-        batch=st.sampled_from([None, 0, 0, 0, 1, 2]),
-        wait=st.sampled_from([None, 25.0, 25.0, 25.0]),
-        kind=st.sampled_from(["claim", "claim", "claim", "probe", "finite"]),
-    )
     def claim(
         self, partition: str, task: str, fields: Any, groups: int, who: Any, batch: Any, wait: Any, kind: str
-    ) -> Any:
+    ) -> None:
         """Some readers ask, ranks and their replicas."""
         count = GROUP * groups if self.grouping else groups
         for client, rank in who:
@@ -337,10 +352,9 @@ class Interleavings(RuleBasedStateMachine):
             request = Claim(partition, task, list(fields), count, sampling, wait, kind == "probe", kind == "finite")
             sequence = self.h.send(request, client)
             self.waiting[client, sequence] = request
+            self.requests.append((client, sequence, request))
             self.settle()
-        return client, sequence, request
 
-    @rule(which=requests)
     def retry(self, which: Any) -> None:
         """The same request again: the same answer, or the same place in the queue."""
         client, sequence, request = which
@@ -378,7 +392,6 @@ class Interleavings(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ ends
 
-    @rule(partition=PARTITIONS, data=st.data())
     def clear_rows(self, partition: str, data: Any) -> None:
         model = self.model.get(partition)
         if model is None or not model.rows:
@@ -415,12 +428,6 @@ class Interleavings(RuleBasedStateMachine):
             self.model[partition].sealed = True
             self.settle()
 
-    @rule(
-        kind=st.sampled_from(["seal", "seal", "reset", "keys", "drop"]),
-        partition=PARTITIONS,
-        keys=KEYS,
-        task=st.none() | TASKS,
-    )
     def end(self, kind: str, partition: str, keys: list[str], task: str | None) -> None:
         if kind == "seal":
             self._seal(partition)
@@ -433,7 +440,6 @@ class Interleavings(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the world
 
-    @rule(kind=st.integers(0, 6), client=READERS, seconds=st.sampled_from([0.5, 5.0, 30.0]), data=st.data())
     def world(self, kind: int, client: str, seconds: float, data: Any) -> None:
         if kind == 0:
             self._cancel(client, data)
@@ -525,25 +531,25 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def everything_is_as_in_the_model(self) -> None:
         h = self.h
-        assert h.ask(ListKeys()).value == {
+        assert h.look(ListKeys()).value == {
             name: {row.key: row.tag for row in model.rows.values() if row.key is not None}
             for name, model in self.model.items()
         }
         for name, model in self.model.items():
             for fields in (["x"], ["y"]):
-                reply = h.ask(ProductionStatus(name, fields))
+                reply = h.look(ProductionStatus(name, fields))
                 assert reply.known == (fields[0] in model.fields)
                 if reply.known:
                     assert np.frombuffer(reply.rows, "<i8").tolist() == list(model.rows)
                     assert list(reply.matrix) == [int(fields[0] in row.values) for row in model.rows.values()]
                     produced = all(fields[0] in row.values for row in model.rows.values()) and bool(model.rows)
-                    assert h.ask(CheckProduction(name, fields)).value == produced
+                    assert h.look(CheckProduction(name, fields)).value == produced
             for task in "tu":
                 done = model.consumed.get(task, set())
-                assert list(h.ask(ConsumptionStatus(name, task)).matrix) == [int(i in done) for i in model.rows]
-                assert h.ask(CheckConsumption(name, task)).value == (bool(model.rows) and done == set(model.rows))
+                assert list(h.look(ConsumptionStatus(name, task)).matrix) == [int(i in done) for i in model.rows]
+                assert h.look(CheckConsumption(name, task)).value == (bool(model.rows) and done == set(model.rows))
             keyed = {row.key: (i, row) for i, row in model.rows.items() if row.key is not None}
-            reply = h.ask(RetrieveMeta(name, [*keyed, "nobody"]))
+            reply = h.look(RetrieveMeta(name, [*keyed, "nobody"]))
             assert rows_of(reply) == [i for i, _ in keyed.values()]
             assert (reply.tags or [{}] * len(keyed)) == [row.tag for _, row in keyed.values()]
 
@@ -552,7 +558,7 @@ class Interleavings(RuleBasedStateMachine):
         for name, model in self.model.items():
             for field in ("x", "y"):
                 rows = [i for i, row in model.rows.items() if field in row.values]
-                found = harness.places(self.h.ask(Lookup(name, column(rows), fields=[field]))) if rows else []
+                found = harness.places(self.h.look(Lookup(name, column(rows), fields=[field]))) if rows else []
                 assert [place[field] for place in found] == [model.rows[i].values[field] for i in rows]
 
     def teardown(self) -> None:

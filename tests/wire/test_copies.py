@@ -112,6 +112,7 @@ def test_large_copies():
 def test_failure_of_either_half_is_raised(monkeypatch):
     monkeypatch.setattr(copies, "_CORES", 2)
     for bad in (0, 5):
+
         def work(start, stop, bad=bad):
             if start == bad:
                 raise KeyError(start)

@@ -1,9 +1,9 @@
 """Two locks of a system, both `flock`s that end with their process.
 
-    StartLock   <runtime dir>/.<name>.lock, held while the system is started, or removed by one of its
-                servers; so that of many simultaneous starts one starts and the others find it
-    Liveness    <folder>/alive, held by the supervisor and, through fork, by every process of the system;
-                free is the proof that none of them lives
+StartLock   <runtime dir>/.<name>.lock, held while the system is started, or removed by one of its
+            servers; so that of many simultaneous starts one starts and the others find it
+Liveness    <folder>/alive, held by the supervisor and, through fork, by every process of the system;
+            free is the proof that none of them lives
 """
 
 from __future__ import annotations

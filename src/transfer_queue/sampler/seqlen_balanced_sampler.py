@@ -142,8 +142,7 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         count, rest = divmod(batch_size * ranks, size)
         if rest:
             raise InvalidArgumentError(
-                f"batch_size ({batch_size}) times dp_size ({ranks}) must be a multiple of "
-                f"n_samples_per_prompt ({size})"
+                f"batch_size ({batch_size}) times dp_size ({ranks}) must be a multiple of n_samples_per_prompt ({size})"
             )
         if 0 < count < ranks:
             raise InvalidArgumentError(
