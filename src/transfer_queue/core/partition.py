@@ -187,8 +187,7 @@ class Partition:
                 continue
             group = self.groups.join(name, p)
             for ready in self.ready.values():
-                if ready.joined(p, group.number, self.groups):
-                    self.gained.add(ready.task)
+                ready.joined(p, group.number, self.groups)
 
     def publish(self, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
         """Values of these rows are in block `number`, row by row."""

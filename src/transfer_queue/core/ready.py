@@ -148,12 +148,10 @@ class ReadySet:
         at = position & MASK
         return bits is not None and at < len(bits) and bool(bits[at])
 
-    def joined(self, position: int, group: int, groups: Groups) -> bool:
-        """A row that belonged to no group has joined a declared one; True if it is ready."""
-        here = position in self
+    def joined(self, position: int, group: int, groups: Groups) -> None:
+        """A row that belonged to no group has joined a declared one; it may be ready already."""
         for whole in self.whole.values():
-            whole.joined(group, int(here), groups)
-        return here
+            whole.joined(group, int(position in self), groups)
 
     def unready(self, rows: Rows) -> Iterator[np.ndarray]:
         """The positions of live rows that are neither ready nor consumed, chunk by chunk."""
