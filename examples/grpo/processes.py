@@ -93,6 +93,9 @@ class Processes:
                 process.kill()
                 process.join()
         self._running.clear()
+        stop = getattr(forkserver._forkserver, "_stop", None)  # type: ignore[attr-defined]
+        if stop is not None:
+            stop()  # left to itself it outlives this process by a moment
 
 
 def _child(

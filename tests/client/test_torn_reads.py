@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from simulated import Start, numbers, table
-from transfer_queue.client import operations
+from transfer_queue.client import transfers
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.messages import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
@@ -40,7 +40,7 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
         seen.append(reply)
         return real_gather(reply, *arguments, **more)
 
-    monkeypatch.setattr(operations, "gather", spy)
+    monkeypatch.setattr(transfers, "gather", spy)
     return seen
 
 
@@ -128,7 +128,7 @@ def test_torn_bytes_may_look_like_anything(
             raise kind("nonsense")
         return real_gather(*arguments, **more)
 
-    monkeypatch.setattr(operations, "gather", torn)
+    monkeypatch.setattr(transfers, "gather", torn)
     assert int(b.get_data(meta)["x"].values().max()) == 2
 
 
@@ -138,7 +138,7 @@ def test_an_error_of_whole_bytes_is_told(a: Client, monkeypatch: pytest.MonkeyPa
         raise kind("damaged")
 
     meta = a.put(numbers(1), partition_id="p")
-    monkeypatch.setattr(operations, "gather", fail)
+    monkeypatch.setattr(transfers, "gather", fail)
     with pytest.raises(kind, match="damaged"):
         a.get_data(meta)
 
@@ -155,7 +155,7 @@ def test_overwritten_during_the_copy(a: Client, b: Client, monkeypatch: pytest.M
         copies.append(real_gather(*arguments, **more))
         return copies[-1]
 
-    monkeypatch.setattr(operations, "gather", slow)
+    monkeypatch.setattr(transfers, "gather", slow)
     with pytest.raises(StorageKeyNotFoundError):
         b.get_data(meta)
     assert int(copies[0]["x"].values().max()) == 9  # the other sample's bytes were there to be seen
@@ -172,10 +172,10 @@ def test_replaced_again_and_again(a: Client, b: Client, monkeypatch: pytest.Monk
         copies.append(real_gather(*arguments, **more))
         return copies[-1]
 
-    monkeypatch.setattr(operations, "gather", slow)
+    monkeypatch.setattr(transfers, "gather", slow)
     with pytest.raises(StorageKeyNotFoundError, match="replaced 8 times"):
         b.get_data(meta)
-    assert len(copies) == operations.READ_ATTEMPTS == 8
+    assert len(copies) == transfers.READ_ATTEMPTS == 8
 
 
 def test_freed_and_not_written_yet(a: Client, b: Client, cluster: Cluster) -> None:

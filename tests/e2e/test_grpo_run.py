@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 RUN = Path(__file__).resolve().parents[2] / "examples" / "grpo" / "run.py"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 class Run:
