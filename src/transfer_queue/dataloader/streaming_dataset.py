@@ -79,6 +79,8 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
 
 def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
     """td[start:stop]. Jagged columns are cut at their offsets: torch's slicing costs more and writes to the log."""
+    if stop - start == td.batch_size[0]:
+        return td.copy()  # a table of its own over the same columns, as a slice is
     cut = {name: rows_of_jagged(td.get(name), start, stop) for name in td.keys() if is_plain_jagged(td.get(name))}  # noqa: SIM118
     if not cut:
         return td[start:stop]
