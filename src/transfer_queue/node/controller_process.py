@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import msgspec
+import numpy.ma  # noqa: F401  (np.unique imports it at its first call: 14 ms in which the loop would answer nobody)
 
 from transfer_queue.config import Settings, sampler_from
 from transfer_queue.core.controller import Controller
