@@ -28,11 +28,11 @@ class Current:
 CURRENT = Current()
 
 
-def attach(name: str | None = None) -> TransferQueueClient | None:
+def attach() -> TransferQueueClient | None:
     """The client of the attached system, attaching to a running one if need be; None where there is none."""
     with CURRENT.lock:
         if CURRENT.client is None:
-            found = find(name)
+            found = find()
             if found is None:
                 return None
             CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
@@ -44,7 +44,7 @@ def current_client() -> TransferQueueClient:
     client = CURRENT.client or attach()
     if client is None:
         raise NotInitializedError(
-            "no system is running: call transfer_queue.init() first, or start one with `tq start` (looked at "
+            "no system is running: call tq.init() first, or start one with `tq start` (looked at "
             "TQ_ADDRESS, then for a system of this user by name)"
         )
     return client

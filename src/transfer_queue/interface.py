@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config import Settings, merge, process_environment, sampler_object
-from transfer_queue.current import CURRENT, attach, current_client
+from transfer_queue.current import CURRENT, current_client
 from transfer_queue.errors import NotBuiltError, NotInitializedError
 from transfer_queue.kv import (
     async_kv_batch_get,
@@ -117,10 +117,7 @@ def get_client() -> TransferQueueClient:
     Raises:
         NotInitializedError: there is no system (also an AssertionError); call `tq.init()`.
     """
-    client = CURRENT.client or attach()
-    if client is None:
-        raise NotInitializedError("no system is running: call tq.init() first, or start one with `tq start`")
-    return client
+    return current_client()
 
 
 def get_metrics_endpoint() -> str | None:

@@ -18,8 +18,6 @@ PROTOCOL_VERSION = 1
 
 DELETE_CODE = 64  # msgpack Ext: a tag entry to remove (see `Delete`)
 
-RowKey = Union[str, None]
-
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of all messages."""

@@ -192,7 +192,7 @@ class TestWaiting:
         assert a.get_meta(["x"], 2, "p", task_name="t").size == 2
 
     def test_await_ready_since_a_version(self, a: Client, b: Client, cluster: Cluster) -> None:
-        assert a.await_ready(["x"], 2, "p", "t").version == -1
+        assert a.await_ready(["x"], 2, "p", "t", timeout=0).version == -1
         a.put(numbers(2), partition_id="p")
         seen = a.await_ready(["x"], 2, "p", "t", timeout=60).version
         task = b.start(b.operations.await_ready(["x"], 2, "p", "t", since=seen, timeout=60))
@@ -213,6 +213,17 @@ class TestWaiting:
         a.seal("p")
         cluster.run()
         assert task.result().ended is True
+
+    def test_await_batch_waits_without_a_timeout_too(self, a: Client, b: Client, cluster: Cluster) -> None:
+        batch = b.start(b.operations.await_batch(["x"], 2, "p", "t"))
+        ready = b.start(b.operations.await_ready(["x"], 2, "p", "u"))
+        cluster.run()
+        assert not batch.done
+        assert not ready.done
+        a.put(numbers(2), partition_id="p")
+        cluster.run()
+        assert batch.result()[0].size == 2
+        assert ready.result().ended is False
 
     def test_await_batch_finite(self, a: Client) -> None:
         a.put(numbers(2), partition_id="p")

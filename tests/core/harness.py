@@ -302,7 +302,7 @@ class Harness:
             halves.apply(record)
         invariants.check(halves)
         for partition in halves.partitions.values():  # ready sets that are built here must follow the rest
-            partition.ready_set("t", ("x",)).whole_groups(2, partition.rows, partition.groups)
+            partition.ready_set("t", ("x",)).whole_groups(2, partition.groups)
         for record in records[len(records) // 2 :]:
             halves.apply(record)
         invariants.check(halves)

@@ -225,7 +225,7 @@ class TestBadInput:
         script = "import transfer_queue as tq\ntry: tq.kv_list()\nexcept tq.NotInitializedError as e: print(e)"
         environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_SYSTEM": "nobody"}
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-        assert "transfer_queue.init()" in done.stdout, done.stderr
+        assert "tq.init()" in done.stdout, done.stderr
 
     @pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 100])
     def test_a_name_that_is_none(self, name: str) -> None:

@@ -25,6 +25,11 @@ class TransferQueueClient(Surface):
     Blocking calls work from any thread, inside a running event loop (which they block), and after a fork, where
     the child is a new client of the same system; `async_...` methods work in any event loop. Most programs get
     theirs from `transfer_queue.get_client()`.
+
+    timeout=, of every method: seconds in which a server must have answered (each of several, where a method asks more
+    than once), by default the system's `timeouts.call` (60 s); WaitTimeoutError after that. Methods that wait by
+    nature (`get_meta`, `await_batch`, `await_ready` for samples, puts for space) wait so long, and their docstrings
+    say how long without it; an answer that is late beyond that is a WaitTimeoutError after `timeouts.call`.
     """
 
     def __init__(self, system: SystemAddress) -> None:

@@ -4,8 +4,8 @@
 functions of the package, out of the signatures and docstrings here. An operation yields `Call`s and is sent the
 replies (`net/blocking.py`, `net/asynchronous.py`, `testing/`).
 
-Every operation takes `timeout=`: seconds for the whole of it, by default the system's `timeouts.call` (60 s).
-`get_meta` and the puts give it a meaning of their own, in their docstrings.
+Every operation takes `timeout=`; what it means stands at `TransferQueueClient`. In fetches and puts it is how long
+they wait, and their docstrings say what they do without one.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Operations(Transfers):
         mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
         `production_status` 1 where those of the fields that exist are produced.
 
-        timeout: seconds that a fetch waits. None: with `polling_mode: true` it answers at once with an empty
-        BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
+        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -134,9 +134,11 @@ class Operations(Transfers):
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly.
+        everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
         """
         yield from self._state.learn()
+        timeout = get_metadata_timeout() if timeout is None else timeout
         fields = arguments.names(data_fields, "data_fields")
         claim = self._claim(
             partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite
@@ -162,11 +164,13 @@ class Operations(Transfers):
         """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
 
         since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
+        timeout: as in `await_batch`.
 
         Returns:
             ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
         """
         yield from self._state.learn()
+        timeout = get_metadata_timeout() if timeout is None else timeout
         fields = arguments.names(data_fields, "data_fields")
         claim = self._claim(
             partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, True, finite, since

@@ -52,8 +52,8 @@ class Surface(ABC):
         mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
         `production_status` 1 where those of the fields that exist are produced.
 
-        timeout: seconds that a fetch waits. None: with `polling_mode: true` it answers at once with an empty
-        BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
+        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -84,8 +84,8 @@ class Surface(ABC):
         mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
         `production_status` 1 where those of the fields that exist are produced.
 
-        timeout: seconds that a fetch waits. None: with `polling_mode: true` it answers at once with an empty
-        BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
+        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -112,7 +112,8 @@ class Surface(ABC):
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly.
+        everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
         """
         return self._run(
             self._operations.await_batch(
@@ -134,7 +135,8 @@ class Surface(ABC):
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly.
+        everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
         """
         return await self._run_async(
             self._operations.await_batch(
@@ -157,6 +159,7 @@ class Surface(ABC):
         """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
 
         since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
+        timeout: as in `await_batch`.
 
         Returns:
             ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
@@ -182,6 +185,7 @@ class Surface(ABC):
         """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
 
         since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
+        timeout: as in `await_batch`.
 
         Returns:
             ended: such a fetch can never be met. version: of the partition, which grows with every change in it.

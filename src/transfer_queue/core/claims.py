@@ -109,7 +109,7 @@ def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> in
     size = group_size(sampler)
     if size is None or (size == 1 and not partition.groups.explicit):
         return ready.total
-    return len(ready.whole_groups(size, partition.rows, partition.groups).order) * (partition.groups.size or size)
+    return len(ready.whole_groups(size, partition.groups).order) * (partition.groups.size or size)
 
 
 def forget(sampler: BaseSampler, partition: str) -> None:

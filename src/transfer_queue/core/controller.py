@@ -108,13 +108,13 @@ class Controller:
             return [Send(peer, sequence, kept.replies[sequence])]
         waiting = self.state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
-            return self._attach(waiting, peer, now)
+            return self._attach(waiting, peer)
         if kept is not None and kept.over(sequence):
             return [self._failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
         try:
             return self._answer(client, peer, envelope, body, now)
         except TransferQueueError as error:
-            return [self._failure(peer, sequence, error), *self._settle(now)]
+            return [self._failure(peer, sequence, error), *self._settle()]
 
     def closed(self, client: str, peer: int, now: float) -> list[Effect]:
         """A connection ended: what waited on it is cancelled, before anything can meet it."""
@@ -128,7 +128,7 @@ class Controller:
             if not peers:
                 del self.connections[client]
                 self._depart(client)
-        return self._settle(now)
+        return self._settle()
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
@@ -144,7 +144,7 @@ class Controller:
             self._unpark(waiter)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
-        return [*effects, *self._settle(now)]
+        return [*effects, *self._settle()]
 
     def take_records(self) -> list[r.AnyRecord]:
         """The records applied since the last call, for the journal."""
@@ -179,7 +179,7 @@ class Controller:
                 raise
             self._park(client, peer, sequence, body, now, wait)
             return []
-        return [*self._commit(client, peer, envelope, records, reply), *self._settle(now)]
+        return [*self._commit(client, peer, envelope, records, reply), *self._settle()]
 
     def _commit(
         self, client: str, peer: int, envelope: Envelope, records: list[r.AnyRecord], reply: Callable[[], AnyReply]
@@ -198,7 +198,7 @@ class Controller:
         if outcome.rows is None and not outcome.ended and claim.wait is not None and claim.wait > 0:
             self._park(client, peer, envelope.sequence, claim, now, claim.wait)
             return []
-        return [*self._give(client, peer, envelope, claim, outcome), *self._settle(now)]
+        return [*self._give(client, peer, envelope, claim, outcome), *self._settle()]
 
     def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
         if claim.probe or outcome.rows is None:
@@ -228,12 +228,12 @@ class Controller:
         self._apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 
-    def _attach(self, waiting: Waiting, peer: int, now: float) -> list[Effect]:
+    def _attach(self, waiting: Waiting, peer: int) -> list[Effect]:
         """A parked request came again: it is answered on the newest connection (peers are numbered ascending)."""
         known = self.peers.get(waiting.waiter)
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         if known is None:  # parked before a replay, and not looked at since
-            return [*self._retry(waiting), *self._settle(now)]
+            return [*self._retry(waiting), *self._settle()]
         return []
 
     def _cancel(self, client: str, peer: int, sequence: int, cancelled: int) -> list[Effect]:
@@ -261,7 +261,7 @@ class Controller:
             return Failure("CapacityError", f"{error} It waited {now - waiting.since:.3g} s.")
         return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
 
-    def _settle(self, now: float) -> list[Effect]:
+    def _settle(self) -> list[Effect]:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""
         effects: list[Effect] = []
         while self._changed:

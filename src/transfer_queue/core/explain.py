@@ -31,13 +31,13 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])
         name = f"Sample {request.row}"
         if position < 0:
-            return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
+            return f"{name} is not in partition {partition.name!r}: " + _absent(state, request.row)
     else:
         return _partition_words(partition, request, dealt)
     return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request, dealt)) + "."
 
 
-def _absent(state: State, partition: Partition, row: int) -> str:
+def _absent(state: State, row: int) -> str:
     if row >= state.next_index or row < 0:
         return "no sample has this index yet."
     for other in state.partitions.values():

@@ -110,7 +110,7 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
     _require(sorted(ready.counts) == ready.keys, f"3: ready set {ready.fields} lists other chunks than it counts")
     _require(bool((fresh.positions() == ready.positions()).all()), f"3: ready set {ready.fields} holds other rows")
     for size, whole in ready.whole.items():
-        again = fresh.whole_groups(size, partition.rows, partition.groups)
+        again = fresh.whole_groups(size, partition.groups)
         _require(whole.order == again.order, f"4: whole groups of {size} in {ready.fields} are not these")
         _require(whole.counts == again.counts, f"7: groups of {size} in {ready.fields} miscount their ready members")
 

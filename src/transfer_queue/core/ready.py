@@ -167,7 +167,7 @@ class ReadySet:
             if len(found):
                 yield found + (key << CHUNK_BITS)
 
-    def whole_groups(self, size: int, rows: Rows, groups: Groups) -> WholeGroups:
+    def whole_groups(self, size: int, groups: Groups) -> WholeGroups:
         """The groups of `size` all of whose members are ready; built at first use, then kept."""
         found = self.whole.get(size)
         if found is None:
@@ -268,7 +268,7 @@ class Ready(Sequence[int]):
         if size == 1 and not self._groups.explicit:
             yield from ([index] for index in self)
             return
-        whole = self._ready.whole_groups(size, self._rows, self._groups)
+        whole = self._ready.whole_groups(size, self._groups)
         for _, group in whole.order:
             members = self._groups.members(group, size)
             yield self._rows.indexes_of(members).tolist()
