@@ -74,6 +74,7 @@ def _start(options: argparse.Namespace) -> int:
     given: Any = OmegaConf.load(options.conf) if options.conf else {}
     conf = cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(options.set)))
     settings = Settings.from_config(conf)
+    settings.refuse_unbuilt()
     system = start_local(
         options.name or settings.name,
         {"settings": settings.to_json(), "conf": as_json(merge(conf))},

@@ -17,7 +17,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import InvalidArgumentError, NotBuiltError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -245,6 +245,13 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """The settings as a dict of JSON values."""
         return asdict(self)
+
+    def refuse_unbuilt(self) -> None:
+        """NotBuiltError for what the conf may say and this release cannot start."""
+        if self.runtime == "ray" or self.storage_backend != "SimpleStorage":
+            key, value = ("runtime", "ray") if self.runtime == "ray" else ("storage_backend", self.storage_backend)
+            built = "local (or auto)" if self.runtime == "ray" else "SimpleStorage"
+            raise NotBuiltError(f"{KEYS[key]} {value} comes with a later release; this one has {built}")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:

@@ -72,6 +72,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
 
     Raises:
         InvalidArgumentError: a value of conf is not allowed, or the sampler is unknown (a ValueError).
+        NotBuiltError: the conf asks for Ray or for another store, which this release does not have.
         StartError: the system did not come up; the message carries the server's traceback and its log's place.
     """
     global _TQ_CONTROLLER
@@ -82,6 +83,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
         settings = Settings.from_config(conf)
         found = find(settings.name)
         if found is None:
+            settings.refuse_unbuilt()
             merged = merge(conf)
             found = start_local(
                 settings.name,

@@ -130,6 +130,32 @@ class TestExistingSamples:
         a.put(TensorDict({"o": NonTensorData(["u", "v"], batch_size=[2])}, batch_size=[2]), both)
         assert a.get_data(both).get("o").tolist() == ["u", "v"]
 
+    @pytest.mark.parametrize("timeout", ["5", float("nan"), float("inf"), [1]])
+    def test_a_timeout_that_is_none(self, a: Client, timeout: Any) -> None:
+        meta = a.put(numbers(1), partition_id="p")
+        for call in (
+            lambda: a.put(numbers(1), partition_id="p", timeout=timeout),
+            lambda: a.set_custom_meta(meta, timeout=timeout),
+            lambda: a.get_meta(["x"], 1, "p", task_name="t", timeout=timeout),
+            lambda: a.await_batch(["x"], 1, "p", "t", timeout=timeout),
+            lambda: a.get_data(meta, timeout=timeout),
+            lambda: a.kv_list(timeout=timeout),
+        ):
+            with pytest.raises(InvalidArgumentError, match="timeout must be a finite number"):
+                call()
+
+    @pytest.mark.parametrize("name", [None, 5, b"p"])
+    def test_a_partition_without_a_name(self, a: Client, name: Any) -> None:
+        for call in (
+            lambda: a.kv_put("k", name, {"x": torch.ones(1)}),
+            lambda: a.get_meta(["x"], 1, name, task_name="t"),
+            lambda: a.create_partition(name),
+            lambda: a.clear_partition(name),
+        ):
+            with pytest.raises(InvalidArgumentError, match="partition_id must be a str"):
+                call()
+        assert a.kv_list() == {}
+
     def test_metadata_of_no_samples(self, a: Client) -> None:
         nothing = BatchMeta()
         assert a.put(numbers(0), nothing) is nothing

@@ -234,6 +234,13 @@ class TestBadInput:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
         assert "system.name" in done.stdout, done.stderr
 
+    @pytest.mark.parametrize("conf", [{"runtime": "ray"}, {"backend": {"storage_backend": "RayStore"}}])
+    def test_what_is_not_built_is_not_replaced_by_something_else(self, conf: dict[str, Any]) -> None:
+        script = f"import transfer_queue as tq\ntry: tq.init({conf!r})\nexcept tq.NotBuiltError as e: print(e)"
+        environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_SYSTEM": "nobody"}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        assert "later release" in done.stdout, done.stderr
+
     @pytest.mark.parametrize(
         ("put", "words"),
         [

@@ -5,6 +5,7 @@ Each function raises InvalidArgumentError, saying what was wanted and what was t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,19 @@ def count(batch_size: int | None) -> int:
     if count < 0:
         raise InvalidArgumentError(f"batch_size must not be negative, and is {count}")
     return count
+
+
+def seconds(timeout: float | None) -> float | None:
+    """A timeout; None stays None."""
+    if timeout is None or (isinstance(timeout, (int, float)) and math.isfinite(timeout)):
+        return timeout
+    raise InvalidArgumentError(f"timeout must be a finite number of seconds, or None, and is {timeout!r}")
+
+
+def partition(name: object) -> None:
+    """Refuses what cannot be a partition's name."""
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"partition_id must be a str, and is {name!r}")
 
 
 def rows_of(data: Columns) -> int:

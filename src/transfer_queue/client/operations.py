@@ -116,7 +116,7 @@ class Operations(Transfers):
         if timeout is None and not self._state.settings.polling_mode:
             timeout = get_metadata_timeout()
         if timeout is not None:
-            timeout = max(timeout, LEAST_WAIT)
+            timeout = max(arguments.seconds(timeout) or 0.0, LEAST_WAIT)
         claim = self._claim(partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout)
         return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from tensordict import TensorDict
 
+from transfer_queue.client import arguments
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import (
@@ -24,7 +25,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import AnyReply, AnyRequest, LookupReply, NewBlock, Publish, PublishReply
+from transfer_queue.messages import AnyReply, AnyRequest, ListKeys, LookupReply, NewBlock, Publish, PublishReply
 from transfer_queue.storage.base import Reserved
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.gather import gather
@@ -48,8 +49,11 @@ class Transfers:
     def _ask(
         self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
     ) -> Operation[T]:
+        if not isinstance(request, ListKeys) or request.partition is not None:  # None lists all partitions
+            arguments.partition(getattr(request, "partition", ""))
+        call = Call(CONTROLLER, request, arguments.seconds(parked), arguments.seconds(timeout))
         yield from self._state.learn()
-        reply = yield Call(CONTROLLER, request, parked, timeout)
+        reply = yield call
         if not isinstance(reply, kind):
             raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
         return reply
@@ -58,8 +62,10 @@ class Transfers:
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
     ) -> Operation[PublishReply]:
         """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing."""
+        arguments.seconds(wait)
+        arguments.partition(target["partition"])
         if encoded is None or not encoded.schema:
-            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, within)
+            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, arguments.seconds(within))
             return _published(reply)
         space = self._state.space
         reserved = yield from self._reserve(encoded.nbytes, wait)
