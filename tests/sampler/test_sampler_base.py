@@ -182,11 +182,6 @@ def test_rank_beyond_the_ranks():
         SeqlenBalancedSampler(2, 2).validate(4, {**WHO, "dp_rank": 2})
 
 
-def test_needed():
-    assert SequentialSampler().needed(6) == RankAwareSampler().needed(6) == GRPOGroupNSampler(3).needed(6) == 6
-    assert SeqlenBalancedSampler(3, 4).needed(6) == 24
-
-
 def test_deal_key():
     nobody = {"task_name": "t", "partition_id": "p"}
     assert RankAwareSampler().deal_key(WHO) == (1, 2)

@@ -1,6 +1,6 @@
 """Decides what a claim gets. Reads the state, changes nothing, gives records and the dealt rows.
 
-Built-in samplers are asked through `validate`, `needed`, `deal_key`, `deal` and `remainder`, all without side
+Built-in samplers are asked through `validate`, `deal_key`, `deal` and `remainder`, all without side
 effects; what they dealt is kept here, in the state. A user's sampler is asked through `sample`, keeps its own
 state, and its outcome is checked: rows that it was not offered fail its caller, and nothing is dealt.
 """

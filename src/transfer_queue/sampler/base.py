@@ -1,7 +1,7 @@
 """What a sampler is: `BaseSampler` for all, `RankConsistentSampler` for those whose batches belong to ranks.
 
 A sampler works alone, and then keeps what it dealt in `_states`; or it works for the controller, which keeps dealt
-batches itself and asks built-in samplers only for `validate`, `needed`, `deal_key` and `deal`. Nothing here knows of
+batches itself and asks built-in samplers only for `validate`, `deal_key`, `deal` and `remainder`. Nothing here knows of
 partitions, fields or messages.
 """
 
@@ -76,10 +76,6 @@ class BaseSampler(ABC):
 
         sampling_config has task_name and partition_id filled in.
         """
-
-    def needed(self, batch_size: int) -> int:
-        """How many rows must be ready at least for a deal."""
-        return batch_size
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """The largest batch_size of a last deal: these rows are ready and no further ones will be.

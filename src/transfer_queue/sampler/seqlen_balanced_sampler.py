@@ -63,10 +63,6 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         groups = sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt))
         return groups // self._ranks_of(config) * self.n_samples_per_prompt
 
-    def needed(self, batch_size: int) -> int:
-        """Rows for all ranks."""
-        return batch_size * self.dp_size
-
     def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
         """(sampled, consumed) of the caller's dp_rank; ([], []) where there are too few, or beyond dp_size.
 
