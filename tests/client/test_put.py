@@ -156,6 +156,18 @@ class TestExistingSamples:
                 call()
         assert a.kv_list() == {}
 
+    def test_what_is_no_list(self, a: Client) -> None:
+        wrong: Any = 5
+        for call, what in (
+            (lambda: a.put(numbers(1), partition_id="p", group_ids=wrong), "group_ids must be a list"),
+            (lambda: a.kv_batch_get(wrong, "p"), "keys must be a list"),
+            (lambda: a.get_meta(wrong, 1, "p", task_name="t"), "data_fields must be a list"),
+            (lambda: a.get_meta(["x"], 1, "p", task_name="t", sampling_config=wrong), "sampling_config must be a dict"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=what):
+                call()
+        assert a.kv_list() == {}
+
     def test_metadata_of_no_samples(self, a: Client) -> None:
         nothing = BatchMeta()
         assert a.put(numbers(0), nothing) is nothing

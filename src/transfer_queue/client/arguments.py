@@ -6,7 +6,7 @@ Each function raises InvalidArgumentError, saying what was wanted and what was t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,18 @@ from transfer_queue.wire.parser import columns_of_row, parser_columns
 Columns = TensorDictBase | Mapping[str, Any]
 
 
+def _listed(values: Any, what: str) -> list[Any]:
+    """What users pass as a list, or as one str."""
+    if isinstance(values, str):
+        return [values]
+    if not isinstance(values, Iterable):
+        raise InvalidArgumentError(f"{what} must be a list, and is {values!r}")
+    return list(values)
+
+
 def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     """Field names as a list without repetitions; at least so many."""
-    out = [names] if isinstance(names, str) else list(names)
+    out = _listed(names, what)
     if len(out) < least or not all(isinstance(name, str) for name in out):
         raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
     return list(dict.fromkeys(out))
@@ -30,7 +39,7 @@ def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
 
 def keys(keys: Sequence[str] | str) -> list[str]:
     """Keys as a list."""
-    out = [keys] if isinstance(keys, str) else list(keys)
+    out = _listed(keys, "keys")
     for key in out:
         if not isinstance(key, str):
             raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
@@ -101,7 +110,7 @@ def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None
     """Group ids as str, one a row; None stays None."""
     if group_ids is None:
         return None
-    groups = [str(group) for group in group_ids]
+    groups = [str(group) for group in _listed(group_ids, "group_ids")]
     if len(groups) != rows:
         raise InvalidArgumentError(f"{len(groups)} group_ids for {rows} rows: one a row is needed")
     return groups
@@ -121,6 +130,8 @@ def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | N
 
 def plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """A sampling_config as it travels."""
+    if sampling_config is not None and not isinstance(sampling_config, Mapping):
+        raise InvalidArgumentError(f"sampling_config must be a dict, and is {sampling_config!r}")
     return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
 
 
