@@ -78,8 +78,11 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
     global _TQ_CONTROLLER
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
-            _TQ_CONTROLLER = CURRENT.system
-            return conf
+            if CURRENT.system.alive():
+                _TQ_CONTROLLER = CURRENT.system
+                return conf
+            _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
+            close()
         settings = Settings.from_config(conf)
         found = find(settings.name)
         if found is None:

@@ -271,6 +271,23 @@ class TestBadInput:
         assert unit_status().leased <= leased + 65536  # an open extent at the most
 
 
+@pytest.mark.usefixtures("runtime_dir")
+def test_init_does_not_hand_out_a_system_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    tq.close()
+    monkeypatch.setenv("TQ_SYSTEM", "ends")
+    tq.init()
+    try:
+        first = CURRENT.system
+        assert first is not None
+        os.kill(first.description.pid, signal.SIGKILL)
+        until(lambda: not first.alive())
+        assert tq.init() is not None, "nothing runs, so that this one starts a system"
+        assert first.alive() is False, "what runs under its name is another"
+        tq.kv_put("key", "p", {"x": torch.ones(2)})
+    finally:
+        tq.close()
+
+
 def test_a_full_arena_is_an_error_that_leaves_nothing() -> None:
     tq.close()
     tq.init({"system": {"name": "tiny"}, "backend": {"SimpleStorage": {"arena_bytes": 4 * 2**20}}})

@@ -80,8 +80,8 @@ class RunningSystem:
         return str(self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}"))
 
     def alive(self) -> bool:
-        """Whether the system can be used."""
-        return self._system.description.exists() and is_alive(self._system.alive)
+        """Whether the system can be used; not so either when a later one of its name has taken its place."""
+        return self._system.description.exists() and is_alive(self._system.alive) and self._ours()
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Ends the system, whoever started it; returns when no process and no file of it is left.
