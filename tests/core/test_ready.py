@@ -173,3 +173,23 @@ def test_contains() -> None:
 def test_tags_alone_make_nothing_ready(h: Harness) -> None:
     h.ask(Publish("p", 2, keys=["a", "b"], tags=[{"n": 1}, None], pre_allocate=0))
     assert len(ready_of(h)) == 0
+
+
+def test_a_claim_looks_only_where_its_rows_are(h: Harness) -> None:
+    """What a claim costs does not grow with the partition: the chunks before and after its rows are not read."""
+
+    class Counted(dict[int, Any]):
+        read: list[int]
+
+        def __getitem__(self, key: int) -> Any:
+            self.read.append(key)
+            return super().__getitem__(key)
+
+    rows = h.put(12 * CHUNK, ("y",))
+    h.put(40, ("x",), rows=rows[-40:])
+    ready = h.state.partitions["p"].ready_set("t", ("x", "y"))
+    counted = Counted(ready.bits)
+    counted.read = []
+    ready.bits = counted
+    assert ready_of(h, fields=("x", "y"))[:32] == rows[-40:-8]
+    assert counted.read == [11]
