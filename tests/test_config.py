@@ -205,10 +205,12 @@ class TestSettings:
         assert Settings.from_config(held(Local)).sampler is None
 
     def test_sampler_object(self):
-        """What must travel itself is found in the conf."""
+        """Whatever is not built in travels with the caller's import paths."""
         sampler = Newest()
         assert config.sampler_object(held(sampler)) is sampler
-        assert config.sampler_object(held(Newest)) is None
+        assert config.sampler_object(held(Newest)) is Newest
+        assert config.sampler_object(held(f"{__name__}:Newest")) is Newest
+        assert config.sampler_object(held("RankAwareSampler")) is None
         assert config.sampler_object(None) is None
 
 

@@ -310,9 +310,14 @@ def _sampler_path(value: object) -> str | None:
 
 
 def sampler_object(conf: DictConfig | Mapping[str, Any] | None) -> object | None:
-    """The sampler that the conf holds as an object, where `Settings.sampler` is None; else None."""
+    """The sampler of the conf as an object or class, which travels with the caller's import paths.
+
+    None for a built-in one, which every process finds by its name.
+    """
     value: object = _select(merge(conf), KEYS["sampler"])
-    return None if _sampler_path(value) is not None else value
+    if isinstance(value, str):
+        return None if value in SAMPLERS else sampler_class(value)
+    return value
 
 
 def _check_sampler(value: object) -> None:

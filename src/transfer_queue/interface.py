@@ -12,9 +12,9 @@ import msgspec
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config import Settings, merge, process_environment, sampler_object
+from transfer_queue.config import Settings, address, merge, process_environment, sampler_object
 from transfer_queue.current import CURRENT, current_client
-from transfer_queue.errors import NotBuiltError, NotInitializedError
+from transfer_queue.errors import InvalidArgumentError, NotBuiltError, NotInitializedError
 from transfer_queue.kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
@@ -79,6 +79,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
             if CURRENT.system.alive():
+                _check_name(conf, CURRENT.system)
                 _TQ_CONTROLLER = CURRENT.system
                 return conf
             _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
@@ -87,6 +88,8 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
         found = find(settings.name)
         if found is None:
             settings.refuse_unbuilt()
+            if settings.name is None and address() is not None:
+                _logger.warning("TQ_ADDRESS names %s, where no system runs; init starts one by name", address())
             merged = merge(conf)
             found = start_local(
                 settings.name,
@@ -102,6 +105,17 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
             return conf
         OmegaConf.update(merged, "system.folder", str(found.folder), force_add=True)
         return merged
+
+
+def _check_name(conf: object, system: RunningSystem) -> None:
+    """Refuses a conf that names another system than the one this process is attached to."""
+    section = conf.get("system") if isinstance(conf, Mapping) else None
+    wanted = section.get("name") if isinstance(section, Mapping) else None
+    if wanted is not None and wanted != system.name:
+        raise InvalidArgumentError(
+            f"system.name is {wanted!r}, but this process is attached to the system {system.name!r}; "
+            f"call close() first, since a process has one system at a time"
+        )
 
 
 def close() -> None:

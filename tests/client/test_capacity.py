@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from simulated import Start, failure, numbers, table
+from transfer_queue.client.transfers import FREEING_SECONDS
 from transfer_queue.errors import CapacityError
 from transfer_queue.testing import Client, Cluster
 
@@ -103,12 +104,13 @@ class TestBytes:
     def cluster(self, start: Start) -> Cluster:
         return start(seed=5, arena_bytes=4 * MIB)
 
-    def test_refused_at_once(self, a: Client, cluster: Cluster) -> None:
+    def test_refused_soon(self, a: Client, cluster: Cluster) -> None:
+        """Only the news that space is free is waited for."""
         a.put(mib(3), partition_id="p")
         leased = cluster.unit.table.leased
-        error = failure(cluster, a, a.operations.put(mib(2), partition_id="q"))
-        assert isinstance(error, CapacityError)
-        assert "capacity" in str(error)
+        with pytest.raises(CapacityError, match="capacity"):
+            a.put(mib(2), partition_id="q")
+        assert cluster.clock.now == FREEING_SECONDS
         assert (a.get_partition_list(), cluster.unit.table.leased) == (["p"], leased)
 
     def test_never_fits(self, a: Client, cluster: Cluster) -> None:

@@ -303,3 +303,49 @@ def test_a_full_arena_is_an_error_that_leaves_nothing() -> None:
         assert tq.kv_batch_get("b", "p")["x"].values().sum().item() == 700_000
     finally:
         tq.close()
+
+
+def test_a_sampler_by_import_path_beside_the_script(tmp_path: Path) -> None:
+    """The controller finds what the script could import."""
+    (tmp_path / "mine.py").write_text(
+        "from transfer_queue import BaseSampler\n"
+        "class Last(BaseSampler):\n"
+        "    def sample(self, ready_indexes, batch_size, *args, **kwargs):\n"
+        "        return list(ready_indexes)[-batch_size:], list(ready_indexes)[-batch_size:]\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import torch, transfer_queue as tq\n"
+        "from tensordict import TensorDict\n"
+        "tq.init({'system': {'name': 'pathed'}, 'controller': {'sampler': 'mine:Last'}})\n"
+        "client = tq.get_client()\n"
+        "client.put(TensorDict({'x': torch.arange(4)}, batch_size=[4]), partition_id='p')\n"
+        "print(client.get_meta(['x'], 2, 'p', task_name='t').global_indexes)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.stdout.strip() == "[2, 3]", done.stderr
+
+
+def test_init_for_another_system_while_attached() -> None:
+    tq.init({"system": {"name": "first"}})
+    try:
+        with pytest.raises(tq.InvalidArgumentError, match=r"'second'.*'first'"):
+            tq.init({"system": {"name": "second"}})
+        assert tq.init({"system": {"name": "first"}}) == {"system": {"name": "first"}}
+    finally:
+        tq.close()
+
+
+def test_a_put_after_a_clear_finds_the_room() -> None:
+    """What was cleared is on its way to be free."""
+    tq.close()
+    tq.init({"system": {"name": "turning"}, "backend": {"SimpleStorage": {"arena_bytes": 2 * 2**20}}})
+    try:
+        client = tq.get_client()
+        for i in range(40):
+            tq.kv_put("a", f"p{i}", {"x": torch.full((300_000,), float(i))})  # 1.15 MiB
+            client.clear_partition(f"p{i}")
+    finally:
+        tq.close()

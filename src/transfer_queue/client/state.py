@@ -129,11 +129,11 @@ class ClientState:
                 return False
         return True
 
-    def hand_back(self) -> Generator[Call, AnyReply, bool]:
-        """Hands back every extent in which no block is being written; whether there was any."""
+    def hand_back(self) -> Generator[Call, AnyReply, None]:
+        """Hands back every extent in which no block is being written."""
         space = self.space
         space.drain()
-        returned = yield from space.give_back()
+        yield from space.give_back()
         closes = space.closes()
         if closes:
             try:
@@ -141,7 +141,6 @@ class ClientState:
             except BaseException:
                 space.keep(closes)
                 raise
-        return bool(returned or closes)
 
     def leave(self) -> Generator[Call, AnyReply, None]:
         """Hands every leased extent back: the last thing that a client says."""

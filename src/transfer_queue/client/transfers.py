@@ -99,15 +99,16 @@ class Transfers:
         return _published(reply)
 
     def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
-        """Space for a block. Where there is none, this client first hands back what it has leased and not filled."""
+        """Space for a block. Where there is none, this client first hands back what it has leased and not filled.
+
+        It then waits FREEING_SECONDS in any case: what was cleared just before is on its way to be free.
+        """
         space = self._state.space
         try:
             return (yield from space.reserve(nbytes))
         except CapacityError:
-            handed = yield from self._state.hand_back()
-            if not handed and not wait:
-                raise
-        return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS if handed else 0.0)))
+            yield from self._state.hand_back()
+        return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS)))
 
     def _abandon(self, reserved: Reserved) -> Operation[None]:
         """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""
