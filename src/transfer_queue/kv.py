@@ -27,7 +27,7 @@ def kv_put(
 
     fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
     tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-    timeout: seconds to wait for space; None fails at once.
+    timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
     Raises:
         InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
@@ -50,7 +50,7 @@ async def async_kv_put(
 
     fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
     tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-    timeout: seconds to wait for space; None fails at once.
+    timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
     Raises:
         InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
@@ -75,7 +75,7 @@ def kv_batch_put(
 
     fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
     an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-    sample it is. timeout: seconds to wait for space; None fails at once.
+    sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
     Returns:
         Keys, merged tags, and the fields that every one of these keys has after the put.
@@ -104,7 +104,7 @@ async def async_kv_batch_put(
 
     fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
     an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-    sample it is. timeout: seconds to wait for space; None fails at once.
+    sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
     Returns:
         Keys, merged tags, and the fields that every one of these keys has after the put.

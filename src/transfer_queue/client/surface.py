@@ -210,7 +210,8 @@ class Surface(ABC):
 
         data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
         the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is. timeout: seconds to wait for space; None fails at once.
+        group_ids: one a row, the prompt whose sample it is.
+        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
             The metadata given, with the fields added, or that of the new samples.
@@ -240,7 +241,8 @@ class Surface(ABC):
 
         data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
         the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is. timeout: seconds to wait for space; None fails at once.
+        group_ids: one a row, the prompt whose sample it is.
+        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
             The metadata given, with the fields added, or that of the new samples.
@@ -495,7 +497,7 @@ class Surface(ABC):
 
         fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
         tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-        timeout: seconds to wait for space; None fails at once.
+        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Raises:
             InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
@@ -520,7 +522,7 @@ class Surface(ABC):
 
         fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
         tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-        timeout: seconds to wait for space; None fails at once.
+        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Raises:
             InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
@@ -545,7 +547,7 @@ class Surface(ABC):
 
         fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
         an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-        sample it is. timeout: seconds to wait for space; None fails at once.
+        sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
             Keys, merged tags, and the fields that every one of these keys has after the put.
@@ -576,7 +578,7 @@ class Surface(ABC):
 
         fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
         an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-        sample it is. timeout: seconds to wait for space; None fails at once.
+        sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
             Keys, merged tags, and the fields that every one of these keys has after the put.
