@@ -485,3 +485,14 @@ def _until(cluster: Cluster, operation: Any, kind: type) -> None:
         [effect] = cluster.unit.handle("a", 10**6, number, call.request, 0.0)
         assert isinstance(effect, Answer)
         call = operation.send(effect.reply)
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 3, {}])
+def test_what_is_no_metadata(a: Client, wrong: Any) -> None:
+    calls: list[Any] = [a.get_data, a.clear_samples, a.set_custom_meta, a.kv_batch_get_by_meta]
+    for call in calls:
+        with pytest.raises(InvalidArgumentError, match="BatchMeta"):
+            call(wrong)
+    if wrong is not None:
+        with pytest.raises(InvalidArgumentError, match="BatchMeta"):
+            a.put(numbers(1), wrong)

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.objects import encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
 
@@ -138,3 +139,11 @@ def plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
 def shown(keys: list[str]) -> str:
     """Keys for a message, not too many of them."""
     return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"
+
+
+def batch_meta(value: object) -> None:
+    """Refuses what is no metadata of samples."""
+    if not isinstance(value, BatchMeta):
+        raise InvalidArgumentError(
+            f"metadata must be a BatchMeta, as get_meta and put return it, not a {type(value).__name__}"
+        )

@@ -205,6 +205,8 @@ class Operations(Transfers):
             exception: metadata of several partitions is published partition by partition, and what the controller
             refuses in one leaves what it took for those before it.
         """
+        if metadata is not None:
+            arguments.batch_meta(metadata)
         yield from self._state.learn()
         rows = len(metadata) if metadata is not None else arguments.rows_of(data)
         if metadata is None and partition_id is None:
@@ -251,6 +253,7 @@ class Operations(Transfers):
         Raises:
             StorageKeyNotFoundError: a sample was cleared, or lacks a field.
         """
+        arguments.batch_meta(metadata)
         yield from self._state.learn()
         if not len(metadata):
             return TensorDict({}, batch_size=0)
@@ -270,6 +273,7 @@ class Operations(Transfers):
 
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
         """Replaces the tag of each of these samples by the metadata's custom_meta."""
+        arguments.batch_meta(metadata)
         yield from self._state.learn()
         tags = self._tags(metadata.get_all_custom_meta())
         for name, positions in metadata._split_by_partition():
@@ -282,6 +286,7 @@ class Operations(Transfers):
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
         """Drops these samples with their values, keys and tags; those that are gone already are fine."""
+        arguments.batch_meta(metadata)
         for name, positions in metadata._split_by_partition():
             yield from self._ask(ClearRows(name, metadata._rows()[positions].tobytes()), Done, timeout)
 
@@ -509,6 +514,8 @@ class Operations(Transfers):
         Raises:
             InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
         """
+        if not isinstance(meta, KVBatchMeta):
+            raise InvalidArgumentError(f"meta must be a KVBatchMeta, as a put returns it, not a {type(meta).__name__}")
         if meta.partition_id is None:
             raise InvalidArgumentError("the KVBatchMeta has no partition_id; a put returns one that has")
         there = meta.fields
