@@ -17,7 +17,7 @@ from transfer_queue.client.operations import Operations
 from transfer_queue.client.surface import Surface
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATIONS = [name for name in vars(Operations) if not name.startswith("_")]
+OPERATIONS = [name for name, _ in inspect.getmembers(Operations, inspect.isfunction) if not name.startswith("_")]
 KV = ["kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear"]
 OF_THE_CONTRACT = [
     "get_meta", "put", "get_data", "set_custom_meta", "clear_samples", "clear_partition", "get_production_status",

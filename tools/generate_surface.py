@@ -1,4 +1,4 @@
-"""Writes the blocking and awaitable surfaces out of `client/operations.py`.
+"""Writes the blocking and awaitable surfaces out of `client/operations.py` and `client/kv_operations.py`.
 
     python tools/generate_surface.py           writes them
     python tools/generate_surface.py --check   exit 1 where they are not what it would write
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-SOURCE = PACKAGE / "client" / "operations.py"
+SOURCES = (PACKAGE / "client" / "operations.py", PACKAGE / "client" / "kv_operations.py")
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 
-CLIENT_HEAD = '''"""TransferQueueClient's methods. Made by tools/generate_surface.py out of client/operations.py."""
+CLIENT_HEAD = '''"""TransferQueueClient's methods. Made by tools/generate_surface.py out of the client's operations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.arguments import Columns
-from transfer_queue.client.operations import DataParser, Operations, Readiness, Tags
+from transfer_queue.client.arguments import Columns, DataParser, Tags
+from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
@@ -56,7 +56,7 @@ class Surface(ABC):
         """Runs an operation in this event loop."""
 '''
 
-KV_HEAD = '''"""The KV functions of the package. Made by tools/generate_surface.py out of client/operations.py."""
+KV_HEAD = '''"""The KV functions of the package. Made by tools/generate_surface.py out of client/kv_operations.py."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from transfer_queue.client.arguments import Columns
-from transfer_queue.client.operations import DataParser, Tags
+from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.current import current_client
 from transfer_queue.metadata import KVBatchMeta
 '''
 
 
 def operations() -> list[ast.FunctionDef]:
-    """The public operations, in the order of the source."""
-    tree = ast.parse(SOURCE.read_text())
-    owner = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Operations")
-    return [node for node in owner.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    """The public operations, in the order of the sources."""
+    classes = [node for path in SOURCES for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    owners = [node for node in classes if node.name.endswith("Operations")]
+    found = [node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef)]
+    return [node for node in found if not node.name.startswith("_")]
 
 
 def _result(function: ast.FunctionDef) -> str:

@@ -1,4 +1,4 @@
-"""The KV functions of the package. Made by tools/generate_surface.py out of client/operations.py."""
+"""The KV functions of the package. Made by tools/generate_surface.py out of client/kv_operations.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from transfer_queue.client.arguments import Columns
-from transfer_queue.client.operations import DataParser, Tags
+from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.current import current_client
 from transfer_queue.metadata import KVBatchMeta
 

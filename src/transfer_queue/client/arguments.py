@@ -6,7 +6,7 @@ Each function raises InvalidArgumentError, saying what was wanted and what was t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from transfer_queue.wire.objects import encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
 
 Columns = TensorDictBase | Mapping[str, Any]
+DataParser = Callable[[dict[str, Any]], dict[str, Any]]
+Tags = Sequence[Mapping[str, Any]]
 
 
 def _listed(values: Any, what: str) -> list[Any]:

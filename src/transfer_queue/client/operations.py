@@ -1,8 +1,8 @@
 """What a client can do: each operation once, as a generator of calls.
 
 `tools/generate_surface.py` makes the blocking and the awaitable methods of `TransferQueueClient`, and the KV
-functions of the package, out of the signatures and docstrings here. An operation yields `Call`s and is sent the
-replies (`net/blocking.py`, `net/asynchronous.py`, `testing/`).
+functions of the package, out of the signatures and docstrings here and in `kv_operations.py`. An operation yields
+`Call`s and is sent the replies (`net/blocking.py`, `net/asynchronous.py`, `testing/`).
 
 Every operation takes `timeout=`; what it means stands at `TransferQueueClient`. In fetches and puts it is how long
 they wait, and their docstrings say what they do without one.
@@ -10,7 +10,7 @@ they wait, and their docstrings say what they do without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client import arguments, replies
-from transfer_queue.client.arguments import Columns
+from transfer_queue.client.arguments import DataParser
+from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lookups import joined
-from transfer_queue.client.transfers import Operation, Transfers
+from transfer_queue.client.transfers import Operation
 from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
     InvalidArgumentError,
@@ -28,39 +29,29 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import (
-    AnyRequest,
     CheckConsumption,
     CheckProduction,
     Claim,
     ClaimReply,
-    ClearKeys,
     ClearPartition,
     ClearRows,
     ConsumptionStatus,
     CreatePartition,
     Done,
     Explain,
-    ListKeys,
     ListPartitions,
     Lookup,
     LookupReply,
     ProductionStatus,
     Reserve,
     ResetConsumption,
-    RetrieveKeys,
-    RetrieveMeta,
     Seal,
     Show,
     Status,
     StatusReply,
     SystemStatus,
 )
-from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.wire.encode import EncodedBlock, encode_columns, encode_row
-from transfer_queue.wire.parser import checked_parser_result, parser_columns
-
-DataParser = Callable[[dict[str, Any]], dict[str, Any]]
-Tags = Sequence[Mapping[str, Any]]
+from transfer_queue.metadata import BatchMeta
 
 LEAST_WAIT = 0.001  # seconds: a fetch that may wait for none ends like one that waited, and says what is missing
 
@@ -72,7 +63,7 @@ class Readiness(NamedTuple):
     version: int
 
 
-class Operations(Transfers):
+class Operations(KVOperations):
     """The operations of one client, over its state."""
 
     # ------------------------------------------------------------ metadata interface
@@ -373,177 +364,6 @@ class Operations(Transfers):
         """Progress of every partition by field and task, and the controller's counters."""
         return (yield from self._ask(Status(), SystemStatus, timeout))
 
-    # ------------------------------------------------------------ keys
-
-    def kv_retrieve_meta(
-        self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
-    ) -> Operation[BatchMeta]:
-        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
-
-        Unknown keys are left out, or made (create=True).
-        """
-        wanted = arguments.keys(keys)
-        request: AnyRequest = RetrieveMeta(partition_id, wanted)
-        if create:
-            request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
-        return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
-
-    def kv_retrieve_keys(
-        self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
-    ) -> Operation[list[str | None]]:
-        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
-        rows = np.atleast_1d(np.asarray(global_indexes, dtype="<i8"))
-        return list((yield from self._ask(RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
-
-    def kv_put(
-        self,
-        key: str,
-        partition_id: str,
-        fields: Columns | None = None,
-        tag: Mapping[str, Any] | None = None,
-        data_parser: DataParser | None = None,
-        *,
-        group_id: str | int | None = None,
-        timeout: float | None = None,
-    ) -> Operation[KVBatchMeta]:
-        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
-
-        fields: a dict (a tensor is the sample's row, anything else an object) or a TensorDict of batch size 1.
-        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
-
-        Raises:
-            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
-            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
-        """
-        yield from self._state.learn()
-        if not isinstance(key, str):
-            raise InvalidArgumentError(f"key must be a str, not a {type(key).__name__}")
-        encoded = None
-        if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(self._parsed(arguments.one_row(fields), 1, data_parser), 1)
-        elif fields is not None:
-            if not isinstance(fields, Mapping):
-                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
-            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
-        groups = None if group_id is None else [str(group_id)]
-        tags = None if tag is None else [tag]
-        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, timeout))
-
-    def kv_batch_put(
-        self,
-        keys: Sequence[str] | str,
-        partition_id: str,
-        fields: Columns | None = None,
-        tags: Tags | None = None,
-        data_parser: DataParser | None = None,
-        *,
-        group_ids: Sequence[str | int] | None = None,
-        timeout: float | None = None,
-    ) -> Operation[KVBatchMeta]:
-        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
-
-        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
-        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-        sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
-
-        Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put.
-
-        Raises:
-            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
-            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
-        """
-        yield from self._state.learn()
-        names = arguments.keys(keys)
-        encoded = None
-        if fields is not None:
-            encoded = self._encode(self._parsed(fields, len(names), data_parser), len(names))
-        groups = arguments.groups(group_ids, len(names))
-        return (yield from self._put_keys(names, partition_id, encoded, tags, groups, timeout))
-
-    def kv_batch_get(
-        self,
-        keys: Sequence[str] | str,
-        partition_id: str,
-        select_fields: Sequence[str] | str | None = None,
-        *,
-        layout: str = "jagged",
-        timeout: float | None = None,
-    ) -> Operation[TensorDict]:
-        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
-
-        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout: see `get_data`.
-
-        Raises:
-            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
-        """
-        yield from self._state.learn()
-        wanted = arguments.keys(keys)
-        fields = None if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
-        request = Lookup(partition_id, None, wanted, fields)
-
-        def look() -> Operation[LookupReply]:
-            reply = yield from self._ask(request, LookupReply, timeout)
-            if not reply.count:
-                raise InvalidArgumentError(
-                    f"keys {arguments.shown(wanted)} were not found in partition {partition_id!r}; kv_list() shows "
-                    f"what is there"
-                )
-            if reply.count > 0 and not reply.types:
-                raise InvalidArgumentError(
-                    f"keys {arguments.shown(wanted)} of partition {partition_id!r} are not ready: they share no field "
-                    f"yet; client.explain(partition_id, key=...) says what each of them has"
-                )
-            return reply
-
-        return (yield from self._read(look, layout))
-
-    def kv_batch_get_by_meta(
-        self,
-        meta: KVBatchMeta,
-        select_fields: Sequence[str] | str | None = None,
-        *,
-        layout: str = "jagged",
-        timeout: float | None = None,
-    ) -> Operation[TensorDict]:
-        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
-
-        Raises:
-            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
-        """
-        if not isinstance(meta, KVBatchMeta):
-            raise InvalidArgumentError(f"meta must be a KVBatchMeta, as a put returns it, not a {type(meta).__name__}")
-        if meta.partition_id is None:
-            raise InvalidArgumentError("the KVBatchMeta has no partition_id; a put returns one that has")
-        there = meta.fields
-        fields = (
-            list(there or []) if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
-        )
-        absent = [name for name in fields if name not in (there or [])]
-        if there is None or absent:
-            raise InvalidArgumentError(
-                f"select_fields {absent or fields} not found in the KVBatchMeta, whose fields are {there}"
-            )
-        return (yield from self.kv_batch_get(meta.keys, meta.partition_id, fields, layout=layout, timeout=timeout))
-
-    def kv_list(
-        self, partition_id: str | None = None, *, timeout: float | None = None
-    ) -> Operation[dict[str, dict[str, dict[str, Any]]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
-        yield from self._state.learn()
-        listed = (yield from self._ask(ListKeys(partition_id), Done, timeout)).value
-        allow = self._state.settings.allow_pickle
-        return {name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()}
-
-    def kv_clear(
-        self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
-    ) -> Operation[None]:
-        """Drops the samples of these keys; unknown keys and partitions are fine."""
-        yield from self._ask(ClearKeys(partition_id, arguments.keys(keys)), Done, timeout)
-
     # ------------------------------------------------------------ checkpoints
 
     def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> Operation[None]:
@@ -585,48 +405,6 @@ class Operations(Transfers):
         if not isinstance(task, str):
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since)
-
-    def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
-        if data_parser is None:
-            return data
-        before = parser_columns(data, rows)
-        return checked_parser_result(before, data_parser(dict(before)), rows)
-
-    def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
-        return encode_columns(columns, rows, allow_pickle=self._state.settings.allow_pickle)
-
-    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
-        if tags is None:
-            return None
-        return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
-
-    def _meta(self, partition_id: str, reply: ClaimReply) -> BatchMeta:
-        return replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
-
-    def _put_keys(
-        self,
-        keys: list[str],
-        partition_id: str,
-        encoded: EncodedBlock | None,
-        tags: Tags | None,
-        groups: list[str] | None,
-        timeout: float | None,
-    ) -> Operation[KVBatchMeta]:
-        if tags is not None and len(tags) != len(keys):
-            raise InvalidArgumentError(f"{len(tags)} tags for {len(keys)} keys: one dict a key is needed")
-        if (encoded is None or not encoded.schema) and tags is None:
-            raise InvalidArgumentError("a put needs fields or tags; it has neither")
-        if not keys:
-            return KVBatchMeta(partition_id=partition_id, fields=[])
-        reply = yield from self._publish(
-            encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
-            tags=self._tags(tags), groups=groups, pre_allocate=pre_alloc_sample_num(),
-        )  # fmt: skip
-        merged = replies.tags(reply.tags, self._state.settings.allow_pickle)
-        return KVBatchMeta(
-            keys=keys, tags=[{} for _ in keys] if merged is None else merged, partition_id=partition_id,
-            fields=reply.fields,
-        )  # fmt: skip
 
 
 def _not_built() -> NotBuiltError:

@@ -1,4 +1,4 @@
-"""TransferQueueClient's methods. Made by tools/generate_surface.py out of client/operations.py."""
+"""TransferQueueClient's methods. Made by tools/generate_surface.py out of the client's operations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.arguments import Columns
-from transfer_queue.client.operations import DataParser, Operations, Readiness, Tags
+from transfer_queue.client.arguments import Columns, DataParser, Tags
+from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
@@ -452,6 +452,38 @@ class Surface(ABC):
         """Progress of every partition by field and task, and the controller's counters."""
         return await self._run_async(self._operations.status(timeout=timeout))
 
+    def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.save_controller_checkpoint(path, timeout=timeout))
+
+    async def async_save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.save_controller_checkpoint(path, timeout=timeout))
+
+    def load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.load_controller_checkpoint(path, timeout=timeout))
+
+    async def async_load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.load_controller_checkpoint(path, timeout=timeout))
+
+    def save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    async def async_save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    def load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return self._run(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    async def async_load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
+        """Of a later release: raises NotBuiltError."""
+        return await self._run_async(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
     ) -> BatchMeta:
@@ -689,35 +721,3 @@ class Surface(ABC):
     ) -> None:
         """Drops the samples of these keys; unknown keys and partitions are fine."""
         return await self._run_async(self._operations.kv_clear(keys, partition_id, timeout=timeout))
-
-    def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.save_controller_checkpoint(path, timeout=timeout))
-
-    async def async_save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.save_controller_checkpoint(path, timeout=timeout))
-
-    def load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.load_controller_checkpoint(path, timeout=timeout))
-
-    async def async_load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.load_controller_checkpoint(path, timeout=timeout))
-
-    def save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
-    async def async_save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
-    def load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
-    async def async_load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))

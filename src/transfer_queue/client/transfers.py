@@ -7,12 +7,13 @@ lookup names, then makes sure that it was still there. What `transfer_queue.clie
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tensordict import TensorDict
 
-from transfer_queue.client import arguments
+from transfer_queue.client import arguments, replies
+from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import (
@@ -25,10 +26,21 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import AnyReply, AnyRequest, ListKeys, LookupReply, NewBlock, Publish, PublishReply
+from transfer_queue.messages import (
+    AnyReply,
+    AnyRequest,
+    ClaimReply,
+    ListKeys,
+    LookupReply,
+    NewBlock,
+    Publish,
+    PublishReply,
+)
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
-from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.gather import gather
+from transfer_queue.wire.parser import checked_parser_result, parser_columns
 
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
@@ -135,6 +147,23 @@ class Transfers:
         raise StorageKeyNotFoundError(
             f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
         )
+
+    def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
+        if data_parser is None:
+            return data
+        before = parser_columns(data, rows)
+        return checked_parser_result(before, data_parser(dict(before)), rows)
+
+    def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
+        return encode_columns(columns, rows, allow_pickle=self._state.settings.allow_pickle)
+
+    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+        if tags is None:
+            return None
+        return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
+
+    def _meta(self, partition_id: str, reply: ClaimReply) -> BatchMeta:
+        return replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
 
 
 def _published(reply: AnyReply) -> PublishReply:
