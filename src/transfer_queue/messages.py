@@ -435,20 +435,25 @@ class StatusReply(Reply, frozen=True):
 
 
 class FieldProgress(Message, frozen=True):
-    """A field of a partition: how many live rows have it, and its type in words."""
+    """A field of a partition: how many live rows have it, its type in words, and how many rows have had it so far."""
 
     name: str
     produced: int
     type: str
+    produced_ever: int = 0
 
 
 class TaskProgress(Message, frozen=True):
-    """A task of a partition: rows consumed, claims waiting and for how long the longest has."""
+    """A task of a partition: live rows consumed, claims waiting and for how long the longest has.
+
+    consumed_ever: rows consumed so far, those cleared since included; rows consumed anew count anew.
+    """
 
     name: str
     consumed: int
     waiting: int
     longest_wait: float
+    consumed_ever: int = 0
 
 
 class PartitionProgress(Message, frozen=True):

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from transfer_queue.cli.status import table
+from transfer_queue.cli.table import table
 from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
 
 NAME = "cli"

@@ -1,58 +1,68 @@
-"""`tq status`: partitions by field and task."""
+"""`tq status`: partitions by field and task, once or over and over."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
+import math
+from typing import TYPE_CHECKING, Any
 
+from transfer_queue.cli import table
 from transfer_queue.cli.common import Commands, add_name, found
-from transfer_queue.messages import PartitionProgress, SystemStatus
+
+if TYPE_CHECKING:
+    from transfer_queue.messages import SystemStatus
+    from transfer_queue.node.launcher import RunningSystem
+
+EVERY = 2.0  # seconds between two looks of --watch
+LEAST = 0.1
 
 
 def add(commands: Commands) -> None:
     """Its words."""
     command = commands.add_parser("status", help="partitions by field and task, and where the logs are")
+    command.add_argument(
+        "--watch", nargs="?", type=_seconds, const=EVERY, metavar="SECONDS",
+        help=f"look again every so often (every {EVERY:g} s), with rates, until Ctrl-C; exit 1 when the system ends",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="one JSON document; with --watch one a line")
     add_name(command)
     command.set_defaults(run=run)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds >= {LEAST}")
+    return seconds
+
+
 def run(options: argparse.Namespace) -> int:
-    """Shows the system once."""
+    """Shows the system once, or until it ends."""
+    if options.watch is not None:
+        from transfer_queue.cli.watch import watch
+
+        return watch(options.name, options.watch, options.json)
     from transfer_queue.client import TransferQueueClient
 
     system = found(options.name)
     with TransferQueueClient(system) as client:
-        print(table(client.status()))
-    print(f"\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        status = client.status()
+    if options.json:
+        print(as_line(system, status))
+    else:
+        print(f"{table.table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
     return 0
 
 
-def table(status: SystemStatus) -> str:
-    """All partitions as text, one line a field and a task."""
-    if not status.partitions:
-        return "no partitions"
-    return "\n\n".join("\n".join(_lines(partition)) for partition in status.partitions)
-
-
-NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
-    lambda p: f"{p.rows} samples",
-    lambda p: f"{p.nbytes / 2**20:.1f} MiB",
-    lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
-    lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
-    lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
-    lambda p: "sealed" if p.sealed else None,
-)
-"""What stands beside a partition's name, in this order; None: there is nothing to say of it."""
-
-
-def _lines(partition: PartitionProgress) -> list[str]:
-    notes = [words for words in (note(partition) for note in NOTES) if words]
-    lines = [f"{partition.name}: {', '.join(notes)}"]
-    names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
-    width = max(map(len, names), default=0)
-    for field in partition.fields:
-        lines.append(f"  field {field.name:<{width}}  produced {field.produced:>9}/{partition.rows}  {field.type}")
-    for task in partition.tasks:
-        waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
-        lines.append(f"  task  {task.name:<{width}}  consumed {task.consumed:>9}/{partition.rows}{waits}")
-    return lines
+def as_line(system: RunningSystem, status: SystemStatus, **more: Any) -> str:
+    """One line of JSON: the system, and all that `status` says. more: the rates."""
+    its = system.description
+    about = {
+        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
+        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
+    }  # fmt: skip
+    return json.dumps({"system": about, **table.document(status, **more)})

@@ -13,16 +13,17 @@ MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ 
 
 
 class Field:
-    """live: rows that have a value. The rest is forgotten when live falls to 0.
+    """live: rows that have a value. ever: rows that have got one so far. The rest is forgotten when live falls to 0.
 
     shape: row shape of the first value. differs: bit d set once rows differed in dimension d.
     """
 
-    __slots__ = ("differs", "dtype", "kind", "live", "mixed_rank", "name", "ndim", "shape")
+    __slots__ = ("differs", "dtype", "ever", "kind", "live", "mixed_rank", "name", "ndim", "shape")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.live = 0
+        self.ever = 0
         self.forget()
 
     def forget(self) -> None:
@@ -78,7 +79,7 @@ class Field:
 
     def state(self) -> tuple[object, ...]:
         """For comparison after replay."""
-        return (self.live, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
+        return (self.live, self.ever, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
 
 
 def _words(kind: str, dtype: str) -> str:

@@ -25,6 +25,7 @@ class Partition:
     """keys: key -> position, in order of creation. fields: by name. dealt: task -> its dealt batches.
 
     waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
+    consumed_ever: task -> rows consumed so far.
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
@@ -53,6 +54,7 @@ class Partition:
         self.keys: dict[str, int] = {}
         self.waiting: list[int] = []
         self.tasks: dict[str, int] = {}
+        self.consumed_ever: dict[str, int] = {}
         self.dealt: dict[str, DealtBatches] = {}
         self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
         self.version = 0
@@ -206,6 +208,7 @@ class Partition:
                 if held:
                     released.append(old)
                 field.live += len(old) - held
+                field.ever += len(old) - held
                 column[at] = number
                 slot[at] = slots[where]
         if released:
@@ -254,6 +257,7 @@ class Partition:
             fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
             column[fresh] = 1
             self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
+            self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
             for ready in self.ready.values():
                 if ready.task == task:
                     ready.update(key, chunk, fresh, self.groups)
@@ -362,6 +366,7 @@ class Partition:
             "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
             "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
             "tasks": dict(self.tasks),
+            "consumed_ever": dict(self.consumed_ever),
             "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},
             "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
             "nbytes": self.nbytes,

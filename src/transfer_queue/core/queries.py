@@ -240,8 +240,9 @@ def _progress(state: State, partition: Partition, now: float) -> PartitionProgre
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
         longest = max((now - w.since for w in waiting), default=0.0)
-        tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest))
-    fields = [FieldProgress(name, f.live, f.words()) for name, f in partition.fields.items()]
+        ever = partition.consumed_ever.get(task, 0)
+        tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest, ever))
+    fields = [FieldProgress(name, f.live, f.words(), f.ever) for name, f in partition.fields.items()]
     orphaned = partition.groups.orphaned(partition.sealed)
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,

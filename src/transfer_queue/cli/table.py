@@ -1,0 +1,97 @@
+"""A system's progress as text for people and as JSON for scripts, and its rates between two looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from transfer_queue.messages import PartitionProgress, SystemStatus
+
+Rates = dict[tuple[str, str, str], float]
+"""(partition, "field" or "task", its name) -> rows a second produced or consumed."""
+
+NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
+    lambda p: f"{p.rows} samples",
+    lambda p: f"{p.nbytes / 2**20:.1f} MiB",
+    lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
+    lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
+    lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
+    lambda p: "sealed" if p.sealed else None,
+)
+"""What stands beside a partition's name, in this order; None: there is nothing to say of it."""
+
+
+def rates(before: SystemStatus, after: SystemStatus, seconds: float) -> Rates:
+    """Rows a second between two looks, `seconds` apart, of everything that the later one knows.
+
+    They come of what was counted so far: clears do not lower them. What is new since the first look began at zero,
+    and so did a partition that was dropped and made again.
+    """
+    old, new = _counts(before), _counts(after)
+    grown = {key: count - old.get(key, 0) for key, count in new.items()}
+    return {key: (new[key] if growth < 0 else growth) / seconds for key, growth in grown.items()}
+
+
+def _counts(status: SystemStatus) -> dict[tuple[str, str, str], int]:
+    counts = {}
+    for partition in status.partitions:
+        for field in partition.fields:
+            counts[partition.name, "field", field.name] = field.produced_ever
+        for task in partition.tasks:
+            counts[partition.name, "task", task.name] = task.consumed_ever
+    return counts
+
+
+def table(status: SystemStatus, speeds: Rates | None = None) -> str:
+    """All partitions as text, one line a field and a task, with rates where there are some."""
+    if not status.partitions:
+        return "no partitions"
+    return "\n\n".join("\n".join(_lines(partition, speeds or {})) for partition in status.partitions)
+
+
+def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
+    notes = [words for words in (note(partition) for note in NOTES) if words]
+    lines = [f"{shown(partition.name)}: {', '.join(notes)}"]
+    names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
+    width = max((len(shown(name)) for name in names), default=0)
+    for field in partition.fields:
+        name, speed = f"{shown(field.name):<{width}}", _speed(speeds.get((partition.name, "field", field.name)))
+        lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}")
+    for task in partition.tasks:
+        name, speed = f"{shown(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
+        waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
+        lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{waits}")
+    return lines
+
+
+def _speed(speed: float | None) -> str:
+    return "" if speed is None else f"  {speed:>9.1f}/s"
+
+
+def shown(name: str) -> str:
+    """A name as it may be printed: one with control characters in it must not move the cursor."""
+    return name if name.isprintable() else repr(name)
+
+
+def document(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:
+    """The same as JSON values: every field of the messages by its name, and the rates, null where there are none."""
+    values: dict[str, Any] = _plain(status)
+    known = speeds or {}
+    for partition in values["partitions"]:
+        for field in partition["fields"]:
+            field["produced_per_second"] = known.get((partition["name"], "field", field["name"]))
+        for task in partition["tasks"]:
+            task["consumed_per_second"] = known.get((partition["name"], "task", task["name"]))
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):  # on the wire it is an array: names make it readable
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    return value
