@@ -21,7 +21,7 @@ SETTINGS = {"config", "utils"}
 BYTES = LOWEST | {"wire"}
 META = {"metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_samples", "field_columns", "tag_values"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "net"}
-CLIENT = BYTES | SETTINGS | META | {"storage", "net", "node"}
+CLIENT = BYTES | SETTINGS | META | {"storage", "net", "node", "conditions"}
 MAY_IMPORT = {
     "errors": set(),
     "messages": {"errors"},
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "storage": BYTES | SETTINGS,
     "net": BYTES | SETTINGS,
     "metrics": LOWEST,
+    "conditions": set(),
     "node": SERVERS | {"metrics"},
     "client": CLIENT,
     "current": CLIENT | {"client"},

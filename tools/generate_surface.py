@@ -33,6 +33,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
+from transfer_queue.conditions import ConsumedBy
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 

@@ -97,6 +97,7 @@ class BatchMeta:
         self._status = status  # int8 [size]; writable, and of this batch alone
         self._tags = tags
         self._extra_info = extra_info
+        self._holder: str | None = None  # the client that holds these rows, until it finishes them
         # Python forms of the columns above, made when asked for; they never travel
         self._index_list: list[int] | None = None
         self._size_lists: dict[str, list[torch.Size | None]] = {}
@@ -296,7 +297,7 @@ class BatchMeta:
 
     def _take(self, selection: Selection, fields: dict[str, FieldColumn] | None = None) -> BatchMeta:
         """The selected samples; with these fields, which fit them, or else with those of the batch."""
-        return type(self)._made(
+        cut = type(self)._made(
             # copies, for views of slices would keep the whole alive
             self._indexes[selection].copy() if isinstance(selection, slice) else self._indexes[selection],
             self._partitions.take(selection),
@@ -305,6 +306,8 @@ class BatchMeta:
             self._tags.take(selection),
             self._extra_info.copy(),
         )
+        cut._holder = self._holder
+        return cut
 
     # ------------------------------------------------------------ joining
 
@@ -516,14 +519,15 @@ class BatchMeta:
     def __getstate__(self) -> tuple[Any, ...]:
         partitions = (self._partitions.names, self._partitions.codes)
         fields = list(self._fields.values())
-        return packed(self._indexes), partitions, fields, self._status, self._tags, self._extra_info
+        return packed(self._indexes), partitions, fields, self._status, self._tags, self._extra_info, self._holder
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        indexes, partitions, fields, status, tags, extra_info = state
+        indexes, partitions, fields, status, tags, extra_info, holder = state
         if not status.flags.writeable:  # out-of-band buffers, as Ray uses them, come read-only
             status = status.copy()
         by_name = {field.name: field for field in fields}
         self._assign(unpacked(*indexes), PartitionColumn(*partitions), by_name, status, tags, extra_info)
+        self._holder = holder
 
 
 def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, size: int) -> npt.NDArray[np.int8]:

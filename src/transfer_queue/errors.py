@@ -18,6 +18,8 @@
     |-- UnknownPartitionError       (RuntimeError)                  a partition that does not exist
     |-- StorageKeyNotFoundError     (KeyError)                      a row or value that was cleared or never produced
     |-- CapacityError               (RuntimeError)                  no room for more rows or bytes
+    |   |-- StalenessError          (RuntimeError)                  new rows too far ahead of the policy
+    |   `-- DeadlockError           (RuntimeError)                  full, and all who could make room wait for rows
     |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended before what it waited for
     |-- SealedError                 (RuntimeError)                  a sealed partition takes no new rows
     |-- BatchGoneError              (RuntimeError)                  a dealt batch whose rows are cleared
@@ -104,6 +106,14 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
 
 class CapacityError(TransferQueueError, RuntimeError):
     """No room for more rows or bytes; the put left nothing."""
+
+
+class StalenessError(CapacityError):
+    """A partition with `max_staleness` takes no more new rows until the policy has advanced; nothing was put."""
+
+
+class DeadlockError(CapacityError):
+    """A put waits for space while everybody who could make space waits for rows; nothing was put."""
 
 
 class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):

@@ -113,13 +113,32 @@ class Topology(Request, frozen=True):
     """Asks for the units and the configuration of the system."""
 
 
+class PartitionOptions(Message, frozen=True):
+    """What a partition was made with; it never changes.
+
+    group_size: samples of each declared group. producers: how many seals seal it.
+    free_when: tasks; a row that all of them have finished is cleared. replicas: how many readers of each row of a
+    task must finish it. max_staleness, rows_per_version: admission of new rows (`core.admission`).
+    keep_rows, keep_bytes, keep_seconds: the oldest rows beyond these are dropped (`core.retention`).
+    """
+
+    group_size: int | None = None
+    producers: int = 1
+    free_when: list[str] = []
+    replicas: int = 1
+    max_staleness: int | None = None
+    rows_per_version: int | None = None
+    keep_rows: int | None = None
+    keep_bytes: int | None = None
+    keep_seconds: float | None = None
+
+
 class CreatePartition(Request, frozen=True):
     """Makes a partition; False if it exists. pre_allocate: rows reserved at once."""
 
     partition: str
     pre_allocate: int = 1
-    group_size: int | None = None
-    producers: int = 1
+    options: PartitionOptions = PartitionOptions()
 
 
 class Reserve(Request, frozen=True):
@@ -162,6 +181,7 @@ class Claim(Request, frozen=True):
     wait: seconds to stay parked; None answers at once. probe: deal nothing; answer when a claim like
     this could be met or never can (`ClaimReply.ended`). finite: a wholly consumed partition is an end.
     since: a probe is not answered, unless by the end, while the partition has this version.
+    hold: what the asking client was given before is not finished by this claim, only by `Finish`.
     """
 
     partition: str
@@ -173,6 +193,7 @@ class Claim(Request, frozen=True):
     probe: bool = False
     finite: bool = False
     since: int | None = None
+    hold: bool = False
 
 
 class Show(Request, frozen=True):
@@ -228,6 +249,51 @@ class ClearKeys(Request, frozen=True):
 
     partition: str
     keys: list[str]
+
+
+class Drop(Request, frozen=True):
+    """Clears samples for a reason, which is counted: rows (i8 global indexes), whole declared groups, or both."""
+
+    partition: str
+    reason: str
+    rows: bytes = b""
+    groups: list[str] = []
+
+
+class Finish(Request, frozen=True):
+    """The task is through with these rows (i8 global indexes), which client `holder` was given."""
+
+    partition: str
+    task: str
+    rows: bytes
+    holder: str
+
+
+class SetPolicyVersion(Request, frozen=True):
+    """The policy has reached this version, which never goes back."""
+
+    partition: str
+    version: int
+
+
+class Want(Request, frozen=True):
+    """A task wants so many whole groups to be there, or on their way, that it has not consumed."""
+
+    partition: str
+    task: str
+    groups: int
+
+
+class Wanted(Request, frozen=True):
+    """How many groups a task still misses; of these the asking producer takes `most` upon itself.
+
+    most: None takes none. wait: seconds to stay parked while none is missing; None answers at once.
+    """
+
+    partition: str
+    task: str
+    most: int | None = None
+    wait: float | None = None
 
 
 class ClearPartition(Request, frozen=True):
@@ -406,6 +472,8 @@ class ClaimReply(Reply, frozen=True):
     rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
     rows x ndim) for fields whose rows have differed. ended: nothing will ever come for this claim.
     version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
+    held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
+    warning: what the asking client's log should say once.
     """
 
     rows: bytes
@@ -415,6 +483,8 @@ class ClaimReply(Reply, frozen=True):
     shapes: dict[str, bytes] = {}
     ended: bool = False
     version: int = -1
+    held: bool = False
+    warning: str | None = None
 
 
 class LookupReply(Reply, frozen=True):
@@ -456,8 +526,20 @@ class TaskProgress(Message, frozen=True):
     consumed_ever: int = 0
 
 
+class PolicyProgress(Message, frozen=True):
+    """Admission to a partition: the policy's version, rows taken in, and how many may be by now (None: any)."""
+
+    version: int
+    admitted: int
+    limit: int | None
+
+
 class PartitionProgress(Message, frozen=True):
-    """One partition as `tq status` shows it."""
+    """One partition as `tq status` shows it.
+
+    dropped: reason -> samples. freed: rows cleared because the tasks of `free_when` have finished them.
+    wanted: task -> (groups wanted, groups missing). waiting_puts: puts and reservations that wait.
+    """
 
     name: str
     rows: int
@@ -468,6 +550,11 @@ class PartitionProgress(Message, frozen=True):
     fields: list[FieldProgress]
     tasks: list[TaskProgress]
     orphaned_groups: int = 0
+    dropped: dict[str, int] = {}
+    freed: int = 0
+    policy: PolicyProgress | None = None
+    wanted: dict[str, tuple[int, int]] = {}
+    waiting_puts: int = 0
 
 
 class SystemStatus(Reply, frozen=True):
@@ -526,7 +613,7 @@ AnyRequest = Union[
     Topology, CreatePartition, Reserve, Publish, Claim, Show, RetrieveMeta, RetrieveKeys, Lookup, ListKeys,
     ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
     CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
-    Lease, OpenSlot, Return, UnitStatus, Free,
+    Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -34,6 +34,7 @@ from transfer_queue.messages import (
     Lookup,
     LookupReply,
     NewBlock,
+    PartitionOptions,
     Publish,
     PublishReply,
     RegisterUnit,
@@ -278,7 +279,8 @@ class Harness:
         self.ask(ClearRows(partition, column(rows)))
 
     def create(self, partition: str = "p", **more: Any) -> bool:
-        done = self.ask(CreatePartition(partition, **{"pre_allocate": 0, **more}))
+        pre_allocate = more.pop("pre_allocate", 0)
+        done = self.ask(CreatePartition(partition, pre_allocate, PartitionOptions(**more)))
         assert isinstance(done, Done)
         return bool(done.value)
 

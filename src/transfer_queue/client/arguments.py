@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from transfer_queue.conditions import ConsumedBy
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import PartitionOptions
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.objects import encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
@@ -51,13 +53,53 @@ def keys(keys: Sequence[str] | str) -> list[str]:
 
 def count(batch_size: int | None) -> int:
     """A number of rows."""
+    return natural(batch_size, "batch_size")  # type: ignore[arg-type]
+
+
+def natural(value: int, what: str) -> int:
+    """A whole number that is not negative, and fits into the 63 bits that travel."""
     try:
-        count = int(batch_size.__index__())  # type: ignore[union-attr]
+        number = int(value.__index__())
     except (AttributeError, TypeError):
-        raise InvalidArgumentError(f"batch_size must be an int, not {batch_size!r}") from None
-    if count < 0:
-        raise InvalidArgumentError(f"batch_size must not be negative, and is {count}")
-    return count
+        raise InvalidArgumentError(f"{what} must be an int, not {value!r}") from None
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgumentError(f"{what} must not be negative, nor beyond 2**63, and is {number}")
+    return number
+
+
+def text(value: str, what: str) -> str:
+    """A str."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{what} must be a str, and is {value!r}")
+    return value
+
+
+def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
+    """The names of the tasks of `free_when`."""
+    if free_when is None:
+        return []
+    listed = list(free_when.tasks) if isinstance(free_when, ConsumedBy) else _listed(free_when, "free_when")
+    if not listed or not all(isinstance(task, str) for task in listed):
+        raise InvalidArgumentError(
+            f"free_when must name tasks, as consumed_by['update'] or a list of str, and is {free_when!r}"
+        )
+    return list(dict.fromkeys(listed))
+
+
+def partition_options(options: PartitionOptions) -> None:
+    """Refuses options that are no numbers; the controller checks their ranges."""
+    for name in ("group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes"):
+        value = getattr(options, name)
+        if value is not None:
+            natural(value, name)
+    seconds(options.keep_seconds)
+
+
+def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
+    """Group ids as str; None is none."""
+    if groups is None:
+        return []
+    return [str(group) for group in ([groups] if isinstance(groups, int) else _listed(groups, "groups"))]
 
 
 def seconds(timeout: float | None) -> float | None:

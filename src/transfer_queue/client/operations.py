@@ -22,6 +22,7 @@ from transfer_queue.client.arguments import DataParser
 from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lookups import joined
 from transfer_queue.client.transfers import Operation
+from transfer_queue.conditions import ConsumedBy
 from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
     InvalidArgumentError,
@@ -38,18 +39,24 @@ from transfer_queue.messages import (
     ConsumptionStatus,
     CreatePartition,
     Done,
+    Drop,
     Explain,
+    Finish,
     ListPartitions,
     Lookup,
     LookupReply,
+    PartitionOptions,
     ProductionStatus,
     Reserve,
     ResetConsumption,
     Seal,
+    SetPolicyVersion,
     Show,
     Status,
     StatusReply,
     SystemStatus,
+    Want,
+    Wanted,
 )
 from transfer_queue.metadata import BatchMeta
 
@@ -77,6 +84,7 @@ class Operations(KVOperations):
         task_name: str | None = None,
         sampling_config: Mapping[str, Any] | None = None,
         *,
+        hold: bool = False,
         timeout: float | None = None,
     ) -> Operation[BatchMeta]:
         """Metadata of samples of a partition.
@@ -87,7 +95,9 @@ class Operations(KVOperations):
         `production_status` 1 where those of the fields that exist are produced.
 
         timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
-        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
+        waits so long for room (None: not at all).
+        hold: this fetch does not say that the task is through with the batch before it (see `finish`).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -97,8 +107,9 @@ class Operations(KVOperations):
         yield from self._state.learn()
         fields = arguments.names(data_fields, "data_fields")
         if mode == "insert":
-            request = Reserve(partition_id, arguments.count(batch_size), None, pre_alloc_sample_num())
-            return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
+            wait = arguments.seconds(timeout)
+            request = Reserve(partition_id, arguments.count(batch_size), None, pre_alloc_sample_num(), wait=wait)
+            return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
             shown = yield from self._ask(Show(partition_id, fields), ClaimReply, timeout)
             return self._meta(partition_id, shown)
@@ -108,7 +119,9 @@ class Operations(KVOperations):
             timeout = get_metadata_timeout()
         if timeout is not None:
             timeout = max(arguments.seconds(timeout) or 0.0, LEAST_WAIT)
-        claim = self._claim(partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout)
+        claim = self._claim(
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, hold=hold
+        )
         return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
 
     def await_batch(
@@ -120,20 +133,22 @@ class Operations(KVOperations):
         sampling_config: Mapping[str, Any] | None = None,
         finite: bool = False,
         *,
+        hold: bool = False,
         timeout: float | None = None,
     ) -> Operation[tuple[BatchMeta, bool]]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold: as in `get_meta`.
         """
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
         fields = arguments.names(data_fields, "data_fields")
         claim = self._claim(
-            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite
-        )
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite,
+            hold=hold,
+        )  # fmt: skip
         try:
             reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         except WaitTimeoutError:
@@ -286,14 +301,108 @@ class Operations(KVOperations):
         yield from self._ask(ClearPartition(partition_id), Done, timeout)
 
     def create_partition(
-        self, partition_id: str, group_size: int | None = None, producers: int = 1, *, timeout: float | None = None
+        self,
+        partition_id: str,
+        group_size: int | None = None,
+        producers: int = 1,
+        *,
+        free_when: ConsumedBy | Sequence[str] | None = None,
+        replicas: int = 1,
+        max_staleness: int | None = None,
+        rows_per_version: int | None = None,
+        keep_rows: int | None = None,
+        keep_bytes: int | None = None,
+        keep_seconds: float | None = None,
+        timeout: float | None = None,
     ) -> Operation[bool]:
-        """Makes a partition ahead of its first sample; False if it exists.
+        """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
+        free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
+        consumed it and is through with it (see `finish`); replicas: by so many readers of each sample.
+        max_staleness, rows_per_version: new samples are taken in while fewer than (version + max_staleness + 1) *
+        rows_per_version were; `set_policy_version` says the version. What is beyond waits, given a timeout, or is a
+        StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
+        keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
+        `status` counts them.
         """
-        request = CreatePartition(partition_id, pre_alloc_sample_num(), group_size, producers)
+        options = PartitionOptions(
+            group_size, producers, arguments.tasks(free_when), replicas, max_staleness, rows_per_version, keep_rows,
+            keep_bytes, keep_seconds,
+        )  # fmt: skip
+        arguments.partition_options(options)
+        request = CreatePartition(partition_id, pre_alloc_sample_num(), options)
         return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def drop(
+        self,
+        partition_id: str,
+        groups: Sequence[str | int] | str | int | None = None,
+        metadata: BatchMeta | None = None,
+        *,
+        reason: str,
+        timeout: float | None = None,
+    ) -> Operation[int]:
+        """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
+
+        Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
+        groups, and samples that are gone, are fine. Returns how many samples were dropped.
+        """
+        if groups is None and metadata is None:
+            raise InvalidArgumentError("drop needs groups, or metadata of samples")
+        rows = b""
+        if metadata is not None:
+            arguments.batch_meta(metadata)
+            strange = set(metadata.partition_ids) - {partition_id}
+            if strange:
+                raise InvalidArgumentError(f"the metadata has samples of {sorted(strange)}, not of {partition_id!r}")
+            rows = metadata._rows().tobytes()
+        request = Drop(partition_id, arguments.text(reason, "reason"), rows, arguments.group_names(groups))
+        return int((yield from self._ask(request, Done, timeout)).value)
+
+    def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> Operation[None]:
+        """Says that the task is through with these samples, which were fetched for it.
+
+        It counts where the partition frees samples by itself (`create_partition(free_when=...)`). A fetch says it of
+        what the same client was given before for the same task and dp_rank, unless it is made with hold=True.
+        """
+        arguments.batch_meta(metadata)
+        holder = metadata._holder or self._state.client_id
+        for name, positions in metadata._split_by_partition():
+            rows = metadata._rows()[positions].tobytes()
+            yield from self._ask(Finish(name, arguments.text(task_name, "task_name"), rows, holder), Done, timeout)
+
+    def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
+        """Says that the policy has reached this version: producers may go on, and staleness is counted from it.
+
+        Raises:
+            InvalidArgumentError: it would go back. UnknownPartitionError: create the partition first.
+        """
+        request = SetPolicyVersion(partition_id, arguments.natural(version, "version"))
+        yield from self._ask(request, Done, timeout)
+
+    def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
+        """Says how many whole groups the task wants to be there or on their way; 0 takes it back.
+
+        It holds until it is changed: as the task consumes groups, or groups are dropped, producers are told of as
+        many new ones (`wanted`).
+        """
+        request = Want(partition_id, arguments.text(task_name, "task_name"), arguments.natural(groups, "groups"))
+        yield from self._ask(request, Done, timeout)
+
+    def wanted(
+        self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
+    ) -> Operation[int]:
+        """How many groups the task still misses, beyond those that are there, begun, or promised by a producer.
+
+        most: this producer takes up to so many upon itself, which others are not told of then; the promise ends as
+        it puts (or reserves) their samples, or when it has gone. timeout: seconds to wait while none is missing
+        (None, 0: none); 0 is the answer then.
+        """
+        wait = arguments.seconds(timeout)
+        taken = None if most is None else arguments.natural(most, "most")
+        request = Wanted(partition_id, arguments.text(task_name, "task_name"), taken, wait)
+        return int((yield from self._ask(request, Done, None, parked=wait)).value)
 
     def seal(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
         """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
@@ -399,12 +508,13 @@ class Operations(KVOperations):
         probe: bool = False,
         finite: bool = False,
         since: int | None = None,
+        hold: bool = False,
     ) -> Claim:
         sampling = arguments.plain(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
         if not isinstance(task, str):
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
-        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since)
+        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since, hold)
 
 
 def _not_built() -> NotBuiltError:

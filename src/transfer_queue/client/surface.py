@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
+from transfer_queue.conditions import ConsumedBy
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -43,6 +44,7 @@ class Surface(ABC):
         task_name: str | None = None,
         sampling_config: Mapping[str, Any] | None = None,
         *,
+        hold: bool = False,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Metadata of samples of a partition.
@@ -53,7 +55,9 @@ class Surface(ABC):
         `production_status` 1 where those of the fields that exist are produced.
 
         timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
-        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
+        waits so long for room (None: not at all).
+        hold: this fetch does not say that the task is through with the batch before it (see `finish`).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -62,7 +66,7 @@ class Surface(ABC):
         """
         return self._run(
             self._operations.get_meta(
-                data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout=timeout
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, hold=hold, timeout=timeout
             )
         )
 
@@ -75,6 +79,7 @@ class Surface(ABC):
         task_name: str | None = None,
         sampling_config: Mapping[str, Any] | None = None,
         *,
+        hold: bool = False,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Metadata of samples of a partition.
@@ -85,7 +90,9 @@ class Surface(ABC):
         `production_status` 1 where those of the fields that exist are produced.
 
         timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
-        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
+        waits so long for room (None: not at all).
+        hold: this fetch does not say that the task is through with the batch before it (see `finish`).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -94,7 +101,7 @@ class Surface(ABC):
         """
         return await self._run_async(
             self._operations.get_meta(
-                data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout=timeout
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, hold=hold, timeout=timeout
             )
         )
 
@@ -107,17 +114,18 @@ class Surface(ABC):
         sampling_config: Mapping[str, Any] | None = None,
         finite: bool = False,
         *,
+        hold: bool = False,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold: as in `get_meta`.
         """
         return self._run(
             self._operations.await_batch(
-                data_fields, batch_size, partition_id, task_name, sampling_config, finite, timeout=timeout
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold=hold, timeout=timeout
             )
         )
 
@@ -130,17 +138,18 @@ class Surface(ABC):
         sampling_config: Mapping[str, Any] | None = None,
         finite: bool = False,
         *,
+        hold: bool = False,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold: as in `get_meta`.
         """
         return await self._run_async(
             self._operations.await_batch(
-                data_fields, batch_size, partition_id, task_name, sampling_config, finite, timeout=timeout
+                data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold=hold, timeout=timeout
             )
         )
 
@@ -307,24 +316,192 @@ class Surface(ABC):
         return await self._run_async(self._operations.clear_partition(partition_id, timeout=timeout))
 
     def create_partition(
-        self, partition_id: str, group_size: int | None = None, producers: int = 1, *, timeout: float | None = None
+        self,
+        partition_id: str,
+        group_size: int | None = None,
+        producers: int = 1,
+        *,
+        free_when: ConsumedBy | Sequence[str] | None = None,
+        replicas: int = 1,
+        max_staleness: int | None = None,
+        rows_per_version: int | None = None,
+        keep_rows: int | None = None,
+        keep_bytes: int | None = None,
+        keep_seconds: float | None = None,
+        timeout: float | None = None,
     ) -> bool:
-        """Makes a partition ahead of its first sample; False if it exists.
+        """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
+        free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
+        consumed it and is through with it (see `finish`); replicas: by so many readers of each sample.
+        max_staleness, rows_per_version: new samples are taken in while fewer than (version + max_staleness + 1) *
+        rows_per_version were; `set_policy_version` says the version. What is beyond waits, given a timeout, or is a
+        StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
+        keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
+        `status` counts them.
         """
-        return self._run(self._operations.create_partition(partition_id, group_size, producers, timeout=timeout))
+        return self._run(
+            self._operations.create_partition(
+                partition_id,
+                group_size,
+                producers,
+                free_when=free_when,
+                replicas=replicas,
+                max_staleness=max_staleness,
+                rows_per_version=rows_per_version,
+                keep_rows=keep_rows,
+                keep_bytes=keep_bytes,
+                keep_seconds=keep_seconds,
+                timeout=timeout,
+            )
+        )
 
     async def async_create_partition(
-        self, partition_id: str, group_size: int | None = None, producers: int = 1, *, timeout: float | None = None
+        self,
+        partition_id: str,
+        group_size: int | None = None,
+        producers: int = 1,
+        *,
+        free_when: ConsumedBy | Sequence[str] | None = None,
+        replicas: int = 1,
+        max_staleness: int | None = None,
+        rows_per_version: int | None = None,
+        keep_rows: int | None = None,
+        keep_bytes: int | None = None,
+        keep_seconds: float | None = None,
+        timeout: float | None = None,
     ) -> bool:
-        """Makes a partition ahead of its first sample; False if it exists.
+        """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
+        free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
+        consumed it and is through with it (see `finish`); replicas: by so many readers of each sample.
+        max_staleness, rows_per_version: new samples are taken in while fewer than (version + max_staleness + 1) *
+        rows_per_version were; `set_policy_version` says the version. What is beyond waits, given a timeout, or is a
+        StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
+        keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
+        `status` counts them.
         """
         return await self._run_async(
-            self._operations.create_partition(partition_id, group_size, producers, timeout=timeout)
+            self._operations.create_partition(
+                partition_id,
+                group_size,
+                producers,
+                free_when=free_when,
+                replicas=replicas,
+                max_staleness=max_staleness,
+                rows_per_version=rows_per_version,
+                keep_rows=keep_rows,
+                keep_bytes=keep_bytes,
+                keep_seconds=keep_seconds,
+                timeout=timeout,
+            )
         )
+
+    def drop(
+        self,
+        partition_id: str,
+        groups: Sequence[str | int] | str | int | None = None,
+        metadata: BatchMeta | None = None,
+        *,
+        reason: str,
+        timeout: float | None = None,
+    ) -> int:
+        """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
+
+        Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
+        groups, and samples that are gone, are fine. Returns how many samples were dropped.
+        """
+        return self._run(self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout))
+
+    async def async_drop(
+        self,
+        partition_id: str,
+        groups: Sequence[str | int] | str | int | None = None,
+        metadata: BatchMeta | None = None,
+        *,
+        reason: str,
+        timeout: float | None = None,
+    ) -> int:
+        """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
+
+        Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
+        groups, and samples that are gone, are fine. Returns how many samples were dropped.
+        """
+        return await self._run_async(
+            self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout)
+        )
+
+    def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
+        """Says that the task is through with these samples, which were fetched for it.
+
+        It counts where the partition frees samples by itself (`create_partition(free_when=...)`). A fetch says it of
+        what the same client was given before for the same task and dp_rank, unless it is made with hold=True.
+        """
+        return self._run(self._operations.finish(metadata, task_name, timeout=timeout))
+
+    async def async_finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
+        """Says that the task is through with these samples, which were fetched for it.
+
+        It counts where the partition frees samples by itself (`create_partition(free_when=...)`). A fetch says it of
+        what the same client was given before for the same task and dp_rank, unless it is made with hold=True.
+        """
+        return await self._run_async(self._operations.finish(metadata, task_name, timeout=timeout))
+
+    def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
+        """Says that the policy has reached this version: producers may go on, and staleness is counted from it.
+
+        Raises:
+            InvalidArgumentError: it would go back. UnknownPartitionError: create the partition first.
+        """
+        return self._run(self._operations.set_policy_version(partition_id, version, timeout=timeout))
+
+    async def async_set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
+        """Says that the policy has reached this version: producers may go on, and staleness is counted from it.
+
+        Raises:
+            InvalidArgumentError: it would go back. UnknownPartitionError: create the partition first.
+        """
+        return await self._run_async(self._operations.set_policy_version(partition_id, version, timeout=timeout))
+
+    def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> None:
+        """Says how many whole groups the task wants to be there or on their way; 0 takes it back.
+
+        It holds until it is changed: as the task consumes groups, or groups are dropped, producers are told of as
+        many new ones (`wanted`).
+        """
+        return self._run(self._operations.want(partition_id, groups, task_name, timeout=timeout))
+
+    async def async_want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> None:
+        """Says how many whole groups the task wants to be there or on their way; 0 takes it back.
+
+        It holds until it is changed: as the task consumes groups, or groups are dropped, producers are told of as
+        many new ones (`wanted`).
+        """
+        return await self._run_async(self._operations.want(partition_id, groups, task_name, timeout=timeout))
+
+    def wanted(
+        self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
+    ) -> int:
+        """How many groups the task still misses, beyond those that are there, begun, or promised by a producer.
+
+        most: this producer takes up to so many upon itself, which others are not told of then; the promise ends as
+        it puts (or reserves) their samples, or when it has gone. timeout: seconds to wait while none is missing
+        (None, 0: none); 0 is the answer then.
+        """
+        return self._run(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
+
+    async def async_wanted(
+        self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
+    ) -> int:
+        """How many groups the task still misses, beyond those that are there, begun, or promised by a producer.
+
+        most: this producer takes up to so many upon itself, which others are not told of then; the promise ends as
+        it puts (or reserves) their samples, or when it has gone. timeout: seconds to wait while none is missing
+        (None, 0: none); 0 is the answer then.
+        """
+        return await self._run_async(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
 
     def seal(self, partition_id: str, *, timeout: float | None = None) -> None:
         """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""

@@ -38,6 +38,7 @@ from transfer_queue.messages import (
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
+from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.gather import gather
 from transfer_queue.wire.parser import checked_parser_result, parser_columns
@@ -163,7 +164,11 @@ class Transfers:
         return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
 
     def _meta(self, partition_id: str, reply: ClaimReply) -> BatchMeta:
-        return replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
+        if reply.warning is not None:
+            get_logger(__name__).warning(reply.warning)
+        meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
+        meta._holder = self._state.client_id if reply.held else None
+        return meta
 
 
 def _published(reply: AnyReply) -> PublishReply:

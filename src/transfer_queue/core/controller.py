@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from transfer_queue.core import claims, puts
+from transfer_queue.core import admission, claims, clears, demand, puts, retention
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, FreeExtents, Send
 from transfer_queue.core.explain import explain, timeout_words
@@ -38,18 +39,24 @@ from transfer_queue.messages import (
     CloseExtents,
     CreatePartition,
     Done,
+    Drop,
     Envelope,
     Explain,
     Failure,
+    Finish,
     Publish,
     PublishReply,
     RegisterUnit,
     Reserve,
     ResetConsumption,
     Seal,
+    SetPolicyVersion,
     Status,
+    SystemStatus,
     Topology,
     TopologyReply,
+    Want,
+    Wanted,
     WriterGone,
 )
 from transfer_queue.sampler.base import BaseSampler
@@ -90,7 +97,9 @@ class Controller:
         self.connections: dict[str, set[int]] = {}
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
+        self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
+        self._now = 0.0  # of the event under way
 
     # ------------------------------------------------------------ events
 
@@ -101,6 +110,7 @@ class Controller:
 
     def handle(self, client: str, peer: int, envelope: Envelope, now: float) -> list[Effect]:
         """A request arrived."""
+        self._now = now
         self.counters["requests"] += 1
         sequence, body = envelope.sequence, envelope.body
         kept = self.state.clients.get(client)
@@ -118,6 +128,7 @@ class Controller:
 
     def closed(self, client: str, peer: int, now: float) -> list[Effect]:
         """A connection ended: what waited on it is cancelled, before anything can meet it."""
+        self._now = now
         for waiter in [w for w, p in self.peers.items() if p == peer and w[0] == client]:
             self._unpark(waiter)
         for unit in [u for u, p in self.unit_peers.items() if p == peer]:
@@ -127,16 +138,22 @@ class Controller:
             peers.discard(peer)
             if not peers:
                 del self.connections[client]
+                self._release(client)
                 self._depart(client)
         return self._settle()
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
-        return self.state.waiting.next_deadline()
+        times = [retention.due(partition) for partition in self.state.partitions.values()]
+        times.append(self.state.waiting.next_deadline())
+        return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends the waits whose deadline has come."""
+        """Ends the waits whose deadline has come, and drops rows that have become too old."""
+        self._now = now
         effects: list[Effect] = []
+        for partition in list(self.state.partitions.values()):
+            self._retain(partition)
         for waiting in self.state.waiting.expired(now):
             waiter = (waiting.client, waiting.sequence)
             peer = self.peers.get(waiter)
@@ -145,6 +162,10 @@ class Controller:
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
         return [*effects, *self._settle()]
+
+    def status(self, now: float) -> SystemStatus:
+        """Progress of every partition, and the counters."""
+        return status(self.state, dict(self.counters), now, self._size)
 
     def take_records(self) -> list[r.AnyRecord]:
         """The records applied since the last call, for the journal."""
@@ -163,11 +184,14 @@ class Controller:
         if isinstance(body, Topology):
             return [Send(peer, sequence, TopologyReply(list(self.state.units.values()), self.config))]
         if isinstance(body, Status):
-            return [Send(peer, sequence, status(self.state, dict(self.counters), now))]
+            return [Send(peer, sequence, self.status(now))]
         if isinstance(body, Explain):
             return [Send(peer, sequence, Done(explain(self.state, body, claims.group_size(self.samplers.default))))]
         if isinstance(body, Cancel):
             return self._cancel(client, peer, sequence, body.sequence)
+        if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
+            self._park(client, peer, sequence, body, now, body.wait)
+            return []
         decide = _MUTATIONS.get(type(body))
         if decide is None:
             raise ProtocolError(f"{type(body).__name__} is no request to a controller")
@@ -195,6 +219,8 @@ class Controller:
         if not claim.count and not claim.probe:
             return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
         outcome = claims.decide(self.state, self.samplers, claim)
+        if not claim.hold and not claim.probe:
+            self._come_back(client, claim, outcome.rows)
         if outcome.rows is None and not outcome.ended and claim.wait is not None and claim.wait > 0:
             self._park(client, peer, envelope.sequence, claim, now, claim.wait)
             return []
@@ -205,12 +231,40 @@ class Controller:
             return [Send(peer, envelope.sequence, self._nothing(claim, outcome.ended))]
         rows = outcome.rows
         self.counters["dealt_rows"] += len(rows) if outcome.records else 0
+        partition = self.state.partitions[claim.partition]
+        handed = demand.handed(partition, client, claim, rows)
+        warning = self._spanning(partition, claim, rows)
 
         def reply() -> AnyReply:
-            partition = self.state.partitions[claim.partition]
-            return meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
+            told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
+            if not handed and warning is None:
+                return told
+            return msgspec.structs.replace(told, held=bool(handed), warning=warning)
 
-        return self._commit(client, peer, envelope, outcome.records, reply)
+        return self._commit(client, peer, envelope, [*outcome.records, *handed], reply)
+
+    def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+        """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
+        partition = self.state.partitions.get(claim.partition)
+        if partition is not None and claim.task in partition.holds.tasks:
+            held = partition.holds.of(claim.task, client, demand.rank_of(claim))
+            self._finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
+
+    def _finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
+        if len(rows):
+            self._apply(r.Finished(partition.name, task, client, rows.tobytes()))
+            for record in clears.finished(partition, rows):
+                self._apply(record)
+
+    def _spanning(self, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+        """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
+        size = claims.group_size(self.samplers.of(claim.sampling))
+        if size is None or size < 2 or partition.groups.explicit or partition.name in self.warned:
+            return None
+        words = demand.spanning(partition, rows, size)
+        if words is not None:
+            self.warned.add(partition.name)
+        return words
 
     def _nothing(self, claim: Claim, ended: bool) -> ClaimReply:
         partition = self.state.partitions.get(claim.partition)
@@ -219,7 +273,7 @@ class Controller:
     # ------------------------------------------------------------ waiting
 
     def _park(
-        self, client: str, peer: int, sequence: int, body: Claim | Publish | Reserve, now: float, wait: float
+        self, client: str, peer: int, sequence: int, body: Claim | Publish | Reserve | Wanted, now: float, wait: float
     ) -> None:
         self._apply(r.Parked(client, sequence, now, now + wait, body))
         self.peers[client, sequence] = peer
@@ -255,10 +309,12 @@ class Controller:
                 return self._nothing(request, ended=False)
             dealt = claims.group_size(self.samplers.of(request.sampling))
             return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since, dealt))
+        if isinstance(request, Wanted):
+            return Done(0)
         try:
-            puts.check_capacity(self.state, request.count)
+            puts.check_room(self.state, request.partition, request.count)
         except CapacityError as error:
-            return Failure("CapacityError", f"{error} It waited {now - waiting.since:.3g} s.")
+            return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
         return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
 
     def _settle(self) -> list[Effect]:
@@ -269,7 +325,10 @@ class Controller:
             partition = self.state.partitions.get(name)
             gained: set[str] = set()
             if partition is not None:
+                self._retain(partition)
                 gained, partition.gained = partition.gained, set()
+                for waiting in list(self.state.waiting.work.get(name, {}).values()):
+                    effects += self._retry_wanted(waiting)
             for task, queue in list(self.state.waiting.of_partition(name).items()):
                 if partition is None or change.everything or task in change.tasks:
                     worth: Iterable[Waiting] = list(queue.claims.values())
@@ -322,7 +381,9 @@ class Controller:
         return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
 
     def _retry(self, waiting: Waiting) -> list[Effect]:
-        return self._retry_claim(waiting) if isinstance(waiting.request, Claim) else self._retry_put(waiting)
+        if isinstance(waiting.request, Claim):
+            return self._retry_claim(waiting)
+        return self._retry_wanted(waiting) if isinstance(waiting.request, Wanted) else self._retry_put(waiting)
 
     def _retry_claim(self, waiting: Waiting) -> list[Effect]:
         claim = waiting.claim
@@ -355,13 +416,39 @@ class Controller:
         self._unpark(waiter)
         return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
 
+    def _retry_wanted(self, waiting: Waiting) -> list[Effect]:
+        peer, request = self.peers.get(waiting.waiter), waiting.request
+        assert isinstance(request, Wanted)
+        if peer is None or not self._missing(request):
+            return []
+        self._unpark(waiting.waiter)
+        records, reply = self._wanted(waiting.client, peer, request)
+        return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
+
     # ------------------------------------------------------------ the rest
+
+    @property
+    def _size(self) -> int:
+        """Samples in a group where a partition does not say it."""
+        return claims.group_size(self.samplers.default) or 1
+
+    def _missing(self, request: Wanted) -> int:
+        return demand.missing(self.state.partitions.get(request.partition), request.task, self._size)
+
+    def _retain(self, partition: Partition) -> None:
+        """Drops what is beyond the partition's retention, one after the other as each changes what is there."""
+        if retention.keeps_all(partition):
+            return
+        for record in retention.mark(partition, self._now):
+            self._apply(record)
+        for drop in retention.drops(partition, self._now):
+            self._apply(drop)
 
     def _apply(self, record: r.AnyRecord) -> None:
         self.state.apply(record)
         self.records.append(record)
         name = getattr(record, "partition", None)
-        if name is None:
+        if name is None or isinstance(record, (r.Handed, r.Finished, r.Aged)):
             return
         change = self._changed.get(name)
         if change is None:
@@ -376,6 +463,17 @@ class Controller:
                 change.tasks.add(record.task)
         elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
             change.everything = True  # rows that join groups may leave others that can never be whole
+
+    def _release(self, client: str) -> None:
+        """A client is gone: it holds nothing, has promised nothing, and will not put what it has reserved."""
+        for partition in list(self.state.partitions.values()):
+            for task, rows in partition.holds.of_client(client):
+                self._finish(partition, task, client, rows)
+            for task in [task for task, name in partition.wants.promised if name == client]:
+                self._apply(r.GroupsTaken(partition.name, task, client, 0))
+            if partition.sealed and client in partition.owners:
+                for record in clears.never_put(partition, self.connections):
+                    self._apply(record)
 
     def _depart(self, client: str) -> None:
         if client not in self.state.clients:
@@ -397,7 +495,7 @@ class Controller:
         return [] if known else puts.create_partition(self.state, request), lambda: Done(not known)
 
     def _reserve(self, client: str, peer: int, request: Reserve) -> Decision:
-        records, indexes = puts.reserve(self.state, request)
+        records, indexes = puts.reserve(self.state, client, request)
 
         def reply() -> AnyReply:
             partition = self.state.partitions[request.partition]
@@ -423,10 +521,10 @@ class Controller:
         return records, reply
 
     def _clear_rows(self, client: str, peer: int, request: ClearRows) -> Decision:
-        return puts.clear_rows(self.state, request.partition, indexes_in(request.rows)), Done
+        return clears.clear_rows(self.state, request.partition, indexes_in(request.rows)), Done
 
     def _clear_keys(self, client: str, peer: int, request: ClearKeys) -> Decision:
-        return puts.clear_keys(self.state, request.partition, request.keys), Done
+        return clears.clear_keys(self.state, request.partition, request.keys), Done
 
     def _clear_partition(self, client: str, peer: int, request: ClearPartition) -> Decision:
         claims.forget(self.samplers.default, request.partition)
@@ -441,7 +539,28 @@ class Controller:
         return records, lambda: Done(True)
 
     def _seal(self, client: str, peer: int, request: Seal) -> Decision:
-        return puts.seal(self.state, request.partition), Done
+        return puts.seal(self.state, request.partition, self.connections), Done
+
+    def _drop(self, client: str, peer: int, request: Drop) -> Decision:
+        records, count = clears.drop(self.state, request)
+        return records, lambda: Done(count)
+
+    def _finish_rows(self, client: str, peer: int, request: Finish) -> Decision:
+        partition = self.state.partitions.get(request.partition)
+        if partition is not None:
+            self._finish(partition, request.task, request.holder, indexes_in(request.rows))
+        return [], Done
+
+    def _set_policy_version(self, client: str, peer: int, request: SetPolicyVersion) -> Decision:
+        return admission.set_version(self.state, request), Done
+
+    def _want(self, client: str, peer: int, request: Want) -> Decision:
+        return demand.want(self.state, request), Done
+
+    def _wanted(self, client: str, peer: int, request: Wanted) -> Decision:
+        partition = self.state.partitions.get(request.partition)
+        count, records = demand.taken(partition, client, request, self._size)
+        return records, lambda: Done(count)
 
     def _close_extents(self, client: str, peer: int, request: CloseExtents) -> Decision:
         return puts.close_extents(self.state, client, request.extents), Done
@@ -466,6 +585,11 @@ _MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     ClearPartition: Controller._clear_partition,
     ResetConsumption: Controller._reset,
     Seal: Controller._seal,
+    Drop: Controller._drop,
+    Finish: Controller._finish_rows,
+    SetPolicyVersion: Controller._set_policy_version,
+    Want: Controller._want,
+    Wanted: Controller._wanted,
     CloseExtents: Controller._close_extents,
     RegisterUnit: Controller._register_unit,
     WriterGone: Controller._writer_gone,

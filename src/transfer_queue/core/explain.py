@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from transfer_queue.core import admission
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import CHUNK_BITS, MASK
 from transfer_queue.core.state import State
@@ -31,15 +32,18 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])
         name = f"Sample {request.row}"
         if position < 0:
-            return f"{name} is not in partition {partition.name!r}: " + _absent(state, request.row)
+            return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
     else:
         return _partition_words(partition, request, dealt)
     return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request, dealt)) + "."
 
 
-def _absent(state: State, row: int) -> str:
+def _absent(state: State, partition: Partition, row: int) -> str:
     if row >= state.next_index or row < 0:
         return "no sample has this index yet."
+    reason = partition.drops.reason(row)
+    if reason is not None:
+        return f"it was dropped: {reason}."
     for other in state.partitions.values():
         if int(other.rows.positions_of(np.array([row]))[0]) >= 0:
             return f"it is in partition {other.name!r}."
@@ -109,6 +113,9 @@ def _words_by_order(partition: Partition, position: int, fields: list[str], size
     words = f"is number {position - first + 1} of the {size} samples that make a group by order of reservation"
     if partition.rows.dead(there):
         return [words + ", which is orphaned: some of them were cleared, it can never be whole"]
+    clients = len(np.unique(partition.rows.owners_of(np.array(there))))
+    if clients > 1:
+        words += f" (reserved by {clients} clients: put them with group_ids=, so that prompts are not mixed up)"
     absent = size - len(there)
     if absent and partition.sealed:
         return [words + f", which is orphaned: {absent} of them were never put, and the partition is sealed"]
@@ -134,7 +141,22 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
 def _partition_words(partition: Partition, request: Explain, dealt: int | None) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or task and fields of a claim")
-    return nearest(partition, request.task, request.fields, dealt)
+    return nearest(partition, request.task, request.fields, dealt) + _flow_words(partition)
+
+
+def _flow_words(partition: Partition) -> str:
+    """What holds producers back, and what was dropped."""
+    words = ""
+    most = admission.limit(partition)
+    if most is not None and partition.admitted >= most:
+        words += (
+            f" New samples wait for the policy: {partition.admitted} were taken in at version "
+            f"{partition.policy_version}, and {most} may be until set_policy_version."
+        )
+    if partition.options.producers > 1 and not partition.sealed and partition.seals:
+        words += f" {partition.seals} of {partition.options.producers} producers have sealed."
+    told = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())
+    return words + (f" Dropped so far: {told}." if told else "")
 
 
 def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
@@ -173,4 +195,4 @@ def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None =
     if ready >= claim.count:
         words += " Enough are ready, but the sampler made no batch of them (whole groups, or all ranks' shares)."
     sealed = " The partition is sealed: no new rows will come." if partition.sealed else ""
-    return f"{words} {nearest(partition, claim.task, claim.fields, dealt)}{sealed}"
+    return f"{words} {nearest(partition, claim.task, claim.fields, dealt)}{sealed}{_flow_words(partition)}"

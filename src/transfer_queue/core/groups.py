@@ -25,7 +25,11 @@ class Group:
 
 
 class Groups:
-    """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known."""
+    """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
+
+    broken: declared groups of which a member was cleared and another lives.
+    unborn: id of a dropped group -> members that are still to come, which are dropped when they do.
+    """
 
     def __init__(self, rows: Rows, size: int | None) -> None:
         self.rows = rows
@@ -33,6 +37,8 @@ class Groups:
         self.declared: dict[int, Group] = {}
         self.by_name: dict[str, Group] = {}
         self.next_number = 0
+        self.broken = 0
+        self.unborn: dict[str, int] = {}
 
     @property
     def explicit(self) -> bool:
@@ -55,7 +61,10 @@ class Groups:
         """A member was cleared; the group goes with its last."""
         group = self.declared[number]
         group.cleared += 1
+        if group.cleared == 1:
+            self.broken += 1
         if group.cleared == len(group.members):
+            self.broken -= 1
             del self.declared[number]
             del self.by_name[group.name]
 
@@ -99,6 +108,15 @@ class Groups:
             for group in self.declared.values()
             if group.cleared or (sealed and self.size is not None and len(group.members) < self.size)
         )
+
+    def completed(self, positions: np.ndarray) -> np.ndarray:
+        """These rows with all other live members of their declared groups, ascending."""
+        if not self.explicit:
+            return positions
+        numbers = np.unique(self.of(positions, 1))
+        members = [p for number in numbers.tolist() if number >= 0 for p in self.declared[number].members]
+        alive = [p for p in members if not self.rows.dead(range(p, p + 1))]
+        return np.union1d(positions, np.array(alive, "i8"))
 
     def first_of(self, group: int, size: int) -> int:
         """The position by which groups are ordered."""

@@ -28,6 +28,7 @@ def check(state: State) -> None:
         indexes += _rows(partition, needed)
         _tasks(partition)
         _groups(partition)
+        _holds(partition)
         for ready in partition.ready.values():
             _ready(partition, ready)
     _require(len(set(indexes)) == len(indexes), "2: a global index names two live samples")
@@ -101,6 +102,24 @@ def _groups(partition: Partition) -> None:
         )
         if groups.size is not None:
             _require(len(members) <= groups.size, f"4: group {group.name} has more members than its group_size")
+    broken = sum(1 for group in groups.declared.values() if group.cleared)
+    _require(broken == groups.broken, f"7: {partition.name} counts {groups.broken} broken groups, {broken} are")
+
+
+def _holds(partition: Partition) -> None:
+    holds = partition.holds
+    held: Counter[tuple[str, int]] = Counter()
+    for (task, _, _), rows in holds.by_holder.items():
+        positions = partition.rows.positions_of(rows)
+        held.update((task, position) for position in positions[positions >= 0].tolist())
+    counted: Counter[tuple[str, int]] = Counter()
+    for key, chunk in partition.rows.chunks.items():
+        for task, column in chunk.held.items():
+            for at in np.flatnonzero(column[: chunk.size]).tolist():
+                counted[task, (key << 12) + at] = int(column[at])
+    _require(held == counted, f"7: {partition.name} miscounts who holds its rows")
+    positions = partition.rows.live_positions()
+    _require(not partition.holds.done(positions).any(), f"rows of {partition.name} are done and were not freed")
 
 
 def _ready(partition: Partition, ready: ReadySet) -> None:
@@ -134,7 +153,7 @@ def _blocks(state: State, needed: Counter[int]) -> None:
 
 def _waiting(state: State) -> None:
     room = state.waiting
-    listed = list(room.space)
+    listed = list(room.space) + [waiter for producers in room.work.values() for waiter in producers]
     for name, tasks in room.claims.items():
         for task, queue in tasks.items():
             listed += queue.claims

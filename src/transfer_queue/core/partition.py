@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.births import Births
 from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.dealt import DealtBatches
+from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import Field, dims_parts
 from transfer_queue.core.groups import Groups
+from transfer_queue.core.holds import Holds
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Rows
-from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock
+from transfer_queue.core.wants import Wants
+from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
 
 MAX_READY_SETS = 64
 
@@ -32,13 +36,14 @@ class Partition:
     version: grows with every change.
     learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
+    admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
+    births: when rows came. holds: who holds which rows. drops, wants: see there. freed: rows cleared by `free_when`.
     """
 
     def __init__(
         self,
         name: str,
-        group_size: int | None,
-        producers: int,
+        options: PartitionOptions,
         blocks: BlockTable,
         awaits: Callable[[str, str, tuple[str, ...]], bool],
     ) -> None:
@@ -46,10 +51,18 @@ class Partition:
         self.awaits = awaits
         self.blocks = blocks
         self.nbytes = 0
-        self.producers = producers
+        self.options = options
         self.seals = 0
         self.rows = Rows()
-        self.groups = Groups(self.rows, group_size)
+        self.groups = Groups(self.rows, options.group_size)
+        self.admitted = 0
+        self.policy_version = 0
+        self.owners: dict[str, int] = {}
+        self.births = Births(options.keep_seconds)
+        self.holds = Holds(self.rows, options.free_when, options.replicas)
+        self.drops = Drops()
+        self.wants = Wants()
+        self.freed = 0
         self.fields: dict[str, Field] = {}
         self.keys: dict[str, int] = {}
         self.waiting: list[int] = []
@@ -66,7 +79,7 @@ class Partition:
     @property
     def sealed(self) -> bool:
         """All producers have sealed."""
-        return self.seals >= self.producers
+        return self.seals >= self.options.producers
 
     @property
     def row_count(self) -> int:
@@ -156,16 +169,29 @@ class Partition:
     # ------------------------------------------------------------ changing (apply only)
 
     def reserve(
-        self, first_index: int, count: int, taken: int, keys: list[str] | None, groups: list[str] | None, waiting: bool
+        self,
+        first_index: int,
+        count: int,
+        taken: int,
+        keys: list[str] | None,
+        groups: list[str] | None,
+        waiting: bool,
+        client: str,
     ) -> None:
         """See `records.RowsReserved`."""
+        owner = 0 if waiting else self.owners.setdefault(client, len(self.owners) + 1)
         positions = self.waiting[:taken]
         del self.waiting[:taken]
         for p in positions:
-            self.rows.chunks[p >> CHUNK_BITS].waiting[p & MASK] = 0
-        start = self.rows.append(first_index, count, waiting)
+            chunk = self.rows.chunks[p >> CHUNK_BITS]
+            chunk.waiting[p & MASK] = 0
+            chunk.owner[p & MASK] = owner
+        start = self.rows.append(first_index, count, waiting, owner)
         if waiting:
             self.waiting += range(start, start + count)
+        else:
+            self.admitted += taken + count
+            self.wants.arrived(client, taken + count)
         if keys is not None or groups is not None:
             positions += range(start, start + count)
         if keys is not None:
@@ -278,9 +304,22 @@ class Partition:
             for chunk in self.rows.chunks.values():
                 chunk.consumed.pop(name, None)
                 chunk.dealt.pop(name, None)
+            self.holds.forget(name)
             for key in [key for key in self.ready if key[0] == name]:
                 del self.ready[key]
             self.gained.add(name)
+
+    def drop_rows(self, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
+        """See `records.RowsDropped`."""
+        positions = self.rows.positions_of(rows)
+        self.admitted -= len(rows)
+        self.drops.add(rows, reason)
+        self.clear(positions)
+        for name, count in unborn:
+            if count:
+                self.groups.unborn[name] = count
+            else:
+                self.groups.unborn.pop(name, None)
 
     def drop(self) -> None:
         """All rows end, and the partition with them."""
@@ -296,6 +335,8 @@ class Partition:
             for task, consumed in chunk.consumed.items():
                 self.tasks[task] -= int(consumed[at].sum())
                 consumed[at] = 0
+            for column in (*chunk.held.values(), *chunk.finished.values()):
+                column[at] = 0
             for task, dealt in chunk.dealt.items():
                 numbers, counts = np.unique(dealt[at], return_counts=True)
                 for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -354,8 +395,7 @@ class Partition:
         """Everything that replay must reproduce, as plain values. Ready sets are derived and left out."""
         positions = self.rows.live_positions()
         return {
-            "group_size": self.groups.size,
-            "producers": self.producers,
+            "options": self.options,
             "seals": self.seals,
             "end": self.rows.end,
             "waiting": list(self.waiting),
@@ -365,6 +405,16 @@ class Partition:
             "fields": {name: field.state() for name, field in self.fields.items()},
             "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
             "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
+            "broken": self.groups.broken,
+            "unborn": dict(self.groups.unborn),
+            "owners": (dict(self.owners), self.rows.owners_of(positions).tolist()),
+            "admitted": self.admitted,
+            "policy_version": self.policy_version,
+            "births": self.births.state(),
+            "holds": self.holds.state(positions),
+            "drops": self.drops.state(),
+            "wants": self.wants.state(),
+            "freed": self.freed,
             "tasks": dict(self.tasks),
             "consumed_ever": dict(self.consumed_ever),
             "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},

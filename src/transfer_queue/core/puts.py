@@ -1,9 +1,12 @@
-"""Decides what a put, a reservation or a clear does. Reads the state, changes nothing, gives records."""
+"""Decides what a put, a reservation or a seal does. Reads the state, changes nothing, gives records."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
+from transfer_queue.core import admission, clears
 from transfer_queue.core import records as r
 from transfer_queue.core.fields import check_block
 from transfer_queue.core.partition import Partition
@@ -16,7 +19,7 @@ from transfer_queue.errors import (
     SealedError,
     StorageKeyNotFoundError,
 )
-from transfer_queue.messages import CreatePartition, Publish, Reserve
+from transfer_queue.messages import CreatePartition, PartitionOptions, Publish, Reserve
 
 NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
@@ -24,23 +27,41 @@ MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
 
 def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord]:
     """A new partition with its pre-allocated rows."""
-    if request.group_size is not None and request.group_size < 1:
-        raise InvalidArgumentError(f"group_size must be positive, not {request.group_size}")
-    if request.producers < 1:
-        raise InvalidArgumentError(f"producers must be positive, not {request.producers}")
+    _check_options(request.options)
     if not 0 <= request.pre_allocate <= MAX_RESERVED:
         raise InvalidArgumentError(f"{request.pre_allocate} rows cannot be reserved at once")
-    made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.group_size, request.producers)]
+    made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.options)]
     if request.pre_allocate:
         made.append(r.RowsReserved(request.partition, state.next_index, request.pre_allocate, pre_allocated=True))
     return made
+
+
+def _check_options(options: PartitionOptions) -> None:
+    for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InvalidArgumentError(f"{name} must be positive, not {value}")
+    if options.max_staleness is not None and options.max_staleness < 0:
+        raise InvalidArgumentError(f"max_staleness must not be negative, and is {options.max_staleness}")
+    if (options.max_staleness is None) != (options.rows_per_version is None):
+        raise InvalidArgumentError(
+            f"max_staleness ({options.max_staleness}) and rows_per_version ({options.rows_per_version}) go together: "
+            f"how many policy versions a row may be old, and how many rows train one version"
+        )
 
 
 class NewRows:
     """Rows that a request adds, and the records that add them. indexes: their global indexes, in order."""
 
     def __init__(
-        self, state: State, name: str, count: int, pre_allocate: int, keys: list[str] | None, groups: list[str] | None
+        self,
+        state: State,
+        name: str,
+        count: int,
+        pre_allocate: int,
+        keys: list[str] | None,
+        groups: list[str] | None,
+        client: str,
     ) -> None:
         partition = state.partitions.get(name)
         self.records: list[r.AnyRecord] = []
@@ -55,6 +76,7 @@ class NewRows:
                     f"partition {name!r} is sealed: it takes new fields of its rows, but no new rows. "
                     f"Put the {count} rows into another partition."
                 )
+            admission.check(partition, count)
             free = NOBODYS
             if partition.waiting:
                 free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
@@ -65,7 +87,7 @@ class NewRows:
         if taken:
             self.indexes = np.concatenate([free[:taken], self.indexes])
         if count:
-            self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups))
+            self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups, client=client))
 
 
 def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> None:
@@ -106,7 +128,7 @@ def check_capacity(state: State, count: int) -> None:
         )
 
 
-def reserve(state: State, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray]:
+def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray]:
     """Records, and the global indexes that answer the request."""
     partition = state.partitions.get(request.partition)
     if not 0 <= request.count <= MAX_RESERVED:
@@ -117,11 +139,11 @@ def reserve(state: State, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarr
         if partition is not None:
             _check_groups(partition, request.groups, [-1] * request.count)
     if request.keys is None:
-        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups)
-        return new.records, new.indexes
+        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, client)
+        return new.records + clears.unborn(partition, request.groups, new.indexes), new.indexes
     known = partition.keys if partition is not None else {}
     unknown = list(dict.fromkeys(key for key in request.keys if key not in known))
-    new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, None)
+    new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, None, client)
     return new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
 
 
@@ -177,12 +199,14 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
                 _check_groups(partition, request.groups, [known.get(key, -1) for key in request.keys])
             fresh_groups = [g for g, key in zip(request.groups, request.keys, strict=True) if key not in known]
             groups_left = None if len(unknown) == len(request.keys) else request.groups
-        new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups)
+        new = NewRows(
+            state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups, writer
+        )
         made, indexes = new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
     else:
         if partition is not None and request.groups is not None:
             _check_groups(partition, request.groups, [-1] * request.count)
-        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups)
+        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, writer)
         made, indexes, groups_left = new.records, new.indexes, None
     if request.block is not None or request.tags is not None or groups_left is not None:
         made.append(
@@ -191,6 +215,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
                 request.block, request.tags, request.replace_tags, groups_left,
             )
         )  # fmt: skip
+    made += clears.unborn(partition, request.groups, indexes)
     return made + close_extents(state, writer, request.closes), indexes
 
 
@@ -246,29 +271,16 @@ def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> 
     return [r.ExtentsClosed(list(dict.fromkeys(extents)))] if extents else []
 
 
-def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:
-    """Clears those of these rows that live."""
+def check_room(state: State, name: str, count: int) -> None:
+    """Raises CapacityError where `count` more rows of this partition cannot be taken now."""
+    check_capacity(state, count)
     partition = state.partitions.get(name)
-    if partition is None or not len(indexes):
-        return []
-    indexes = np.unique(indexes)
-    live = indexes[partition.rows.positions_of(indexes) >= 0]
-    return [r.RowsCleared(name, live.tobytes())] if len(live) else []
+    if partition is not None:
+        admission.check(partition, count)
 
 
-def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
-    """Clears the rows of those of these keys that are known."""
-    partition = state.partitions.get(name)
-    if partition is None:
-        return []
-    positions = np.array(sorted({partition.keys[key] for key in keys if key in partition.keys}), "i8")
-    if not len(positions):
-        return []
-    return [r.RowsCleared(name, partition.rows.indexes_of(positions).tobytes())]
-
-
-def seal(state: State, name: str, pre_allocate: int = 0) -> list[r.AnyRecord]:
-    """One producer seals; with the last, pre-allocated rows that nobody took vanish."""
+def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:
+    """One producer seals; with the last, pre-allocated rows that nobody took vanish, and what nobody will put."""
     partition = state.partitions.get(name)
     if partition is None:
         made = create_partition(state, CreatePartition(name, pre_allocate))
@@ -276,7 +288,9 @@ def seal(state: State, name: str, pre_allocate: int = 0) -> list[r.AnyRecord]:
     if partition.sealed:
         return []
     made = [r.SealCounted(name)]
-    if partition.seals + 1 >= partition.producers and partition.waiting:
+    if partition.seals + 1 >= partition.options.producers and partition.waiting:
         waiting = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
         made.append(r.RowsCleared(name, waiting.tobytes()))
+    if partition.seals + 1 >= partition.options.producers:
+        made += clears.never_put(partition, connected)
     return made

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core import admission
+from transfer_queue.core.demand import missing
 from transfer_queue.core.fields import dims_parts
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
@@ -26,6 +28,7 @@ from transfer_queue.messages import (
     LookupReply,
     PartitionProgress,
     Placement,
+    PolicyProgress,
     ProductionStatus,
     RetrieveKeys,
     RetrieveMeta,
@@ -139,7 +142,7 @@ def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, 
     if len(gone):
         raise StorageKeyNotFoundError(
             f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
-            f"among them global indexes {gone[:5].tolist()}"
+            f"among them global indexes {gone[:5].tolist()}{_dropped(partition, int(gone[0]))}"
         )
     if partition is None:
         return positions, []
@@ -153,6 +156,12 @@ def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, 
                 f"tq.get_client().explain(...) says what they wait for"
             )
     return positions, fields
+
+
+def _dropped(partition: Partition | None, row: int) -> str:
+    """Why the row is gone, where it was dropped."""
+    reason = None if partition is None else partition.drops.reason(row)
+    return "" if reason is None else f"; sample {row} was dropped: {reason}"
 
 
 def _placed(state: State, partition: Partition, positions: np.ndarray, fields: list[str]) -> LookupReply:
@@ -229,12 +238,12 @@ def list_partitions(state: State, request: ListPartitions) -> AnyReply:
     return Done(list(state.partitions))
 
 
-def status(state: State, counters: dict[str, float], now: float) -> SystemStatus:
-    """Progress of every partition by field and task."""
-    return SystemStatus([_progress(state, partition, now) for partition in state.partitions.values()], counters)
+def status(state: State, counters: dict[str, float], now: float, size: int) -> SystemStatus:
+    """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
+    return SystemStatus([_progress(state, partition, now, size) for partition in state.partitions.values()], counters)
 
 
-def _progress(state: State, partition: Partition, now: float) -> PartitionProgress:
+def _progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
     queues = state.waiting.of_partition(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
@@ -244,9 +253,14 @@ def _progress(state: State, partition: Partition, now: float) -> PartitionProgre
         tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest, ever))
     fields = [FieldProgress(name, f.live, f.words(), f.ever) for name, f in partition.fields.items()]
     orphaned = partition.groups.orphaned(partition.sealed)
+    policy = None
+    if partition.options.max_staleness is not None or partition.policy_version:
+        policy = PolicyProgress(partition.policy_version, partition.admitted, admission.limit(partition))
+    wanted = {task: (groups, missing(partition, task, size)) for task, groups in partition.wants.groups.items()}
+    puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
-        partition.nbytes, fields, tasks, orphaned,
+        partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.messages import AnyReply, Claim, NewBlock, Publish, Reserve
+from transfer_queue.messages import AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -18,18 +18,17 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class PartitionMade(Record, frozen=True):
-    """A partition begins. group_size: members of each declared group, where known."""
+    """A partition begins."""
 
     partition: str
-    group_size: int | None
-    producers: int
+    options: PartitionOptions
 
 
 class RowsReserved(Record, frozen=True):
     """Rows begin: first `taken` pre-allocated ones, then `count` new ones from `first_index` on.
 
     keys, groups: one entry for each of the taken + count rows, None where rows have none.
-    pre_allocated: the new rows wait to be taken.
+    pre_allocated: the new rows wait to be taken. client: who reserved the rows.
     """
 
     partition: str
@@ -39,6 +38,7 @@ class RowsReserved(Record, frozen=True):
     keys: list[str] | None = None
     groups: list[str] | None = None
     pre_allocated: bool = False
+    client: str = ""
 
 
 class Published(Record, frozen=True):
@@ -80,10 +80,73 @@ class Dealt(Record, frozen=True):
 
 
 class RowsCleared(Record, frozen=True):
-    """Rows end, with their keys, tags and values."""
+    """Rows end, with their keys, tags and values. freed: because all tasks of `free_when` have finished them."""
 
     partition: str
     rows: bytes
+    freed: bool = False
+
+
+class RowsDropped(Record, frozen=True):
+    """Rows end like cleared ones, and are counted under a reason.
+
+    unborn: members of dropped groups that are still to come, by group id; they are dropped when they do.
+    """
+
+    partition: str
+    rows: bytes
+    reason: str
+    unborn: list[tuple[str, int]] = []
+
+
+class Handed(Record, frozen=True):
+    """A client was given rows for a task in a partition with `free_when`, and holds them until they are finished."""
+
+    partition: str
+    task: str
+    client: str
+    dp_rank: int
+    rows: bytes
+
+
+class Finished(Record, frozen=True):
+    """A client holds these rows no longer: the task is through with them."""
+
+    partition: str
+    task: str
+    client: str
+    rows: bytes
+
+
+class Aged(Record, frozen=True):
+    """All rows reserved so far were there at this time. time: on the controller's clock."""
+
+    partition: str
+    time: float
+
+
+class PolicyAdvanced(Record, frozen=True):
+    """The policy has reached a version."""
+
+    partition: str
+    version: int
+
+
+class GroupsWanted(Record, frozen=True):
+    """A task wants so many groups to be there or on their way; 0 takes the wish back."""
+
+    partition: str
+    task: str
+    groups: int
+
+
+class GroupsTaken(Record, frozen=True):
+    """A producer has promised a task so many rows of new groups; 0 takes all its promises back."""
+
+    partition: str
+    task: str
+    client: str
+    rows: int
 
 
 class PartitionDropped(Record, frozen=True):
@@ -112,7 +175,7 @@ class Parked(Record, frozen=True):
     sequence: int
     since: float
     deadline: float
-    request: Union[Claim, Publish, Reserve]
+    request: Union[Claim, Publish, Reserve, Wanted]
 
 
 class Unparked(Record, frozen=True):
@@ -157,4 +220,5 @@ class WriterFenced(Record, frozen=True):
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
     ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
+    RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken,
 ]  # fmt: skip

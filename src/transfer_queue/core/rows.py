@@ -35,11 +35,13 @@ class Chunk:
     index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
     rows nobody took yet. group: number of the declared group, -1 without. field: name -> (block number,
     row in block), 0 without value. consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
+    owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
+    row is held now, and how often it was finished (`core.holds`).
     """
 
     __slots__ = (
-        "alive", "capacity", "consumed", "dealt", "field", "group", "index", "keys", "living", "size", "tags",
-        "waiting",
+        "alive", "capacity", "consumed", "dealt", "field", "finished", "group", "held", "index", "keys", "living",
+        "owner", "size", "tags", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,6 +55,9 @@ class Chunk:
         self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.consumed: dict[str, np.ndarray] = {}
         self.dealt: dict[str, np.ndarray] = {}
+        self.owner = np.zeros(0, "i4")
+        self.held: dict[str, np.ndarray] = {}
+        self.finished: dict[str, np.ndarray] = {}
         self.keys: list[str | None] | None = None
         self.tags: list[dict[str, Any] | None] | None = None
 
@@ -64,12 +69,16 @@ class Chunk:
         while capacity < size:
             capacity *= 2
         self.capacity = min(capacity, CHUNK)
-        self.index, self.alive, self.waiting = map(self._grown, (self.index, self.alive, self.waiting))
+        self.index, self.alive, self.waiting, self.owner = map(
+            self._grown, (self.index, self.alive, self.waiting, self.owner)
+        )
         if self.group is not None:
             self.group = self._grown(self.group, -1)
         self.field = {name: (self._grown(b), self._grown(s)) for name, (b, s) in self.field.items()}
         self.consumed = {task: self._grown(c) for task, c in self.consumed.items()}
         self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
+        self.held = {task: self._grown(h) for task, h in self.held.items()}
+        self.finished = {task: self._grown(f) for task, f in self.finished.items()}
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
         if self.tags is not None:
@@ -101,6 +110,13 @@ class Chunk:
             found = self.dealt[task] = np.zeros(self.capacity, "i8")
         return found
 
+    def held_columns(self, task: str) -> tuple[np.ndarray, np.ndarray]:
+        """The (held, finished) columns of a task, made where missing."""
+        if task not in self.held:
+            self.held[task] = np.zeros(self.capacity, "u2")
+            self.finished[task] = np.zeros(self.capacity, "u2")
+        return self.held[task], self.finished[task]
+
     def group_column(self) -> np.ndarray:
         """The group column, made where missing."""
         if self.group is None:
@@ -118,7 +134,7 @@ class Rows:
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
         self._keys: list[int] = []  # the chunk numbers
 
-    def append(self, first_index: int, count: int, waiting: bool) -> int:
+    def append(self, first_index: int, count: int, waiting: bool, owner: int = 0) -> int:
         """Adds rows with consecutive global indexes; gives the position of the first."""
         start = self.end
         done = 0
@@ -134,6 +150,7 @@ class Rows:
             chunk.index[at : at + take] = np.arange(first_index + done, first_index + done + take)
             chunk.alive[at : at + take] = 1
             chunk.waiting[at : at + take] = waiting
+            chunk.owner[at : at + take] = owner
             chunk.size = at + take
             chunk.living += take
             self.end += take
@@ -248,6 +265,31 @@ class Rows:
                 alive = alive & (chunk.waiting[: chunk.size] == 0)
             parts.append(np.flatnonzero(alive) + (key << CHUNK_BITS))
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
+
+    def first(self, count: int, below: int | None = None) -> np.ndarray:
+        """The first `count` live positions, all `below` this one; pre-allocated ones are passed over."""
+        parts = []
+        for key, chunk in self.chunks.items():
+            start = key << CHUNK_BITS
+            if count <= 0 or (below is not None and start >= below):
+                break
+            size = chunk.size if below is None else min(chunk.size, below - start)
+            found = np.flatnonzero((chunk.alive[:size] == 1) & (chunk.waiting[:size] == 0))[:count]
+            count -= len(found)
+            parts.append(found + start)
+        return np.concatenate(parts) if parts else np.zeros(0, "i8")
+
+    def start(self) -> int:
+        """The position of the first row that `first` gives, or `end`."""
+        found = self.first(1)
+        return int(found[0]) if len(found) else self.end
+
+    def owners_of(self, positions: np.ndarray) -> np.ndarray:
+        """The number of the client that reserved each row."""
+        out = np.zeros(len(positions), "i4")
+        for _, chunk, at, where in self.split(positions):
+            out[where] = chunk.owner[at]
+        return out
 
     def drop_if_empty(self, key: int) -> bool:
         """Drops a full chunk without living rows; True if it went. The last, unfilled one stays."""

@@ -85,14 +85,15 @@ class State:
 
     def _partition_made(self, record: r.PartitionMade) -> None:
         self.partitions[record.partition] = Partition(
-            record.partition, record.group_size, record.producers, self.blocks, self.waiting.awaits
+            record.partition, record.options, self.blocks, self.waiting.awaits
         )
         self._changed(record.partition)
 
     def _rows_reserved(self, record: r.RowsReserved) -> None:
         self._changed(record.partition).reserve(
-            record.first_index, record.count, record.taken, record.keys, record.groups, record.pre_allocated
-        )
+            record.first_index, record.count, record.taken, record.keys, record.groups, record.pre_allocated,
+            record.client,
+        )  # fmt: skip
         self.next_index = max(self.next_index, record.first_index + record.count)
 
     def _published(self, record: r.Published) -> None:
@@ -120,7 +121,32 @@ class State:
 
     def _rows_cleared(self, record: r.RowsCleared) -> None:
         partition = self._changed(record.partition)
-        partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
+        rows = np.frombuffer(record.rows, "<i8")
+        partition.clear(partition.rows.positions_of(rows))
+        partition.freed += len(rows) if record.freed else 0
+
+    def _rows_dropped(self, record: r.RowsDropped) -> None:
+        self._changed(record.partition).drop_rows(np.frombuffer(record.rows, "<i8"), record.reason, record.unborn)
+
+    def _handed(self, record: r.Handed) -> None:
+        holds = self.partitions[record.partition].holds
+        holds.hand(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
+
+    def _finished(self, record: r.Finished) -> None:
+        self.partitions[record.partition].holds.finish(record.task, record.client, np.frombuffer(record.rows, "<i8"))
+
+    def _aged(self, record: r.Aged) -> None:
+        partition = self.partitions[record.partition]
+        partition.births.add(record.time, partition.rows.end, partition.rows.start())
+
+    def _policy_advanced(self, record: r.PolicyAdvanced) -> None:
+        self._changed(record.partition).policy_version = record.version
+
+    def _groups_wanted(self, record: r.GroupsWanted) -> None:
+        self._changed(record.partition).wants.want(record.task, record.groups)
+
+    def _groups_taken(self, record: r.GroupsTaken) -> None:
+        self.partitions[record.partition].wants.promise(record.task, record.client, record.rows)
 
     def _partition_dropped(self, record: r.PartitionDropped) -> None:
         self.partitions.pop(record.partition).drop()
@@ -193,4 +219,11 @@ _APPLY: dict[type, Any] = {
     r.ClientForgotten: State._client_forgotten,
     r.UnitRegistered: State._unit_registered,
     r.WriterFenced: State._writer_fenced,
+    r.RowsDropped: State._rows_dropped,
+    r.Handed: State._handed,
+    r.Finished: State._finished,
+    r.Aged: State._aged,
+    r.PolicyAdvanced: State._policy_advanced,
+    r.GroupsWanted: State._groups_wanted,
+    r.GroupsTaken: State._groups_taken,
 }

@@ -1,4 +1,4 @@
-"""Requests that wait: claims for rows, puts for capacity. First come, first served; a deadline each."""
+"""Requests that wait: claims for rows, puts for capacity, producers for work. First come, first served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.messages import Claim, Publish, Reserve
+from transfer_queue.messages import Claim, Publish, Reserve, Wanted
 
 Waiter = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
@@ -21,7 +21,7 @@ class Waiting(msgspec.Struct, frozen=True):
     sequence: int
     since: float
     deadline: float
-    request: Claim | Publish | Reserve
+    request: Claim | Publish | Reserve | Wanted
 
     @property
     def waiter(self) -> Waiter:
@@ -98,13 +98,15 @@ def share_key(sampling: dict[str, Any]) -> ShareKey | None:
 class WaitingRoom:
     """by_waiter: everything that waits. claims: partition -> task -> its queue, none of them empty.
 
-    space: puts and reservations that wait for capacity, in order of arrival.
+    space: puts and reservations that wait for capacity, in order of arrival. work: partition -> producers that wait
+    until groups are wanted of them.
     """
 
     def __init__(self) -> None:
         self.by_waiter: dict[Waiter, Waiting] = {}
         self.claims: dict[str, dict[str, Queue]] = {}
         self.space: dict[Waiter, Waiting] = {}
+        self.work: dict[str, dict[Waiter, Waiting]] = {}
         self._deadlines: list[tuple[float, str, int]] = []
 
     def add(self, waiting: Waiting) -> None:
@@ -117,6 +119,8 @@ class WaitingRoom:
             if queue is None:
                 queue = tasks[request.task] = Queue()
             queue.add(waiting)
+        elif isinstance(request, Wanted):
+            self.work.setdefault(request.partition, {})[waiting.waiter] = waiting
         else:
             self.space[waiting.waiter] = waiting
         heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
@@ -128,6 +132,11 @@ class WaitingRoom:
             # most waits end long before their deadline; what they leave behind must not grow
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
+        if isinstance(request, Wanted):
+            del self.work[request.partition][waiter]
+            if not self.work[request.partition]:
+                del self.work[request.partition]
+            return
         if not isinstance(request, Claim):
             del self.space[waiter]
             return

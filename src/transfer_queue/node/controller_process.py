@@ -10,7 +10,6 @@ import numpy.ma  # noqa: F401  (np.unique imports it at its first call: 14 ms in
 
 from transfer_queue.config import Settings, sampler_from
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.queries import status
 from transfer_queue.errors import SamplerError
 from transfer_queue.messages import SystemStatus
 from transfer_queue.net.server import Server
@@ -52,7 +51,7 @@ def _serve_metrics(server: Server, controller: Controller, port: int) -> None:
         future: Future[SystemStatus] = Future()
 
         def take() -> None:
-            future.set_result(status(controller.state, dict(controller.counters), time.monotonic()))
+            future.set_result(controller.status(time.monotonic()))
 
         server.call_soon(take)
         return future.result(METRICS_SECONDS)

@@ -1,0 +1,41 @@
+"""When the rows of a partition came, coarsely: in bounded memory, however many rows there are."""
+
+from __future__ import annotations
+
+from collections import deque
+
+MARKS = 64  # age is known to a MARKS-th of what is kept
+
+
+class Births:
+    """Marks (began, time, end): all positions below `end` had come by `time`. end: that of the newest mark.
+
+    keep: seconds that rows are kept; None where their age does not matter.
+    """
+
+    def __init__(self, keep: float | None) -> None:
+        self.step = (keep or 0.0) / MARKS
+        self.marks: deque[tuple[float, float, int]] = deque()
+        self.end = 0
+
+    def add(self, time: float, end: int, start: int) -> None:
+        """All rows below position `end` are there at this time; those below `start` are gone."""
+        began = time
+        if self.marks and time - self.marks[-1][0] < self.step:
+            began = self.marks.pop()[0]
+        self.marks.append((began, time, end))
+        self.end = end
+        while self.marks[0][2] <= start and len(self.marks) > 1:
+            self.marks.popleft()
+
+    def first(self, start: int) -> float | None:
+        """By when the first row from position `start` on had come; None where none has."""
+        return next((time for _, time, end in self.marks if end > start), None)
+
+    def before(self, time: float) -> int:
+        """The position below which all rows had come by this time; 0 where none had."""
+        return max((end for _, at, end in self.marks if at <= time), default=0)
+
+    def state(self) -> list[tuple[float, float, int]]:
+        """For comparison after replay."""
+        return list(self.marks)
