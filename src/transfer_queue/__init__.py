@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer_queue.client import TransferQueueClient
+    from transfer_queue.conditions import consumed_by
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
     from transfer_queue.errors import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         BatchGoneError,
         CapacityError,
         ConnectionLostError,
+        DeadlockError,
         DuplicateError,
         FieldTypeError,
         InvalidArgumentError,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         ProtocolError,
         SamplerError,
         SealedError,
+        StalenessError,
         StartError,
         StorageKeyNotFoundError,
         TransferQueueError,
@@ -85,6 +88,7 @@ __all__ = [
     "BatchMeta",
     "CapacityError",
     "ConnectionLostError",
+    "DeadlockError",
     "DuplicateError",
     "FieldTypeError",
     "GRPOGroupNSampler",
@@ -99,6 +103,7 @@ __all__ = [
     "SealedError",
     "SeqlenBalancedSampler",
     "SequentialSampler",
+    "StalenessError",
     "StartError",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
@@ -117,6 +122,7 @@ __all__ = [
     "async_kv_list",
     "async_kv_put",
     "close",
+    "consumed_by",
     "get_client",
     "get_metrics_endpoint",
     "init",
@@ -143,6 +149,7 @@ _WHERE = {
     "StreamingDataLoader": "dataloader.streaming_dataloader",
     "StreamingDataset": "dataloader.streaming_dataset",
     "TransferQueueClient": "client",
+    "consumed_by": "conditions",
 }
 
 # Modules that users reach as attributes of the package, without importing them.

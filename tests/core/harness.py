@@ -255,10 +255,11 @@ class Harness:
         wait: float | None = None,
         probe: bool = False,
         finite: bool = False,
+        hold: bool = False,
         **sampling: Any,
     ) -> int:
         """Sends a claim of client `name`; gives its sequence."""
-        request = Claim(partition, task, list(fields), count, sampling, wait, probe, finite)
+        request = Claim(partition, task, list(fields), count, sampling, wait, probe, finite, None, hold)
         return self.send(request, name)
 
     def dealt(self, count: int, *args: Any, name: str = "r", **more: Any) -> list[int] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.messages import PartitionProgress, SystemStatus
+from transfer_queue.messages import PartitionProgress, PolicyProgress, SystemStatus
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows a second produced or consumed."""
@@ -19,6 +19,11 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
     lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
     lambda p: "sealed" if p.sealed else None,
+    lambda p: f"{p.freed} freed" if p.freed else None,
+    lambda p: ", ".join(f"{rows} dropped ({reason})" for reason, rows in p.dropped.items()),
+    lambda p: _policy(p.policy) if p.policy is not None else None,
+    lambda p: ", ".join(f"{task!r} misses {less} of {groups} groups" for task, (groups, less) in p.wanted.items()),
+    lambda p: f"{p.waiting_puts} puts wait for room" if p.waiting_puts else None,
 )
 """What stands beside a partition's name, in this order; None: there is nothing to say of it."""
 
@@ -49,6 +54,11 @@ def table(status: SystemStatus, speeds: Rates | None = None) -> str:
     if not status.partitions:
         return "no partitions"
     return "\n\n".join("\n".join(_lines(partition, speeds or {})) for partition in status.partitions)
+
+
+def _policy(policy: PolicyProgress) -> str:
+    most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples taken in"
+    return f"policy version {policy.version}{most}"
 
 
 def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:

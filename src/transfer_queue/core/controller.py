@@ -223,7 +223,7 @@ class Controller:
             self._come_back(client, claim, outcome.rows)
         if outcome.rows is None and not outcome.ended and claim.wait is not None and claim.wait > 0:
             self._park(client, peer, envelope.sequence, claim, now, claim.wait)
-            return []
+            return self._settle()
         return [*self._give(client, peer, envelope, claim, outcome), *self._settle()]
 
     def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:

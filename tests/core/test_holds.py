@@ -1,0 +1,173 @@
+"""Partitions that free their rows by themselves, once tasks have consumed them and are through with them."""
+
+from __future__ import annotations
+
+from harness import Harness, column
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.messages import Finish, ResetConsumption, Seal, Status
+from transfer_queue.sampler import RankAwareSampler, SequentialSampler
+
+
+def made(replicas: int = 1, sampler=None, **more) -> Harness:
+    h = Harness(sampler or SequentialSampler(), **more)
+    h.create(free_when=["a", "b"], replicas=replicas)
+    return h
+
+
+def live(h: Harness) -> list[int]:
+    rows = h.state.partitions["p"].rows
+    return rows.indexes_of(rows.live_positions()).tolist()
+
+
+def test_a_row_goes_when_all_tasks_are_through():
+    h = made()
+    h.put(4)
+    assert h.dealt(2, "a", name="a") == [0, 1]
+    assert h.dealt(2, "b", name="b") == [0, 1]
+    assert live(h) == [0, 1, 2, 3], "both still hold them"
+    assert h.dealt(2, "a", name="a") == [2, 3]
+    assert live(h) == [0, 1, 2, 3]
+    assert h.dealt(2, "b", name="b") == [2, 3]
+    assert live(h) == [2, 3]
+    assert h.look(Status()).partitions[0].freed == 2
+    h.disconnect("a")
+    h.disconnect("b")
+    assert live(h) == [], "who is gone holds nothing"
+
+
+def test_asking_for_more_frees_though_nothing_is_there():
+    """Else the space that is to be freed could be what the next row waits for."""
+    h = made(capacity=2)
+    h.put(2)
+    puts = h.send(h.publish(1, wait=100.0))
+    for task in "ab":
+        h.dealt(2, task, name=task)
+        h.claim(1, task, name=task, wait=100.0)
+    assert h.result(puts) is not None
+    assert live(h) == [2]
+
+
+def test_other_tasks_do_not_matter():
+    h = made()
+    h.put(1)
+    h.dealt(1, "c", name="c")
+    for task in "ab":
+        h.dealt(1, task, name=task)
+        assert h.dealt(1, task, name=task) == []
+    assert live(h) == []
+
+
+def test_a_fetch_that_holds_frees_nothing_until_it_says_so():
+    h = Harness()
+    h.create(free_when=["a"])
+    h.put(2)
+    for row in (0, 1):
+        sequence = h.claim(1, "a", name="a", hold=True)
+        assert h.got(sequence, "a") == [row]
+        assert h.reply(sequence, "a").held
+    assert live(h) == [0, 1]
+    h.ask(Finish("p", "a", column([0]), "a"), "trainer")
+    h.ask(Finish("p", "a", column([0, 1]), "stranger"), "trainer")
+    assert live(h) == [1]
+
+
+def test_every_replica_must_be_through():
+    h = Harness(RankAwareSampler())
+    h.create(free_when=["a"], replicas=2)
+    h.put(4)
+    for name in ("one", "two"):
+        assert h.dealt(2, "a", name=name, dp_rank=0, batch_index=0) == [0, 1]
+    assert h.dealt(2, "a", name="one", dp_rank=0, batch_index=1) == [2, 3]
+    assert live(h) == [0, 1, 2, 3]
+    assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=0) == [0, 1], "asked again, it is held on"
+    assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=1) == [2, 3]
+    assert live(h) == [2, 3]
+
+
+def test_a_replica_that_still_reads_is_waited_for():
+    h = Harness(RankAwareSampler())
+    h.create(free_when=["a"])
+    h.put(2)
+    for name in ("one", "two"):
+        h.dealt(2, "a", name=name, dp_rank=0, batch_index=0)
+    h.claim(2, "a", name="one", dp_rank=0, batch_index=1, wait=10.0)
+    assert live(h) == [0, 1]
+    h.claim(2, "a", name="two", dp_rank=0, batch_index=1, wait=10.0)
+    assert live(h) == []
+
+
+def test_a_reset_begins_anew():
+    h = Harness()
+    h.create(free_when=["a", "b"])
+    h.put(1)
+    h.dealt(1, "a", name="a")
+    h.ask(ResetConsumption("p", "a"))
+    h.dealt(1, "b", name="b")
+    assert h.dealt(1, "b", name="b") == []
+    assert live(h) == [0]
+    assert h.dealt(1, "a", name="a") == [0]
+    assert h.dealt(1, "a", name="a") == []
+    assert live(h) == []
+
+
+def test_a_sealed_partition_ends_empty():
+    h = Harness()
+    h.create(free_when=["a"])
+    h.put(2)
+    h.ask(Seal("p"))
+    assert h.dealt(2, "a", name="a") == [0, 1]
+    assert h.dealt(2, "a", name="a") is None
+    assert live(h) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "fetch", "hold", "finish", "leave", "clear"]), st.integers(0, 2)), max_size=40
+    )
+)
+def test_a_row_lives_exactly_as_long_as_it_is_needed(steps):
+    """Against a model: a row is there while a task has not consumed it, or somebody holds it."""
+    h = Harness()
+    h.create(free_when=["a", "b"])
+    there: set[int] = set()
+    got = {task: set() for task in "ab"}
+    held: dict[tuple[str, int], set[int]] = {}
+
+    def settle() -> None:
+        for row in list(there):
+            if all(row in got[task] for task in "ab") and not any(row in rows for rows in held.values()):
+                there.discard(row)
+
+    for what, number in steps:
+        task = "ab"[number % 2]
+        name = f"{task}{number}"
+        mine = held.setdefault((task, number), set())
+        if what == "put":
+            there |= set(h.put(number + 1))
+        elif what in ("fetch", "hold"):
+            if what == "fetch":
+                mine.clear()
+                settle()
+            rows = h.dealt(1, task, name=name, hold=what == "hold")
+            assert rows == sorted(there - got[task])[:1]
+            mine |= set(rows)
+            got[task] |= set(rows)
+        elif what == "finish" and mine:
+            row = min(mine)
+            h.ask(Finish("p", task, column([row]), name))
+            mine.discard(row)
+        elif what == "leave" and name in h.clients:
+            h.disconnect(name)
+            h.connect(name)
+            mine.clear()
+        elif what == "clear" and there:
+            row = min(there)
+            h.clear([row])
+            there.discard(row)
+            for rows in held.values():
+                rows.discard(row)
+        settle()
+        assert live(h) == sorted(there) if "p" in h.state.partitions else not there
