@@ -1,0 +1,114 @@
+"""Division under a cap of tokens: no part ever holds more, but for an item above the cap, which stands alone."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from transfer_queue.errors import BalanceInputError
+from transfer_queue.sampler.balance.arrays import Floats, Ints, by_position, largest_first, members
+from transfer_queue.sampler.balance.first_fit import first_fit, least_bins
+from transfer_queue.sampler.balance.greedy import greedy
+from transfer_queue.sampler.balance.refine import Cap, refine
+from transfer_queue.sampler.balance.spread import spread
+
+# Pairs of parts that one levelling looks at: as long as packing takes, a few ms.
+_LEVEL_PAIRS = 300
+
+
+def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> Ints:
+    """The part of each item, of k parts, none empty, even by cost; each part's tokens are within the cap.
+
+    Raises BalanceInputError where k parts cannot keep the cap, or where no way to keep it was found.
+    """
+    long = tokens > cap
+    alone, rest = np.flatnonzero(long), np.flatnonzero(~long)
+    room = k - len(alone)
+    least = len(alone) + least_bins(tokens[rest], cap)
+    if least > k:
+        raise BalanceInputError(
+            f"{k} parts of at most {cap} tokens cannot hold these lengths: at least {least} parts are needed "
+            f"({len(alone)} of the lengths are longer than a part)"
+        )
+    if equal and len(alone) and len(rest) > 2 * room:
+        raise BalanceInputError(
+            f"the length at position {alone[0]} is above {cap} tokens and stands alone, so that {len(tokens)} lengths "
+            f"have no equal counts in {k} parts; allow free counts or more tokens"
+        )
+    part_of = np.empty(len(tokens), np.int64)
+    part_of[alone] = np.arange(room, k)
+    if len(rest):
+        found = _within(costs[rest], tokens[rest], cap, room, equal=equal)
+        if found is None and not equal:
+            packed, bins = first_fit(tokens[rest], cap)
+            if bins <= room:
+                found = _refined(costs[rest], tokens[rest], cap, room, split(tokens[rest], packed, room), free=True)
+        if found is None:
+            counts = "equal counts" if equal else "any counts"
+            advice = "allow free counts, or more parts" if equal else f"{len(alone) + bins} parts do"
+            raise BalanceInputError(
+                f"found no way to divide {len(tokens)} lengths in {counts} into {k} parts of at most {cap} tokens: "
+                f"at least {least} parts are needed, whatever the counts; {advice}"
+            )
+        part_of[rest] = found
+    return part_of
+
+
+def level(tokens: Floats, cap: int, k: int, packed: Ints) -> Ints:
+    """The part of each item, of k parts, none empty, even by tokens. packed: bins of the items, k at most, none empty.
+
+    Takes a small part of the time of `spread_capped`.
+    """
+    order = largest_first(tokens)
+    ranked = tokens[order]
+    # What ignores the cap is nearly even at once; where it keeps the cap all the same it is the better start.
+    start = greedy(ranked, k)
+    if not _keeps(start, ranked, cap, k):
+        start = split(tokens, packed, k)[order]
+    return by_position(refine(ranked, start, k, free=True, most_pairs=_LEVEL_PAIRS), order)
+
+
+def split(tokens: Floats, bin_of: Ints, k: int) -> Ints:
+    """Of some bins k, by halving the fullest of those with more than one item; there must be k items."""
+    bins = int(bin_of.max()) + 1
+    order = largest_first(tokens)
+    parts = members(bin_of[order], bins)  # ranks, so that each lists its largest first
+    ranked = tokens[order]
+    fullest = [(-float(ranked[part].sum()), number) for number, part in enumerate(parts) if len(part) > 1]
+    heapq.heapify(fullest)
+    while len(parts) < k:
+        _, number = heapq.heappop(fullest)
+        whole = parts[number]
+        parts[number] = whole[::2]
+        parts.append(whole[1::2])
+        for half in (number, len(parts) - 1):
+            if len(parts[half]) > 1:
+                heapq.heappush(fullest, (-float(ranked[parts[half]].sum()), half))
+    part_of = np.empty(len(tokens), np.int64)
+    for number, part in enumerate(parts):
+        part_of[part] = number
+    return by_position(part_of, order)
+
+
+def _within(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> Ints | None:
+    """The part of each item, if what is even by cost or by tokens keeps the cap by itself, as it mostly does."""
+    part_of = spread(costs, k, equal=equal)
+    if _keeps(part_of, tokens, cap, k):
+        return part_of
+    if np.array_equal(costs, tokens):
+        return None
+    part_of = spread(tokens, k, equal=equal)
+    if _keeps(part_of, tokens, cap, k):
+        return _refined(costs, tokens, cap, k, part_of, free=not equal)
+    return None
+
+
+def _keeps(part_of: Ints, tokens: Floats, cap: int, k: int) -> bool:
+    return bool(np.bincount(part_of, tokens, k).max() <= cap)
+
+
+def _refined(costs: Floats, tokens: Floats, cap: int, k: int, part_of: Ints, *, free: bool) -> Ints:
+    order = largest_first(costs)
+    found = refine(costs[order], part_of[order], k, free=free, cap=Cap(tokens[order], cap))
+    return by_position(found, order)

@@ -1,0 +1,304 @@
+"""`balance`: counts, costs and caps; `imbalance`; bad input."""
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.errors import BalanceInputError
+from transfer_queue.sampler import seqlen_balanced_sampler
+from transfer_queue.sampler.balance import (
+    balance,
+    get_seqlen_balanced_partitions,
+    imbalance,
+    karmarkar_karp,
+    linear,
+    quadratic,
+)
+
+integers = st.integers(0, 500)
+attention = quadratic(1, 1 / 1024)
+costs = st.sampled_from([linear, attention, quadratic(0, 1), lambda lengths: 1 / (1 + lengths)])
+
+
+@st.composite
+def problems(draw, values=integers, most=30):
+    """(lengths, parts)."""
+    lengths = draw(st.lists(values, min_size=1, max_size=most))
+    return lengths, draw(st.integers(1, len(lengths)))
+
+
+def assert_division(parts, n, k):
+    assert len(parts) == k
+    assert all(parts)
+    assert all(part == sorted(part) for part in parts)
+    assert parts == sorted(parts)
+    assert sorted(itertools.chain.from_iterable(parts)) == list(range(n))
+    assert all(type(position) is int for part in parts for position in part)
+
+
+def assert_capped(parts, lengths, cap):
+    for part in parts:
+        assert len(part) == 1 or sum(lengths[position] for position in part) <= cap
+
+
+def fewest(lengths, cap):
+    """The least number of parts under the cap, by trying everything; a length above it is alone."""
+
+    def search(rest, sums):
+        if not rest:
+            return len(sums)
+        places = [at for at, load in enumerate(sums) if load + rest[0] <= cap]
+        tried = [search(rest[1:], [*sums[:at], sums[at] + rest[0], *sums[at + 1 :]]) for at in places]
+        return min([*tried, search(rest[1:], [*sums, rest[0]])])
+
+    return search(sorted(lengths, reverse=True), [])
+
+
+@given(problem=problems(values=st.one_of(integers, st.floats(0, 1e9))), cost=costs, equal=st.booleans())
+def test_every_position_once_and_counts(problem, cost, equal):
+    lengths, k = problem
+    parts = balance(lengths, k, equal_counts=equal, cost=cost)
+    assert_division(parts, len(lengths), k)
+    if equal:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert balance(lengths, k, equal_counts=equal, cost=cost) == parts
+
+
+@given(problem=problems())
+def test_without_more_it_is_the_usual_partition(problem):
+    lengths, k = problem
+    assert balance(lengths, k) == get_seqlen_balanced_partitions(lengths, k, False)
+    if len(lengths) % k == 0:
+        assert balance(lengths, k, equal_counts=True) == get_seqlen_balanced_partitions(lengths, k, True)
+
+
+def test_counts_that_do_not_divide_move_the_item_too_many():
+    """Four parts of two and one of one: which part has one follows from the lengths."""
+    parts = balance([10, 6, 6, 5, 5, 4, 4, 3, 7], 5, equal_counts=True)
+    assert sorted(map(len, parts)) == [1, 2, 2, 2, 2]
+    assert imbalance([10, 6, 6, 5, 5, 4, 4, 3, 7], parts) == 1.0
+
+
+@settings(max_examples=300)
+@given(
+    problem=problems(values=st.one_of(st.integers(0, 60), st.floats(0, 60))),
+    cap=st.integers(1, 200),
+    cost=costs,
+    equal=st.booleans(),
+)
+def test_a_cap_is_never_exceeded(problem, cap, cost, equal):
+    lengths, k = problem
+    try:
+        parts = balance(lengths, k, equal_counts=equal, cost=cost, max_tokens=cap)
+    except BalanceInputError:
+        return  # `test_a_refusal_is_right`
+    assert_division(parts, len(lengths), k)
+    assert_capped(parts, lengths, cap)
+    if equal:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7), cap=st.integers(5, 30), data=st.data())
+def test_a_refusal_is_right(lengths, cap, data):
+    """So few items always find their way, and the number in the message is no more than the true one."""
+    needed = fewest(lengths, cap)
+    k = data.draw(st.integers(1, len(lengths)))
+    if k >= needed:
+        assert_capped(balance(lengths, k, max_tokens=cap), lengths, cap)
+    else:
+        with pytest.raises(BalanceInputError, match="at least") as caught:
+            balance(lengths, k, max_tokens=cap)
+        words = str(caught.value).split("at least ")[1].split()
+        assert k < int(words[0]) <= needed
+
+
+def test_a_refusal_names_the_number():
+    with pytest.raises(BalanceInputError, match=r"2 parts of at most 10 tokens .* at least 3 parts are needed"):
+        balance([6, 6, 6, 1], 2, max_tokens=10)
+    with pytest.raises(BalanceInputError, match=r"at least 3 parts are needed \(1 of the lengths"):
+        balance([50, 6, 6], 2, max_tokens=10)
+    lengths = [9, 5, 4, 3, 3, 3]  # 9 leaves no room for a second one
+    assert_capped(balance(lengths, 3, max_tokens=9), lengths, 9)
+    with pytest.raises(BalanceInputError, match=r"in equal counts .* at least 3 parts are needed"):
+        balance(lengths, 3, equal_counts=True, max_tokens=9)
+
+
+def test_a_length_above_the_cap_is_alone():
+    assert [3] in balance([1, 2, 3, 500, 4], 2, max_tokens=100)
+    assert balance([7, 500, 3, 600, 1], 4, max_tokens=10) == [[0], [1], [2, 4], [3]]
+    assert balance([500, 3, 4], 2, equal_counts=True, max_tokens=10) == [[0], [1, 2]]
+    with pytest.raises(BalanceInputError, match=r"position 0 .* alone"):
+        balance([500, 3, 4, 2, 1, 1], 3, equal_counts=True, max_tokens=10)
+
+
+def test_a_cap_that_no_even_division_keeps():
+    """Longest first and exchanges end above it; first fit keeps it."""
+    lengths = [7, 12, 6, 2, 16, 17, 6, 9, 20]
+    assert max(sum(lengths[position] for position in part) for part in balance(lengths, 5)) > 21
+    parts = balance(lengths, 5, max_tokens=21)
+    assert_division(parts, 9, 5)
+    assert_capped(parts, lengths, 21)
+    by_cost = balance(lengths, 5, cost=attention, max_tokens=21)
+    assert_division(by_cost, 9, 5)
+    assert_capped(by_cost, lengths, 21)
+
+
+def test_a_cap_on_tokens_is_none_on_costs():
+    lengths = drawn(1)[:512]
+    cap = int(lengths.sum() / 8 * 1.02)
+    free = balance(lengths, 8, cost=attention)
+    capped = balance(lengths, 8, cost=attention, max_tokens=cap)
+    assert max(lengths[part].sum() for part in free) > cap
+    assert_capped(capped, lengths, cap)
+    assert imbalance(attention(lengths), capped) < imbalance(attention(lengths), balance(lengths, 8))
+
+
+def test_fractions_of_tokens_count_whole():
+    assert balance([1.5, 1.5, 1, 1], 2, max_tokens=3.9) == [[0, 2], [1, 3]]
+    with pytest.raises(BalanceInputError, match="at least 3"):
+        balance([1.5, 1.5, 1, 1], 2, max_tokens=2.9)
+
+
+# --- quality
+
+
+def drawn(seed, kind="lognormal", n=8192):
+    """Lengths as they occur. With equal counts a part of the longest by square holds 63 more, hence the bounds there."""
+    generator = np.random.default_rng(seed)
+    if kind == "lognormal":
+        lengths = np.exp(generator.normal(6.5, 1, n))
+    elif kind == "bimodal":
+        lengths = np.where(generator.random(n) < 0.9, generator.normal(300, 50, n), generator.normal(12000, 1000, n))
+    else:
+        lengths = 200 * (1 + generator.pareto(1.2, n))
+    return np.clip(lengths, 16, 32768).astype(int).astype(float)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("equal", "bound"), [(True, 1.001), (False, 1.0001)])
+def test_quality_at_size(equal, bound, seed):
+    lengths = drawn(seed)
+    parts = balance(lengths, 128, equal_counts=equal)
+    assert_division(parts, 8192, 128)
+    assert imbalance(lengths, parts) <= bound
+
+
+@pytest.mark.parametrize("kind", ["bimodal", "pareto"])
+@pytest.mark.parametrize("cost", [linear, attention], ids=["linear", "quadratic"])
+@pytest.mark.parametrize(("equal", "bound"), [(True, 1.02), (False, 1.001)])
+def test_quality_of_other_lengths(kind, cost, equal, bound):
+    lengths = drawn(0, kind)
+    assert imbalance(cost(lengths), balance(lengths, 128, equal_counts=equal, cost=cost)) <= bound
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_quadratic_cost_is_better_balanced_by_itself(equal):
+    lengths = drawn(0)
+    by_cost = balance(lengths, 128, equal_counts=equal, cost=attention)
+    by_tokens = balance(lengths, 128, equal_counts=equal)
+    assert imbalance(attention(lengths), by_cost) <= (1.02 if equal else 1.001)
+    assert imbalance(attention(lengths), by_tokens) > 1.1
+
+
+# --- costs and imbalance
+
+
+def test_costs():
+    assert quadratic(2, 0.5)(np.array([0.0, 1, 10])).tolist() == [0, 2.5, 70]
+    assert linear(np.array([3.0, 4])).tolist() == [3, 4]
+    assert pickle.loads(pickle.dumps(attention)) == attention
+
+
+def test_imbalance():
+    assert imbalance([1, 2, 3], [[0, 1], [2]]) == 1.0
+    assert imbalance([1, 2, 3], [[0], [1, 2]]) == 5 / 3
+    assert imbalance([10, 1], [[0], [1]]) == 1.0  # nothing can be below the largest item
+    assert imbalance([0, 0], [[0], [1]]) == 1.0
+
+
+@pytest.mark.parametrize("parts", [[], [[0]], [[0, 1], [1]], [[0, 2]], [[0, 1, 2]]])
+def test_imbalance_of_no_division(parts):
+    with pytest.raises(BalanceInputError, match="each of the 2 positions once"):
+        imbalance([1, 2], parts)
+
+
+def test_the_usual_names_stay():
+    assert seqlen_balanced_sampler.get_seqlen_balanced_partitions is get_seqlen_balanced_partitions
+    assert seqlen_balanced_sampler.karmarkar_karp is karmarkar_karp
+
+
+# --- bad input
+
+BAD = {
+    "empty": (([], 1), {}),
+    "too few": (([1], 2), {}),
+    "no parts": (([1, 2], 0), {}),
+    "parts are no int": (([1, 2], 1.0), {}),
+    "parts are a bool": (([1, 2], True), {}),
+    "nan": (([1, float("nan")], 1), {}),
+    "infinite": (([1, float("inf")], 1), {}),
+    "negative": (([1, -1], 1), {}),
+    "text": ((["1", "2"], 1), {}),
+    "no list": ((7, 1), {}),
+    "array of rank 2": ((np.ones((2, 2)), 1), {}),
+    "no cost": (([1, 2], 1), {"cost": "linear"}),
+    "a negative cost": (([1, 2], 1), {"cost": lambda lengths: -lengths}),
+    "a cost too few": (([1, 2], 1), {"cost": lambda lengths: lengths[1:]}),
+    "a cost for all": (([1, 2], 1), {"cost": lambda lengths: float(lengths.sum())}),
+    "a cost beyond range": (([1e200, 2], 1), {"cost": attention}),
+    "no tokens": (([1, 2], 1), {"max_tokens": 0}),
+    "tokens below 0": (([1, 2], 1), {"max_tokens": -5}),
+    "tokens are nan": (([1, 2], 1), {"max_tokens": float("nan")}),
+    "tokens are text": (([1, 2], 1), {"max_tokens": "9"}),
+    "tokens are a bool": (([1, 2], 1), {"max_tokens": True}),
+    "tokens beyond counting": (([2.0**53, 1.0], 1), {"max_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize(("arguments", "options"), BAD.values(), ids=BAD)
+def test_bad_input(arguments, options):
+    with pytest.raises(BalanceInputError) as caught:
+        balance(*arguments, **options)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("coefficients", [(0, 0), (-1, 1), (1, float("nan")), ("1", 1), (True, 1), (1, float("inf"))])
+def test_bad_coefficients(coefficients):
+    with pytest.raises(BalanceInputError, match="coefficients"):
+        quadratic(*coefficients)
+
+
+def test_a_cost_cannot_change_the_lengths():
+    def zero(lengths):
+        lengths[:] = 0
+        return lengths
+
+    assert_capped(balance([5, 5, 5, 5], 2, cost=zero, max_tokens=10), [5, 5, 5, 5], 10)
+
+
+def test_without_asserts():
+    """The same under python -O."""
+    lines = [
+        "from transfer_queue.errors import BalanceInputError",
+        "from transfer_queue.sampler.balance import balance, imbalance, pack, quadratic",
+        "print(balance([4, 3, 2, 1], 2, max_tokens=5), pack([4, 3, 2, 1], 5))",
+        "nan = float('nan')",
+        "bad = [(balance, [1], 2), (balance, [], 1), (balance, [nan], 1), (balance, [-1], 1), (balance, [1], 1.5),",
+        "       (pack, [nan], 5), (pack, [1], 0), (pack, [1], 5, 2), (pack, 'x', 5),",
+        "       (quadratic, 0, 0), (imbalance, [1, 2], [[0]])]",
+        "for f, *arguments in bad:",
+        "    try: print('none', f(*arguments))",
+        "    except BalanceInputError: print('raised')",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, env=os.environ
+    )
+    assert done.stdout.splitlines() == ["[[0, 3], [1, 2]] [[0, 3], [1, 2]]", *["raised"] * 11], done.stderr
