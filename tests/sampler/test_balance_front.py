@@ -171,7 +171,7 @@ def test_fractions_of_tokens_count_whole():
 
 
 def drawn(seed, kind="lognormal", n=8192):
-    """Lengths as they occur. With equal counts a part of the longest by square holds 63 more, hence the bounds there."""
+    """Lengths as they occur. With equal counts 63 others share the part of the longest, hence the bounds there."""
     generator = np.random.default_rng(seed)
     if kind == "lognormal":
         lengths = np.exp(generator.normal(6.5, 1, n))
