@@ -378,6 +378,14 @@ class WriterGone(Request, frozen=True):
     extents: list[int]
 
 
+class SpaceShort(Request, frozen=True):
+    """A unit's writers that wait for space there, told whenever it changes. freed: how many `Free` the unit has had."""
+
+    unit: int
+    writers: list[str]
+    freed: int
+
+
 class Cancel(Request, frozen=True):
     """The asking client no longer waits for its request `sequence`."""
 
@@ -420,6 +428,12 @@ class Free(Request, frozen=True):
     """Controller to unit: nothing lives in these extents any more."""
 
     extents: list[int]
+
+
+class Refuse(Request, frozen=True):
+    """Controller to unit: who waits for space waits in vain. words: why."""
+
+    words: str
 
 
 # ---------------------------------------------------------------- replies
@@ -614,6 +628,7 @@ AnyRequest = Union[
     ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
     CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
+    SpaceShort, Refuse,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

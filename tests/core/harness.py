@@ -14,7 +14,7 @@ import numpy as np
 
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, FreeExtents, Send
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.errors import by_name
@@ -109,13 +109,17 @@ class Client:
 
 
 class Harness:
-    """now: the clock. replies: what each (peer, sequence) got. freed: (unit, extent) in order. records: all so far."""
+    """now: the clock. replies: what each (peer, sequence) got. freed: (unit, extent) in order. records: all so far.
+
+    refused: (unit, words) of leases to be refused.
+    """
 
     def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
         self.controller = Controller(sampler or SequentialSampler(), capacity=capacity)
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
+        self.refused: list[tuple[int, str]] = []
         self.records: list[Any] = []
         self.clients: dict[str, Client] = {}
         self.peers = 0
@@ -138,6 +142,8 @@ class Harness:
                 assert answered not in self.replies, f"two replies to {answered}"
                 encode(Answer(effect.sequence, effect.reply))
                 self.replies[answered] = effect.reply
+            elif isinstance(effect, RefuseLeases):
+                self.refused.append((effect.unit, effect.words))
             else:
                 assert isinstance(effect, FreeExtents)
                 for extent in effect.extents:

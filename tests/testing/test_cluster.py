@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from simulated import Start, numbers, table
-from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.errors import DeadlockError, WaitTimeoutError
 from transfer_queue.messages import Publish
 from transfer_queue.testing import Client, Cluster, Network, VirtualClock
 
@@ -222,3 +223,20 @@ def test_async_methods(a: Client) -> None:
     with pytest.raises(StopIteration) as stop:
         coroutine.send(None)
     assert stop.value.value.global_indexes == [0, 1]
+
+
+def test_an_arena_that_is_full_while_everybody_waits_is_a_deadlock(tmp_path):
+    """The put is refused at once, not after its timeout."""
+    with Cluster(tmp_path, arena_bytes=1 << 20) as cluster:
+        producer, trainer = cluster.client("producer"), cluster.client("trainer")
+        batch = TensorDict({"x": torch.zeros(4, 1 << 16, dtype=torch.uint8)}, batch_size=[4])
+        for _ in range(3):
+            producer.put(batch, partition_id="p")
+        claim = trainer.start(trainer.operations.get_meta(["x"], 100, "p", task_name="train", timeout=1000.0))
+        put = producer.start(producer.operations.put(batch.repeat(2), partition_id="p", timeout=500.0))
+        cluster.run()
+        assert put.done
+        assert isinstance(put.error, DeadlockError)
+        assert "producer waits for bytes of storage unit 0" in str(put.error)
+        assert not claim.done
+        cluster.check()

@@ -18,16 +18,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import admission, claims, clears, demand, puts, retention
+from transfer_queue.core import admission, claims, clears, deadlock, demand, puts, retention
 from transfer_queue.core import records as r
-from transfer_queue.core.effects import Effect, FreeExtents, Send
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, meta_reply, status
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
-from transfer_queue.errors import CapacityError, ProtocolError, TransferQueueError
+from transfer_queue.errors import CapacityError, DeadlockError, ProtocolError, TransferQueueError
 from transfer_queue.messages import (
     AnyReply,
     Cancel,
@@ -51,6 +51,7 @@ from transfer_queue.messages import (
     ResetConsumption,
     Seal,
     SetPolicyVersion,
+    SpaceShort,
     Status,
     SystemStatus,
     Topology,
@@ -97,6 +98,7 @@ class Controller:
         self.connections: dict[str, set[int]] = {}
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
+        self.movers = deadlock.Movers()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
         self._now = 0.0  # of the event under way
@@ -133,6 +135,7 @@ class Controller:
             self._unpark(waiter)
         for unit in [u for u, p in self.unit_peers.items() if p == peer]:
             del self.unit_peers[unit]
+            self.movers.short.pop(unit, None)
         peers = self.connections.get(client)
         if peers is not None:
             peers.discard(peer)
@@ -189,12 +192,16 @@ class Controller:
             return [Send(peer, sequence, Done(explain(self.state, body, claims.group_size(self.samplers.default))))]
         if isinstance(body, Cancel):
             return self._cancel(client, peer, sequence, body.sequence)
+        if isinstance(body, SpaceShort):
+            return self._space_short(peer, sequence, body)
         if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
             self._park(client, peer, sequence, body, now, body.wait)
-            return []
+            return self._settle()
         decide = _MUTATIONS.get(type(body))
         if decide is None:
             raise ProtocolError(f"{type(body).__name__} is no request to a controller")
+        if not isinstance(body, _HOUSEKEEPING):
+            self.movers.actors.add(client)
         try:
             records, reply = decide(self, client, peer, body)
         except CapacityError:
@@ -202,7 +209,7 @@ class Controller:
             if wait is None or wait <= 0:
                 raise
             self._park(client, peer, sequence, body, now, wait)
-            return []
+            return self._settle()
         return [*self._commit(client, peer, envelope, records, reply), *self._settle()]
 
     def _commit(
@@ -232,6 +239,7 @@ class Controller:
         rows = outcome.rows
         self.counters["dealt_rows"] += len(rows) if outcome.records else 0
         partition = self.state.partitions[claim.partition]
+        self.movers.given(client, demand.consumer_of(claim))
         handed = demand.handed(partition, client, claim, rows)
         warning = self._spanning(partition, claim, rows)
 
@@ -245,6 +253,7 @@ class Controller:
 
     def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:
         """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
+        self.movers.back(client, demand.consumer_of(claim))
         partition = self.state.partitions.get(claim.partition)
         if partition is not None and claim.task in partition.holds.tasks:
             held = partition.holds.of(claim.task, client, demand.rank_of(claim))
@@ -255,6 +264,12 @@ class Controller:
             self._apply(r.Finished(partition.name, task, client, rows.tobytes()))
             for record in clears.finished(partition, rows):
                 self._apply(record)
+
+    def _space_short(self, peer: int, sequence: int, short: SpaceShort) -> list[Effect]:
+        if self.unit_peers.get(short.unit) != peer:
+            raise ProtocolError("only the unit itself may say who waits for its space")
+        self.movers.short[short.unit] = short
+        return [Send(peer, sequence, Done()), *self._settle()]
 
     def _spanning(self, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
         """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
@@ -340,7 +355,22 @@ class Controller:
                 for waiting in list(self.state.waiting.space.values()):
                     effects += self._retry(waiting)
         for unit, extents in self.state.blocks.take_freed(self.unit_peers).items():
+            self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
             effects.append(FreeExtents(unit, extents))
+        if self.movers.deadlocked(self.state, self.connections):
+            effects += self._end_deadlock()
+        return effects
+
+    def _end_deadlock(self) -> list[Effect]:
+        """Fails all that waits for space, saying what waits for what."""
+        told = deadlock.words(self.state, self.movers.short.values())
+        effects: list[Effect] = []
+        for waiting in list(self.state.waiting.space.values()):
+            peer = self.peers.get(waiting.waiter)
+            self._unpark(waiting.waiter)
+            if peer is not None:
+                effects.append(self._failure(peer, waiting.sequence, DeadlockError(told)))
+        effects += [RefuseLeases(unit, told) for unit, short in self.movers.short.items() if short.writers]
         return effects
 
     def _worth_a_try(
@@ -466,6 +496,7 @@ class Controller:
 
     def _release(self, client: str) -> None:
         """A client is gone: it holds nothing, has promised nothing, and will not put what it has reserved."""
+        self.movers.left(client)
         for partition in list(self.state.partitions.values()):
             for task, rows in partition.holds.of_client(client):
                 self._finish(partition, task, client, rows)
@@ -549,6 +580,8 @@ class Controller:
         partition = self.state.partitions.get(request.partition)
         if partition is not None:
             self._finish(partition, request.task, request.holder, indexes_in(request.rows))
+            for consumer in demand.idle(partition, request.task, request.holder, self.movers.busy):
+                self.movers.back(request.holder, consumer)
         return [], Done
 
     def _set_policy_version(self, client: str, peer: int, request: SetPolicyVersion) -> Decision:
@@ -568,6 +601,7 @@ class Controller:
     def _register_unit(self, client: str, peer: int, request: RegisterUnit) -> Decision:
         number = next((u.unit for u in self.state.units.values() if u.arena == request.arena), len(self.state.units))
         self.unit_peers[number] = peer
+        self.movers.freed[number] = 0
         return [r.UnitRegistered(number, request.address, request.arena)], lambda: Done(number)
 
     def _writer_gone(self, client: str, peer: int, request: WriterGone) -> Decision:
@@ -576,6 +610,7 @@ class Controller:
         return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
 
 
+_HOUSEKEEPING = (RegisterUnit, WriterGone, CloseExtents)  # what makes neither rows nor space
 _MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     CreatePartition: Controller._create_partition,
     Reserve: Controller._reserve,

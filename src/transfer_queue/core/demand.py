@@ -17,6 +17,19 @@ def rank_of(claim: Claim) -> int:
     return rank if isinstance(rank, int) else 0
 
 
+def consumer_of(claim: Claim) -> tuple[str, str, int]:
+    """Who comes back for more when it asks alike: (partition, task, dp_rank)."""
+    return claim.partition, claim.task, rank_of(claim)
+
+
+def idle(
+    partition: Partition, task: str, client: str, busy: dict[str, set[tuple[str, str, int]]]
+) -> list[tuple[str, str, int]]:
+    """As which consumers of this task the client holds nothing any more, though it has not come back."""
+    mine = [consumer for consumer in busy.get(client, ()) if consumer[:2] == (partition.name, task)]
+    return [consumer for consumer in mine if not len(partition.holds.of(task, client, consumer[2]))]
+
+
 def handed(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
     """The client holds these rows from now on, where the partition frees what is finished."""
     holds = partition.holds

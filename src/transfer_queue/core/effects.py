@@ -24,4 +24,11 @@ class FreeExtents(msgspec.Struct, frozen=True):
     extents: list[int]
 
 
-Effect = Union[Send, FreeExtents]
+class RefuseLeases(msgspec.Struct, frozen=True):
+    """Tell this unit to refuse the leases that wait for space."""
+
+    unit: int
+    words: str
+
+
+Effect = Union[RefuseLeases, Send, FreeExtents]

@@ -6,13 +6,15 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, FreeExtents, Send
-from transfer_queue.messages import Envelope, Failure, Free, RegisterUnit, WriterGone
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
+from transfer_queue.messages import Envelope, Failure, Free, Refuse, RegisterUnit, SpaceShort, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.service import EnvelopeService
 
 logger = logging.getLogger(__name__)
+
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort)
 
 
 class ControllerService(EnvelopeService):
@@ -31,7 +33,7 @@ class ControllerService(EnvelopeService):
 
     def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
-        if hello.role != "unit" and isinstance(envelope.body, (RegisterUnit, WriterGone)):
+        if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
         return self._carried_out(self._controller.handle(hello.client_id, peer, envelope, now))
@@ -61,3 +63,7 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, Free(effect.extents))
+            elif isinstance(effect, RefuseLeases):
+                unit = self._controller.unit_peers.get(effect.unit)
+                if unit is not None:
+                    yield self.demand(unit, Refuse(effect.words))

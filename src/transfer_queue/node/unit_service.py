@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Envelope, Failure, Free
+from transfer_queue.messages import Envelope, Failure, Free, Refuse, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.net.session import Session
@@ -66,6 +66,8 @@ class UnitService(EnvelopeService):
         """What the controller says: extents to free, or answers to reports."""
         if body[:1] != _ANSWER:
             request = self._decode(body).body
+            if isinstance(request, Refuse):
+                return self._carried_out(self._unit.refuse(request.words))
             if not isinstance(request, Free):
                 raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
             return self._carried_out(self._unit.free(request.extents))
@@ -76,12 +78,13 @@ class UnitService(EnvelopeService):
         return ()
 
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
-        return list(self._outgoing(effects))
+        return list(self._outgoing([*effects, *self._unit.shortage()]))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
             if isinstance(effect, Answer):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
             elif self.controller is not None:
-                logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
+                if isinstance(effect.body, WriterGone):
+                    logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
                 yield Outgoing(self.controller, self._session.wrap(effect.body)[1])

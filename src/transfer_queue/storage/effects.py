@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from transfer_queue.messages import AnyReply, WriterGone
+from transfer_queue.messages import AnyReply, SpaceShort, WriterGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Answer:
 class Report:
     """Send this to the controller, and again until it has answered."""
 
-    body: WriterGone
+    body: WriterGone | SpaceShort
 
 
 Effect = Union[Answer, Report]

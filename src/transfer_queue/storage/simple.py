@@ -40,6 +40,7 @@ from transfer_queue.messages import (
     OpenSlot,
     Return,
     SlotReply,
+    SpaceShort,
     UnitStatus,
     UnitStatusReply,
     WriterGone,
@@ -116,6 +117,10 @@ class StorageUnit:
         self._parked: dict[tuple[int, int], _Parked] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
         self._next_slot = 1
+        self._freed = 0
+        """How often the controller has freed extents."""
+        self._told: tuple[list[str], int] = [], 0
+        """The writers that wait, and `_freed`, as the controller was told last."""
 
     # ------------------------------------------------------------ events
 
@@ -159,8 +164,25 @@ class StorageUnit:
 
         Numbers that are not leased are passed over: freed before, or a client's mistake.
         """
+        self._freed += 1
         self._release_all(extents)
         return self._serve()
+
+    def refuse(self, words: str) -> list[Effect]:
+        """The controller says that space will never come: who waits is refused."""
+        refused = [
+            Answer(parked.peer, parked.sequence, Failure("DeadlockError", words)) for parked in self._parked.values()
+        ]
+        self._parked.clear()
+        return [*refused]
+
+    def shortage(self) -> list[Effect]:
+        """What the controller must be told of who waits for space; asked for after every event."""
+        writers = list(dict.fromkeys(parked.slot.writer for parked in self._parked.values()))
+        if (not writers and not self._told[0]) or self._told == (writers, self._freed):
+            return []
+        self._told = writers, self._freed
+        return [Report(SpaceShort(self.number, writers, self._freed))]
 
     def next_deadline(self) -> float | None:
         """When `tick` is next due; None if nothing waits."""

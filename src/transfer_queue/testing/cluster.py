@@ -400,9 +400,11 @@ class Cluster:
                 self._answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, core_effects.FreeExtents):
                 self._unit(self.unit.free(effect.extents))
+            elif isinstance(effect, core_effects.RefuseLeases):
+                self._unit(self.unit.refuse(effect.words))
 
     def _unit(self, effects: list[unit_effects.Effect]) -> None:
-        for effect in effects:
+        for effect in [*effects, *self.unit.shortage()]:
             if isinstance(effect, unit_effects.Answer):
                 self._answer(effect.peer, effect.sequence, effect.reply)
             else:

@@ -1,0 +1,99 @@
+"""Notices when every put waits for space and every claim for rows, so that none of them can ever be met.
+
+Who could still move is known from what clients have asked for: one that changes something (an *actor*) may do so
+again unless a request of its waits here or at a storage unit; one that was given rows may still clear them until it
+comes back for more. Only where nobody of these is left is it a deadlock. Nothing here is part of the state: after a
+restart of the controller, clients are judged by what they do from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from transfer_queue.core.explain import nearest
+from transfer_queue.core.state import State
+from transfer_queue.core.waiting import Waiting
+from transfer_queue.messages import Claim, SpaceShort, Wanted
+
+Consumer = tuple[str, str, int]  # partition, task, dp_rank
+SHOWN = 3  # of each kind, in the words
+
+
+class Movers:
+    """Who may still make space or rows.
+
+    actors: clients that have changed something. busy: client -> what it was given rows for and has not come back to.
+    short: unit -> what it last said of those who wait there. freed: unit -> how many times it was told to free.
+    """
+
+    def __init__(self) -> None:
+        self.actors: set[str] = set()
+        self.busy: dict[str, set[Consumer]] = {}
+        self.short: dict[int, SpaceShort] = {}
+        self.freed: dict[int, int] = {}
+
+    def given(self, client: str, consumer: Consumer) -> None:
+        """A client was given rows."""
+        self.actors.add(client)
+        self.busy.setdefault(client, set()).add(consumer)
+
+    def back(self, client: str, consumer: Consumer) -> None:
+        """It is through with them."""
+        self.busy.get(client, set()).discard(consumer)
+
+    def left(self, client: str) -> None:
+        """A client has gone."""
+        self.actors.discard(client)
+        self.busy.pop(client, None)
+
+    def deadlocked(self, state: State, connected: Collection[str]) -> bool:
+        """Whether nobody can move any more."""
+        waiting = state.waiting
+        at_units = [writer for short in self.short.values() for writer in short.writers]
+        if not (waiting.space or at_units) or not waiting.claims or any(self.busy.values()):
+            return False
+        if any(short.freed != self.freed.get(unit, 0) for unit, short in self.short.items()):
+            return False  # what was freed has not arrived where it is waited for
+        for name, partition in state.partitions.items():
+            if partition.row_count and not set(partition.holds.tasks) <= set(waiting.of_partition(name)):
+                return False  # a task that is to free rows here has not come for them yet
+        still = {client for client, _ in waiting.by_waiter} | set(at_units)
+        return all(client in still for client in self.actors if client in connected)
+
+
+def words(state: State, short: Collection[SpaceShort]) -> str:
+    """The cycle: which puts wait for which space, and which claims for which rows."""
+    puts = [_put_words(waiting) for waiting in list(state.waiting.space.values())]
+    puts += [f"{writer} waits for bytes of storage unit {unit.unit}" for unit in short for writer in unit.writers]
+    claims = [
+        _claim_words(state, waiting)
+        for tasks in state.waiting.claims.values()
+        for queue in tasks.values()
+        for waiting in queue.claims.values()
+    ]
+    return (
+        f"deadlock: every put waits for space and every claim for rows. Puts: {_some(puts)}. Claims: {_some(claims)}. "
+        f"Nobody is left who could clear samples. Raise the capacity, lower batch_size, clear samples as they are "
+        f"consumed (create_partition(free_when=...)), or put into rows that exist."
+    )
+
+
+def _some(told: list[str]) -> str:
+    more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+    return "; ".join(told[:SHOWN]) + more
+
+
+def _put_words(waiting: Waiting) -> str:
+    request = waiting.request
+    assert not isinstance(request, (Claim, Wanted))
+    return f"{waiting.client} waits for room for {request.count} rows in partition {request.partition!r}"
+
+
+def _claim_words(state: State, waiting: Waiting) -> str:
+    claim = waiting.claim
+    partition = state.partitions.get(claim.partition)
+    begin = f"task {claim.task!r} waits for {claim.count} rows with {claim.fields} in partition {claim.partition!r}"
+    if partition is None:
+        return begin + ", which does not exist"
+    ready = partition.ready_set(claim.task, tuple(claim.fields)).total
+    return f"{begin}, where {ready} are ready ({nearest(partition, claim.task, claim.fields).rstrip('.')})"

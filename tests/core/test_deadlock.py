@@ -1,0 +1,157 @@
+"""When every put waits for space and every claim for rows, the puts fail at once, with the cycle in words."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Harness, column
+
+from transfer_queue.errors import DeadlockError, ProtocolError
+from transfer_queue.messages import ClearRows, Finish, SetPolicyVersion, SpaceShort
+
+
+def full(**more) -> Harness:
+    """Two rows, and no room for another."""
+    h = Harness(capacity=2)
+    h.create(**more)
+    h.put(2)
+    return h
+
+
+def waits(h: Harness, name: str = "w") -> int:
+    return h.send(h.publish(1, name=name, wait=1000.0), name)
+
+
+def test_it_is_told_at_once_by_the_last_who_comes_to_wait():
+    h = full()
+    put = waits(h)
+    assert h.parked(put, "w"), "somebody may still claim what is there"
+    h.claim(4, "train", wait=1000.0)
+    with pytest.raises(DeadlockError) as told:
+        h.result(put)
+    assert "w waits for room for 1 rows in partition 'p'" in str(told.value)
+    assert "task 'train' waits for 4 rows with ['x'] in partition 'p', where 2 are ready" in str(told.value)
+
+
+def test_a_put_that_comes_last_is_told_itself():
+    h = full()
+    claim = h.claim(4, wait=1000.0)
+    with pytest.raises(DeadlockError):
+        h.result(waits(h))
+    assert h.parked(claim, "r"), "claims wait on: fields of old rows may come, and room by hand"
+
+
+def test_who_was_given_rows_may_still_clear_them():
+    h = full()
+    assert h.dealt(2) == [0, 1]
+    h.claim(1, "other", name="o", wait=1000.0, fields=["y"])
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.clear([0])
+    assert len(h.result(put).rows) == 8
+
+
+def test_who_comes_back_for_more_will_not():
+    h = full()
+    assert h.dealt(2) == [0, 1]
+    put = waits(h)
+    h.claim(1, wait=1000.0)
+    with pytest.raises(DeadlockError, match="task 't' waits for 1 rows"):
+        h.result(put)
+
+
+def test_a_fetch_that_holds_is_not_through_by_asking_for_more():
+    """A prefetching worker asks ahead of the process that trains."""
+    h = full(free_when=["t"])
+    assert h.got(h.claim(2, hold=True)) == [0, 1]
+    h.claim(1, wait=1000.0, hold=True)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.ask(Finish("p", "t", column([0, 1]), "r"), "r")
+    assert h.result(put) is not None
+
+
+@pytest.mark.parametrize("other", ["puts", "clears", "policy"])
+def test_a_client_that_has_changed_something_may_do_so_again(other):
+    h = full()
+    if other == "puts":
+        h.put(1, ["z"], name="other", rows=[0])
+    elif other == "clears":
+        h.ask(ClearRows("p", column([17])), "other")
+    else:
+        h.ask(SetPolicyVersion("p", 1), "other")
+    h.claim(4, wait=1000.0)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.disconnect("other")
+    with pytest.raises(DeadlockError):
+        h.result(put)
+
+
+def test_a_task_that_is_to_free_rows_is_waited_for():
+    h = full(free_when=["t", "u"])
+    h.claim(4, wait=1000.0)
+    put = waits(h)
+    assert h.parked(put, "w"), "nobody has come for task 'u' yet"
+    h.claim(4, "u", name="u", wait=1000.0)
+    with pytest.raises(DeadlockError):
+        h.result(put)
+
+
+def test_an_onlooker_moves_nothing():
+    h = full()
+    h.client("onlooker")
+    h.claim(4, wait=1000.0)
+    with pytest.raises(DeadlockError):
+        h.result(waits(h))
+
+
+def test_no_claim_no_deadlock():
+    h = full()
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.tick(1000.0)
+    with pytest.raises(Exception, match="It waited"):
+        h.result(put)
+
+
+def test_admission_can_deadlock_too():
+    h = Harness()
+    h.create(max_staleness=0, rows_per_version=2)
+    h.put(2)
+    put = waits(h)
+    h.claim(4, wait=1000.0)
+    with pytest.raises(DeadlockError):
+        h.result(put)
+
+
+class TestBytes:
+    """Who waits for bytes waits at the storage unit, which tells the controller."""
+
+    def short(self, h: Harness, *writers: str, freed: int = 0) -> None:
+        h.ask(SpaceShort(0, list(writers), freed), "unit-0")
+
+    def test_the_unit_is_told_to_refuse(self):
+        h = Harness()
+        h.put(2)
+        h.claim(4, wait=1000.0)
+        self.short(h, "w")
+        ((unit, words),) = h.refused
+        assert unit == 0
+        assert "w waits for bytes of storage unit 0" in words
+
+    def test_what_is_being_freed_is_waited_for(self):
+        h = Harness()
+        for _ in range(4):
+            rows = h.put(1)
+        h.clear(range(rows[0]))
+        assert h.freed
+        h.claim(4, wait=1000.0)
+        self.short(h, "w", freed=0)
+        assert not h.refused
+        self.short(h, "w", freed=1)
+        assert len(h.refused) == 1
+
+    def test_nobody_else_may_say_it(self):
+        h = Harness()
+        with pytest.raises(ProtocolError, match="only the unit itself"):
+            h.ask(SpaceShort(0, ["w"], 0), "w")
