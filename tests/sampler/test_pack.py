@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import BalanceInputError
 from transfer_queue.sampler.balance import pack
+from transfer_queue.sampler.balance.caps import split
 
 lists = st.lists(st.integers(0, 60), max_size=40)
 
@@ -71,6 +72,14 @@ def test_loads_are_even():
     assert loads(pack([2] * 16, 10), [2] * 16) == [8, 8, 8, 8]
     # Longest first by itself would exceed the cap: 3 + 2 + 2 beside 3 + 2.
     assert sorted(loads(pack([3, 3, 2, 2, 2], 6), [3, 3, 2, 2, 2])) == [6, 6]
+
+
+def test_the_fullest_bins_are_halved():
+    """Bins of 3 + 4 + 2 and 4: the first into 4 + 2 and 3, then 4 and 2."""
+    part_of = split(np.array([3.0, 4, 2, 4]), np.array([0, 0, 0, 1]), 4)
+    assert sorted(part_of.tolist()) == [0, 1, 2, 3]
+    three = split(np.array([3.0, 4, 2, 4]), np.array([0, 0, 0, 1]), 3)
+    assert three[1] == three[2] != three[0]
 
 
 def test_where_an_even_start_breaks_the_cap_full_bins_are_levelled():

@@ -51,7 +51,11 @@ def imbalance(lengths: Numbers, parts: Sequence[Sequence[int]]) -> float:
     Raises BalanceInputError where the parts do not hold every position once.
     """
     checked = numbers(lengths)
-    if sorted(chain.from_iterable(parts)) != list(range(len(checked))) or not len(checked):
+    try:
+        covered = len(checked) > 0 and sorted(chain.from_iterable(parts)) == list(range(len(checked)))
+    except TypeError:
+        covered = False
+    if not covered:
         raise BalanceInputError(f"parts must hold each of the {len(checked)} positions once, and there must be some")
     heaviest = max(float(checked[np.asarray(part, np.int64)].sum()) for part in parts)
     least = max(float(checked.sum()) / len(parts), float(checked.max()))
