@@ -6,7 +6,7 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.errors import DeadlockError, ProtocolError
-from transfer_queue.messages import ClearRows, Finish, SetPolicyVersion, SpaceShort
+from transfer_queue.messages import ClearPartition, ClearRows, Finish, SetPolicyVersion, SpaceShort
 
 
 def full(**more) -> Harness:
@@ -105,6 +105,28 @@ def test_an_onlooker_moves_nothing():
         h.result(waits(h))
 
 
+def test_a_partition_of_rows_in_which_nobody_waits_will_be_cleared():
+    """The last step's partition, which its driver drops when it is done with it."""
+    h = Harness(capacity=4)
+    h.put(2, partition="last")
+    h.put(2)
+    h.claim(4, wait=1000.0)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.ask(ClearPartition("last"), "driver")
+    assert h.result(put) is not None
+
+
+def test_who_made_a_partition_that_is_gone_does_not_matter():
+    h = Harness(capacity=2)
+    h.put(1, partition="gone", name="driver")
+    h.ask(ClearPartition("gone"), "driver")
+    h.put(2)
+    h.claim(4, wait=1000.0)
+    with pytest.raises(DeadlockError):
+        h.result(waits(h))
+
+
 def test_no_claim_no_deadlock():
     h = full()
     put = waits(h)
@@ -120,6 +142,8 @@ def test_admission_can_deadlock_too():
     h.put(2)
     put = waits(h)
     h.claim(4, wait=1000.0)
+    assert h.parked(put, "w"), "somebody is to set the policy's version, and has not come yet"
+    h.ask(SetPolicyVersion("p", 0), "r")
     with pytest.raises(DeadlockError):
         h.result(put)
 

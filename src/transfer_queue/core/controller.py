@@ -200,8 +200,7 @@ class Controller:
         decide = _MUTATIONS.get(type(body))
         if decide is None:
             raise ProtocolError(f"{type(body).__name__} is no request to a controller")
-        if not isinstance(body, _HOUSEKEEPING):
-            self.movers.actors.add(client)
+        self.movers.acted(client, body)
         try:
             records, reply = decide(self, client, peer, body)
         except CapacityError:
@@ -610,7 +609,6 @@ class Controller:
         return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
 
 
-_HOUSEKEEPING = (RegisterUnit, WriterGone, CloseExtents)  # what makes neither rows nor space
 _MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     CreatePartition: Controller._create_partition,
     Reserve: Controller._reserve,

@@ -1,9 +1,17 @@
 """Notices when every put waits for space and every claim for rows, so that none of them can ever be met.
 
-Who could still move is known from what clients have asked for: one that changes something (an *actor*) may do so
-again unless a request of its waits here or at a storage unit; one that was given rows may still clear them until it
-comes back for more. Only where nobody of these is left is it a deadlock. Nothing here is part of the state: after a
-restart of the controller, clients are judged by what they do from then on.
+Who could still move is known from what clients have asked for:
+
+    a client that has put into a partition, or cleared rows of it, may do so again while the partition is there,
+    unless a request of its waits here or at a storage unit
+    one that was given rows may still clear them until it comes back for more
+    a partition with rows in which nobody waits will be cleared, or dropped, by somebody
+    a task that is to free rows (`free_when`) and has not come yet will come, and so will the first who sets the
+    policy version that puts wait for
+
+Only where none of this is left is it a deadlock: a false alarm would fail a run, a missed one only leaves the puts to
+their timeouts. Nothing here is part of the state: after a restart of the controller, clients are judged by what they
+do from then on.
 """
 
 from __future__ import annotations
@@ -13,28 +21,49 @@ from collections.abc import Collection
 from transfer_queue.core.explain import nearest
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiting
-from transfer_queue.messages import Claim, SpaceShort, Wanted
+from transfer_queue.messages import (
+    AnyRequest,
+    Claim,
+    ClearKeys,
+    ClearRows,
+    Drop,
+    Publish,
+    Reserve,
+    ResetConsumption,
+    SetPolicyVersion,
+    SpaceShort,
+    Wanted,
+)
 
 Consumer = tuple[str, str, int]  # partition, task, dp_rank
 SHOWN = 3  # of each kind, in the words
+_ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption)
 
 
 class Movers:
     """Who may still make space or rows.
 
-    actors: clients that have changed something. busy: client -> what it was given rows for and has not come back to.
+    actors: client -> the partitions in which it has made or cleared rows, or set the policy. policies: partitions
+    whose policy version was set. busy: client -> what it was given rows for and has not come back to.
     short: unit -> what it last said of those who wait there. freed: unit -> how many times it was told to free.
     """
 
     def __init__(self) -> None:
-        self.actors: set[str] = set()
+        self.actors: dict[str, set[str]] = {}
+        self.policies: set[str] = set()
         self.busy: dict[str, set[Consumer]] = {}
         self.short: dict[int, SpaceShort] = {}
         self.freed: dict[int, int] = {}
 
+    def acted(self, client: str, request: AnyRequest) -> None:
+        """A client has asked for a change."""
+        if isinstance(request, _ACTS):
+            self.actors.setdefault(client, set()).add(request.partition)
+        if isinstance(request, SetPolicyVersion):
+            self.policies.add(request.partition)
+
     def given(self, client: str, consumer: Consumer) -> None:
         """A client was given rows."""
-        self.actors.add(client)
         self.busy.setdefault(client, set()).add(consumer)
 
     def back(self, client: str, consumer: Consumer) -> None:
@@ -43,7 +72,7 @@ class Movers:
 
     def left(self, client: str) -> None:
         """A client has gone."""
-        self.actors.discard(client)
+        self.actors.pop(client, None)
         self.busy.pop(client, None)
 
     def deadlocked(self, state: State, connected: Collection[str]) -> bool:
@@ -54,11 +83,19 @@ class Movers:
             return False
         if any(short.freed != self.freed.get(unit, 0) for unit, short in self.short.items()):
             return False  # what was freed has not arrived where it is waited for
-        for name, partition in state.partitions.items():
-            if partition.row_count and not set(partition.holds.tasks) <= set(waiting.of_partition(name)):
-                return False  # a task that is to free rows here has not come for them yet
+        if any(self._will_move(state, name) for name in state.partitions):
+            return False
         still = {client for client, _ in waiting.by_waiter} | set(at_units)
-        return all(client in still for client in self.actors if client in connected)
+        free = [client for client in self.actors if client in connected and client not in still]
+        return not any(self.actors[client] & state.partitions.keys() for client in free)
+
+    def _will_move(self, state: State, name: str) -> bool:
+        """Whether room will be made in this partition by somebody who has not come yet."""
+        partition, tasks = state.partitions[name], state.waiting.of_partition(name)
+        if partition.row_count and not (tasks and set(partition.holds.tasks) <= set(tasks)):
+            return True
+        limited = partition.options.max_staleness is not None and name not in self.policies
+        return limited and any(waiting.request.partition == name for waiting in state.waiting.space.values())
 
 
 def words(state: State, short: Collection[SpaceShort]) -> str:
