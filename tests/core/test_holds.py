@@ -112,6 +112,22 @@ def test_a_reset_begins_anew():
     assert live(h) == []
 
 
+def test_a_row_that_one_client_holds_for_two_ranks():
+    """As with a sampler that gives a row more than once."""
+
+    class Again(SequentialSampler):
+        def sample(self, ready_indexes, batch_size, *args, **kwargs):
+            return list(ready_indexes[:batch_size]), list(ready_indexes[:batch_size]) if kwargs["dp_rank"] else []
+
+    h = Harness(Again())
+    h.create(free_when=["a"])
+    h.put(1)
+    assert h.dealt(1, "a", name="a", dp_rank=0) == [0]
+    assert h.dealt(1, "a", name="a", dp_rank=1) == [0]
+    h.ask(Finish("p", "a", column([0]), "a"))
+    assert live(h) == []
+
+
 def test_a_sealed_partition_ends_empty():
     h = Harness()
     h.create(free_when=["a"])

@@ -96,9 +96,12 @@ def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRec
     return [r.RowsDropped(partition.name, partition.rows.indexes_of(positions).tobytes(), GONE)]
 
 
-def finished(partition: Partition, rows: np.ndarray) -> list[r.AnyRecord]:
-    """Frees those of these rows that all tasks of `free_when` have finished."""
-    positions = partition.rows.positions_of(rows)
+def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
+    """The client is through with these rows, where it holds them; those that nobody needs any more are freed."""
+    mine, times = partition.holds.held_by(task, client, rows)
+    if not len(mine):
+        return []
+    positions = partition.rows.positions_of(mine)
     there = positions >= 0
-    free = rows[there][partition.holds.done(positions[there])]
-    return [r.RowsCleared(partition.name, free.tobytes(), freed=True)] if len(free) else []
+    free = mine[there][partition.holds.done(positions[there], task, times[there])]
+    return [r.Finished(partition.name, task, client, mine.tobytes(), free.tobytes())]

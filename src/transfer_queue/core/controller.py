@@ -259,10 +259,8 @@ class Controller:
             self._finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
 
     def _finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
-        if len(rows):
-            self._apply(r.Finished(partition.name, task, client, rows.tobytes()))
-            for record in clears.finished(partition, rows):
-                self._apply(record)
+        for record in clears.finished(partition, task, client, rows):
+            self._apply(record)
 
     def _space_short(self, peer: int, sequence: int, short: SpaceShort) -> list[Effect]:
         if self.unit_peers.get(short.unit) != peer:
@@ -477,7 +475,11 @@ class Controller:
         self.state.apply(record)
         self.records.append(record)
         name = getattr(record, "partition", None)
-        if name is None or isinstance(record, (r.Handed, r.Finished, r.Aged)):
+        if (
+            name is None
+            or isinstance(record, (r.Handed, r.Aged))
+            or (isinstance(record, r.Finished) and not record.freed)
+        ):
             return
         change = self._changed.get(name)
         if change is None:

@@ -31,6 +31,13 @@ class Holds:
         """(task, rows) of all that a client holds."""
         return [(holder[0], rows) for holder, rows in self.by_holder.items() if holder[1] == client]
 
+    def held_by(self, task: str, client: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Those of these rows that the client holds for the task, ascending, and for how many ranks each."""
+        held = [mine for holder, mine in self.by_holder.items() if holder[:2] == (task, client)]
+        found, times = np.unique(np.concatenate([np.zeros(0, "i8"), *held]), return_counts=True)
+        asked = np.isin(found, rows)
+        return found[asked], times[asked]
+
     def hand(self, task: str, client: str, dp_rank: int, rows: np.ndarray) -> None:
         """A client is given rows that it does not hold yet."""
         before = self.of(task, client, dp_rank)
@@ -71,15 +78,16 @@ class Holds:
             chunk.held.pop(task, None)
             chunk.finished.pop(task, None)
 
-    def done(self, positions: np.ndarray) -> np.ndarray:
-        """bool [rows]: which rows may go."""
+    def done(self, positions: np.ndarray, task: str = "", times: np.ndarray | None = None) -> np.ndarray:
+        """bool [rows]: which rows may go; once `task` is through with each of them so many times more."""
         out = np.full(len(positions), bool(self.tasks))
         for _, chunk, at, where in self.rows.split(positions):
-            for task in self.tasks:
-                if task in chunk.held:
-                    out[where] &= (chunk.held[task][at] == 0) & (chunk.finished[task][at] >= self.replicas)
-                else:
+            for name in self.tasks:
+                if name not in chunk.held:
                     out[where] = False
+                    continue
+                more = times[where] if times is not None and name == task else 0
+                out[where] &= (chunk.held[name][at] == more) & (chunk.finished[name][at] + more >= self.replicas)
         return out
 
     def state(self, positions: np.ndarray) -> object:

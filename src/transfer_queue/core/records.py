@@ -80,11 +80,10 @@ class Dealt(Record, frozen=True):
 
 
 class RowsCleared(Record, frozen=True):
-    """Rows end, with their keys, tags and values. freed: because all tasks of `free_when` have finished them."""
+    """Rows end, with their keys, tags and values."""
 
     partition: str
     rows: bytes
-    freed: bool = False
 
 
 class RowsDropped(Record, frozen=True):
@@ -110,12 +109,13 @@ class Handed(Record, frozen=True):
 
 
 class Finished(Record, frozen=True):
-    """A client holds these rows no longer: the task is through with them."""
+    """A client holds these rows no longer: the task is through with them. freed: those that end with it."""
 
     partition: str
     task: str
     client: str
     rows: bytes
+    freed: bytes
 
 
 class Aged(Record, frozen=True):

@@ -121,9 +121,7 @@ class State:
 
     def _rows_cleared(self, record: r.RowsCleared) -> None:
         partition = self._changed(record.partition)
-        rows = np.frombuffer(record.rows, "<i8")
-        partition.clear(partition.rows.positions_of(rows))
-        partition.freed += len(rows) if record.freed else 0
+        partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
 
     def _rows_dropped(self, record: r.RowsDropped) -> None:
         self._changed(record.partition).drop_rows(np.frombuffer(record.rows, "<i8"), record.reason, record.unborn)
@@ -133,7 +131,12 @@ class State:
         holds.hand(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
 
     def _finished(self, record: r.Finished) -> None:
-        self.partitions[record.partition].holds.finish(record.task, record.client, np.frombuffer(record.rows, "<i8"))
+        partition = self.partitions[record.partition]
+        partition.holds.finish(record.task, record.client, np.frombuffer(record.rows, "<i8"))
+        if record.freed:
+            freed = np.frombuffer(record.freed, "<i8")
+            self._changed(record.partition).clear(partition.rows.positions_of(freed))
+            partition.freed += len(freed)
 
     def _aged(self, record: r.Aged) -> None:
         partition = self.partitions[record.partition]
