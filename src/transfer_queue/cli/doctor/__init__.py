@@ -1,0 +1,91 @@
+"""`tq doctor`: what this machine offers, what is in the way, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+from transfer_queue.cli.common import Commands
+from transfer_queue.cli.doctor.report import PROBLEM, WARNING, Check, Finding, findings_of
+
+SIZE = 64  # MiB that the self-test moves
+
+
+def add(commands: Commands) -> None:
+    """Its words."""
+    command = commands.add_parser(
+        "doctor", help="what this machine offers, what is in the way, and a self-test with its rates",
+        description="Looks at versions, processors, memory, limits and folders, then starts a system of its own, "
+        "moves data between two processes, compares every byte and stops it. Exit 1 where something is a problem.",
+    )  # fmt: skip
+    command.add_argument("--no-test", action="store_true", help="only look, start nothing")
+    command.add_argument("--size", type=_size, default=SIZE, metavar="MIB", help=f"MiB of the self-test ({SIZE})")
+    command.add_argument("--json", action="store_true", help="one JSON document, for scripts")
+    command.set_defaults(run=run)
+
+
+def _size(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of MiB >= 1")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks everything and tells it as it goes; 0 where nothing is a problem."""
+    # an end from outside also removes what the self-test has made
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        found = _told(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    levels = [finding.level for _, finding in found]
+    problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
+    if options.json:
+        findings = [finding.as_json(topic) for topic, finding in found]
+        print(json.dumps({"ok": not problems, "problems": problems, "warnings": warnings, "findings": findings}))
+    else:
+        print(f"\n{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
+    return 1 if problems else 0
+
+
+def _told(options: argparse.Namespace) -> list[tuple[str, Finding]]:
+    found: list[tuple[str, Finding]] = []
+    todo = checks() if options.no_test else [*checks(), ("self-test", lambda: _selftest(options.size))]
+    for topic, check in todo:
+        if not options.json:
+            print(topic, flush=True)
+        with closing(findings_of(topic, check)) as findings:  # an interrupt ends what a check has begun
+            for finding in findings:
+                found.append((topic, finding))
+                if not options.json:
+                    print(finding.lines(), flush=True)
+    return found
+
+
+def _selftest(mebibytes: int) -> Iterator[Finding]:
+    from transfer_queue.cli.doctor.selftest import selftest
+
+    return selftest(mebibytes << 20)
+
+
+def checks() -> list[tuple[str, Check]]:
+    """Everything that is looked at, by topic and in this order."""
+    from transfer_queue.cli.doctor import limits, machine, runtime, shared_memory, software
+
+    return [
+        ("software", software.check),
+        ("processors and memory", machine.check),
+        ("shared memory", shared_memory.check),
+        ("limits", limits.check),
+        ("runtime folder", runtime.check_folder),
+        ("systems", runtime.check_systems),
+        ("environment", runtime.check_environment),
+    ]
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count or 'no'} {word}{'' if count == 1 else 's'}"

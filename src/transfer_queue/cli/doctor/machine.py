@@ -1,0 +1,110 @@
+"""Processors and memory: what the machine has, and what the container or control group lets this process use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from transfer_queue.cli.doctor.report import OK, WARNING, Finding, mebibytes
+
+FEW_CPUS = 2.0  # below this servers and tasks take turns
+LITTLE_MEMORY = 2 << 30
+GROUPS = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60  # what version 1 of control groups says for "no limit" is beyond
+
+
+def group_values(name: str, controller: str = "", name_1: str = "") -> list[str]:
+    """What a file of this process's control group and those above it says, innermost first.
+
+    name: the file in version 2; controller, name_1: in version 1. Unreadable ones are left out.
+    """
+    found = []
+    for folder, file in _groups(name, controller, name_1):
+        try:
+            found.append((folder / file).read_text("ascii").strip())
+        except (OSError, UnicodeDecodeError):
+            continue
+    return found
+
+
+def _groups(name: str, controller: str, name_1: str) -> Iterator[tuple[Path, str]]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            top, file = GROUPS, name
+        elif controller and controller in controllers.split(","):
+            top, file = GROUPS / controller, name_1
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        for folder in (
+            inside,
+            *inside.parents,
+        ):  # in a container the path may be the host's: then only the top is there
+            yield top / folder, file
+
+
+def cpus_allowed() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_quota() -> float | None:
+    """Processors' worth of time that the control groups allow; None where there is no limit."""
+    quotas = []
+    for text in group_values("cpu.max"):
+        quota, _, period = text.partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            quotas.append(int(quota) / int(period))
+    quota_1, period_1 = group_values("", "cpu", "cpu.cfs_quota_us"), group_values("", "cpu", "cpu.cfs_period_us")
+    for quota, period in zip(quota_1, period_1, strict=False):
+        if quota.isdecimal() and int(quota) > 0 and period.isdecimal():
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of the machine: all, and those that can be had now."""
+    found = {}
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        name, _, rest = line.partition(":")
+        found[name] = int(rest.split()[0]) * 1024
+    return found["MemTotal"], found.get("MemAvailable", found["MemFree"])
+
+
+def memory_limit() -> int | None:
+    """Bytes that the control groups allow, shared memory included; None where there is no limit."""
+    texts = group_values("memory.max", "memory", "memory.limit_in_bytes")
+    limits = [int(text) for text in texts if text.isdecimal() and int(text) < UNLIMITED]
+    return min(limits, default=None)
+
+
+def check() -> Iterator[Finding]:
+    """Processors, then memory."""
+    yield _processors(cpus_allowed(), cpu_quota())
+    yield _memory(*memory(), memory_limit())
+
+
+def _processors(allowed: int, quota: float | None) -> Finding:
+    usable = allowed if quota is None else min(allowed, quota)
+    words = f"{allowed} allowed" + ("" if quota is None else f", a quota of {quota:g} processors' time")
+    values = {"allowed": allowed, "quota": quota, "usable": usable}
+    if usable < FEW_CPUS:
+        advice = "controller, storage and every task take turns; allow 2 or more (docker run --cpus, taskset)"
+        return Finding("processors", WARNING, words, advice, values)
+    return Finding("processors", OK, words, values=values)
+
+
+def _memory(total: int, available: int, limit: int | None) -> Finding:
+    words = f"{mebibytes(total)}, {mebibytes(available)} available"
+    words += "" if limit is None else f", limited to {mebibytes(limit)} here"
+    values = {"total": total, "available": available, "limit": limit}
+    if min(available, limit or available) < LITTLE_MEMORY:
+        advice = "samples and tasks share this memory; end what is not needed, or allow more (docker run --memory)"
+        return Finding("memory", WARNING, words, advice, values)
+    return Finding("memory", OK, words, values=values)

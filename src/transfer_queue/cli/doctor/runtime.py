@@ -1,0 +1,191 @@
+"""The runtime folder, the systems in it, what dead ones have left, and the variables that choose among them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from transfer_queue import config
+from transfer_queue.cli.doctor import shared_memory
+from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
+from transfer_queue.cli.table import shown
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.net.connection import MAX_PATH
+from transfer_queue.node.locks import is_alive
+from transfer_queue.node.paths import ARENA_PREFIX, DEFAULT_NAME, SystemFolder, runtime_dir
+
+VARIABLES: dict[str, tuple[str, Callable[[], object]]] = {
+    "TQ_ADDRESS": ("init and tq attach to the system in this folder", config.address),
+    "TQ_SYSTEM": ("the name of the system to start or attach to", config.system_name),
+    "TQ_RUNTIME_DIR": ("the folder in which systems live", config.runtime_dir),
+    "TQ_LOGGING_LEVEL": ("the level of the package's logs", config.logging_level),
+    "TQ_PRE_ALLOC_SAMPLE_NUM": ("indexes reserved in a new partition", config.pre_alloc_sample_num),
+    "TQ_CONTROLLER_GET_METADATA_TIMEOUT": ("seconds that a fetch waits", config.get_metadata_timeout),
+    "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL": (
+        "the longest a loader waits before it asks again, seconds", config.empty_batch_sleep_interval,
+    ),
+}  # fmt: skip
+"""What each variable does, and who reads it."""
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """The runtime folder; if it was not there it is not there afterwards."""
+    before = _candidates()
+    folder = runtime_dir()
+    try:
+        yield folder
+    finally:
+        for path in (folder, *folder.parents):
+            if path in before:
+                with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+                    path.rmdir()
+
+
+def _candidates() -> set[Path]:
+    """Folders that finding the runtime folder may make."""
+    asked = config.runtime_dir()
+    paths = [Path(asked)] if asked is not None else []
+    paths += [
+        Path(f"/run/user/{os.geteuid()}/transfer_queue"),
+        shared_memory.temporary() / f"{ARENA_PREFIX}{os.geteuid()}",
+    ]
+    return {above for path in paths for above in (path, *path.parents) if not above.exists()}
+
+
+def check_folder() -> Iterator[Finding]:
+    """Whether systems can live there: its owner, its mode, and whether the paths of sockets fit."""
+    with _folder() as folder:
+        found = folder.stat()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            advice = "make it writable, or set TQ_RUNTIME_DIR to a folder of yours"
+            yield Finding("folder", PROBLEM, f"{folder} cannot be written", advice, {"folder": str(folder)})
+        elif found.st_mode & 0o077:
+            words = f"{folder}, which others may look into (mode {found.st_mode & 0o7777:o}); systems in it are private"
+            yield Finding("folder", OK, words, values={"folder": str(folder), "private": False})
+        else:
+            yield Finding("folder", OK, f"{folder}, private", values={"folder": str(folder), "private": True})
+        yield _paths(folder)
+
+
+def _paths(folder: Path) -> Finding:
+    room = MAX_PATH - len(os.fsencode(SystemFolder(folder / "x").controller)) + 1
+    values = {"longest_name": max(0, room)}
+    if room < len(DEFAULT_NAME):
+        advice = "set TQ_RUNTIME_DIR to a folder with a shorter path"
+        words = f"{folder} is too long for the sockets of a system named {DEFAULT_NAME!r}"
+        return Finding("socket paths", PROBLEM, words, advice, values)
+    return Finding("socket paths", OK, f"names of systems may have {min(room, 64)} characters", values=values)
+
+
+def check_systems() -> Iterator[Finding]:
+    """Systems that run, and what is left of dead ones."""
+    with _folder() as folder:
+        linked = set()
+        for path in sorted(folder.iterdir()):
+            system = SystemFolder(path)
+            if path.name.endswith(".gone"):
+                yield _leftover(path.name, f"{path} is what a killed process was removing", f"rm -r {path}")
+            elif not path.name.startswith(".") and path.is_dir():
+                with contextlib.suppress(OSError):
+                    linked.add(Path(os.readlink(system.arena)))
+                yield from _system(system)
+        if not any(not path.name.startswith(".") for path in folder.iterdir()):
+            yield Finding("systems", OK, "none runs")
+    yield from _arenas(linked)
+
+
+def _system(system: SystemFolder) -> Iterator[Finding]:
+    name = shown(system.name)
+    try:
+        system.check_private()
+        description = system.read_description()
+    except TransferQueueError as error:
+        yield Finding(name, WARNING, str(error), "", {"alive": False})
+        return
+    if is_alive(system.alive):
+        age = None if description is None else max(0.0, time.time() - description.started_at)
+        words = "starts or ends" if description is None or age is None else (
+            f"runs since {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
+        )  # fmt: skip
+        yield Finding(name, OK, words, values={"alive": True, "age": age})
+    elif system.key.exists():
+        words = f"all its processes were killed, and their files are still in {system.folder}"
+        yield _leftover(name, words, f"tq start --name {name} sweeps and starts it anew")
+    elif system.logs.exists():
+        words = f"it crashed; its logs are in {system.logs}"
+        yield _leftover(name, words, f"read them, then rm -r {system.folder}, or start it anew under its name")
+
+
+def _leftover(name: str, words: str, advice: str) -> Finding:
+    return Finding(name, WARNING, words, advice, {"alive": False})
+
+
+def _duration(seconds: float) -> str:
+    for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {word}"
+    return f"{seconds:.0f} seconds"
+
+
+def _arenas(linked: set[Path]) -> Iterator[Finding]:
+    """Samples in memory that belong to no system here and that no process uses."""
+    folders = {Path("/dev/shm"), shared_memory.choice().folder}
+    found = [
+        path for folder in folders for path in folder.glob(f"{ARENA_PREFIX}{os.geteuid()}-*") if path not in linked
+    ]
+    if not found:
+        return
+    maps = _mapped()
+    for path in sorted(found):
+        try:
+            nbytes = sum(file.stat().st_blocks * 512 for file in path.rglob("*"))
+        except OSError:
+            continue  # its system has just ended, or it is no arena's
+        if any(path.glob("unit-*/header")) and not any(f"{path}/" in text for text in maps):
+            words = f"{mebibytes(nbytes)} of a system that is gone; no process here uses them"
+            yield _leftover(str(path), words, f"rm -r {path}, unless a system in another container uses it")
+
+
+def _mapped() -> list[str]:
+    """What every process that this user may look at has mapped."""
+    texts = []
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            texts.append(path.read_text("utf-8", "replace"))
+    return texts
+
+
+def check_environment() -> Iterator[Finding]:
+    """Every variable of ours that is set: what it does, and whether it can."""
+    given = {name: value for name, value in config.process_environment().items() if name.startswith("TQ_")}
+    if not given:
+        yield Finding("variables", OK, "none of TQ_* is set")
+    for name, value in sorted(given.items()):
+        values = {"value": value}
+        if name not in VARIABLES:
+            advice = f"there are: {', '.join(VARIABLES)}"
+            yield Finding(name, WARNING, f"{value!r}, which nothing here reads", advice, values)
+            continue
+        meaning, read = VARIABLES[name]
+        try:
+            read()
+        except TransferQueueError as error:
+            yield Finding(name, PROBLEM, str(error), f"correct or unset it ({meaning})", values)
+            continue
+        yield (
+            _address(value, meaning)
+            if name == "TQ_ADDRESS"
+            else Finding(name, OK, f"{value} ({meaning})", values=values)
+        )
+
+
+def _address(value: str, meaning: str) -> Finding:
+    values = {"value": value}
+    if not value.strip() or is_alive(SystemFolder(Path(value.strip())).alive):
+        return Finding("TQ_ADDRESS", OK, f"{value} ({meaning})", values=values)
+    advice = "unset it; it was left by a program that has ended"
+    return Finding("TQ_ADDRESS", WARNING, f"{value}, where no system runs", advice, values)

@@ -1,0 +1,111 @@
+"""Where samples would lie: the folder that the system chooses, and what its file system can do."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from transfer_queue.cli.doctor import machine
+from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
+from transfer_queue.storage.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
+
+_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_PROBE = 64 * 1024  # bytes that are allocated to see whether that works
+
+
+def choice() -> FolderChoice:
+    """The folder that a system of this user would take, by the system's own rule."""
+    return choose_folder()
+
+
+def room(folder: Path) -> tuple[int, int]:
+    """Bytes of the file system, all and free to this user; a tmpfs without a size has all memory."""
+    found = os.statvfs(folder)
+    if found.f_blocks == 0:
+        return machine.memory()
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def allocation_error(folder: Path) -> OSError | None:
+    """Why space cannot be allocated ahead in this folder; None where it can. Leaves nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, _PROBE)
+    except OSError as error:
+        return error
+    return None
+
+
+def mount_of(folder: Path) -> tuple[str, list[str]]:
+    """Type and options of the file system that a folder lies on."""
+    best, found = "", ("unknown", [""])
+    real = os.path.realpath(folder)
+    for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
+        _, at, kind, options = line.split(" ")[:4]
+        at = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), at)
+        if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best):
+            best, found = at, (kind, options.split(","))
+    return found
+
+
+def huge_pages() -> str:
+    """What the kernel says of huge pages in shared memory: "never", "advise", ..., "unknown"."""
+    try:
+        chosen = re.search(r"\[(\w+)\]", _HUGE.read_text("ascii"))
+    except OSError:
+        return "unknown"
+    return chosen[1] if chosen else "unknown"
+
+
+def check() -> Iterator[Finding]:
+    """The folder, its size against the memory that may be used, allocation, huge pages."""
+    chosen = choice()
+    folder = chosen.folder
+    if not folder.is_dir():
+        yield Finding(
+            "folder", PROBLEM, f"{folder} does not exist", "set TMPDIR, or backend.SimpleStorage.arena_folder"
+        )
+        return
+    kind, options = mount_of(folder)
+    size, free = room(folder)
+    yield _folder(chosen, kind, size, free)
+    limit = machine.memory_limit()
+    if chosen.warning is None and limit is not None and limit < size:
+        yield Finding(
+            "folder against memory", WARNING,
+            f"samples may grow to {mebibytes(size)}, and this process group may only use {mebibytes(limit)}",
+            "a system that grows beyond that is killed: set backend.SimpleStorage.arena_bytes to less",
+            {"size": size, "limit": limit},
+        )  # fmt: skip
+    yield _allocation(folder)
+    mounted = next((option[5:] for option in options if option.startswith("huge=")), "never")
+    words = f"the mount says {mounted}, the kernel {huge_pages()}"
+    yield Finding("huge pages", OK, f"{words} (not needed)", values={"mount": mounted, "kernel": huge_pages()})
+
+
+def _folder(chosen: FolderChoice, kind: str, size: int, free: int) -> Finding:
+    words = f"{chosen.folder} ({kind}), {mebibytes(size)}, {mebibytes(free)} free"
+    values = {"folder": str(chosen.folder), "type": kind, "size": size, "free": free, "fallback": bool(chosen.warning)}
+    if free < LEAST_SHARED_MEMORY:
+        little = f"{mebibytes(LEAST_SHARED_MEMORY)} are the least for samples: free some, or set TMPDIR"
+        advice = "; ".join(filter(None, (chosen.warning, little)))
+        return Finding("folder", PROBLEM, words, advice, values)
+    if chosen.warning is not None:
+        return Finding("folder", WARNING, words, chosen.warning, values)
+    return Finding("folder", OK, words, values=values)
+
+
+def _allocation(folder: Path) -> Finding:
+    error = allocation_error(folder)
+    if error is None:
+        return Finding("allocation ahead", OK, "posix_fallocate works there", values={"works": True})
+    advice = "where it is not supported, zeros are written instead, which is slower; else see what the error says"
+    return Finding("allocation ahead", WARNING, f"posix_fallocate fails there: {error}", advice, {"works": False})
+
+
+def temporary() -> Path:
+    """The folder of temporary files."""
+    return Path(tempfile.gettempdir())

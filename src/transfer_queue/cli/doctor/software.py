@@ -1,0 +1,79 @@
+"""Versions: Python, the packages, the kernel. Nothing is imported to know them."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
+
+PYTHON = (3, 10)
+NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}
+OPTIONAL = {"ray": (2, 40)}
+KERNEL = (5, 14)  # MADV_POPULATE_WRITE; all else that is used came before
+
+
+def version_of(package: str) -> str | None:
+    """The installed version, None where the package is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def kernel() -> tuple[str, str]:
+    """The system and its release."""
+    return platform.system(), platform.release()
+
+
+def check() -> Iterator[Finding]:
+    """Each version against the least that is needed."""
+    own = version_of("transfer_queue")
+    yield Finding("transfer_queue", OK, own or "from the source tree", values={"version": own})
+    yield _compared("Python", platform.python_version(), PYTHON, f"this one is {sys.executable}")
+    for package, least in NEEDED.items():
+        yield _package(package, least, needed=True)
+    for package, least in OPTIONAL.items():
+        yield _package(package, least, needed=False)
+    yield _kernel()
+
+
+def _package(package: str, least: tuple[int, ...], needed: bool) -> Finding:
+    found = version_of(package)
+    if found is not None:
+        return _compared(package, found, least, f"pip install '{package}>={_dotted(least)}'")
+    if needed:
+        advice = f"pip install '{package}>={_dotted(least)}'"
+        return Finding(package, PROBLEM, "not installed", advice, {"version": None})
+    return Finding(package, OK, "not installed, and not needed", values={"version": None})
+
+
+def _compared(name: str, found: str, least: tuple[int, ...], advice: str) -> Finding:
+    if numbers(found) >= least:
+        return Finding(name, OK, found, values={"version": found})
+    return Finding(name, PROBLEM, f"{found}, and {_dotted(least)} is needed", advice, {"version": found})
+
+
+def _kernel() -> Finding:
+    system, release = kernel()
+    values = {"system": system, "release": release}
+    if system != "Linux":
+        return Finding("kernel", PROBLEM, f"{system} {release}", "only Linux is supported", values)
+    if numbers(release) < KERNEL:
+        advice = (
+            f"a kernel of {_dotted(KERNEL)} or later warms shared memory up ahead of need; first puts are slower here"
+        )
+        return Finding("kernel", WARNING, f"Linux {release}", advice, values)
+    return Finding("kernel", OK, f"Linux {release}", values=values)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: (2, 6, 0) of "2.6.0+cpu"."""
+    return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,319 @@
+"""`tq doctor`: each check against a machine that is made up, and the whole of it against this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leftovers import arenas, files_in, processes_of
+from transfer_queue.cli import main
+from transfer_queue.cli.doctor import limits, machine, payload, runtime, selftest, shared_memory, software
+from transfer_queue.cli.doctor.report import Check, Finding, findings_of
+from transfer_queue.config import Settings
+from transfer_queue.node.launcher import start_local
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.storage.arena import choose_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def found(check: Check) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings_of("check", check)}
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime folder of the test's own."""
+    with tempfile.TemporaryDirectory(prefix="tqd-") as name:
+        monkeypatch.setenv("TQ_RUNTIME_DIR", name)
+        yield Path(name)
+
+
+# ---------------------------------------------------------------- software
+
+
+def test_versions_are_those_of_the_package() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    for package, least in {**software.NEEDED, **software.OPTIONAL}.items():
+        (asked,) = re.findall(rf'"{package}>=([\d.]+)"', text)
+        assert software.numbers(asked) == least
+
+
+def test_an_old_or_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"numpy": "1.25.2", "torch": None, "msgspec": "0.18.1", "omegaconf": "2.3.0", "tensordict": "0.10.0"}
+    monkeypatch.setattr(software, "version_of", lambda package: versions.get(package))
+    monkeypatch.setattr(software, "kernel", lambda: ("Linux", "5.4.0-100-generic"))
+    got = found(software.check)
+    assert {name for name, finding in got.items() if finding.level == "problem"} == {"numpy", "torch"}
+    assert got["numpy"].words == "1.25.2, and 1.26 is needed"
+    assert got["torch"].advice == "pip install 'torch>=2.6'"
+    assert got["ray"].level == "ok"
+    assert got["kernel"].level == "warning"
+
+
+def test_a_local_version_is_read_up_to_its_plus() -> None:
+    assert software.numbers("2.6.0+cu124") == (2, 6, 0)
+
+
+# ---------------------------------------------------------------- processors, memory, limits
+
+
+@pytest.mark.parametrize(("quota", "level", "usable"), [(None, "ok", 8), (1.5, "warning", 1.5), (12.0, "ok", 8)])
+def test_a_small_quota_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, level: str, usable: float
+) -> None:
+    monkeypatch.setattr(machine, "cpus_allowed", lambda: 8)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    got = found(machine.check)["processors"]
+    assert (got.level, got.values["usable"]) == (level, usable)
+
+
+def test_quota_and_limit_are_the_least_of_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"cpu.max": ["max 100000", "250000 100000"], "memory.max": ["max", "4294967296", "8589934592"]}
+    monkeypatch.setattr(machine, "group_values", lambda name, *_: texts.get(name, []))
+    assert machine.cpu_quota() == 2.5
+    assert machine.memory_limit() == 4 << 30
+
+
+def test_groups_of_the_first_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"cpu.cfs_quota_us": ["-1", "150000"], "cpu.cfs_period_us": ["100000", "100000"]}
+    texts["memory.limit_in_bytes"] = [str(0x7FFFFFFFFFFFF000)]
+    monkeypatch.setattr(machine, "group_values", lambda _2="", _c="", name="": texts.get(name, []))
+    assert machine.cpu_quota() == 1.5
+    assert machine.memory_limit() is None
+
+
+def fake_limits(monkeypatch: pytest.MonkeyPatch, **given: tuple[int, int]) -> dict[str, Finding]:
+    numbers = {getattr(resource, name): value for name, value in given.items()}
+    infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(limits, "limit", lambda number: numbers.get(number, infinite))
+    monkeypatch.setattr(shared_memory, "room", lambda folder: (8 << 30, 8 << 30))
+    return found(limits.check)
+
+
+def test_without_limits_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {finding.level for finding in fake_limits(monkeypatch).values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "name", "level"),
+    [
+        ("RLIMIT_NOFILE", (1024, 1 << 20), "open files", "ok"),
+        ("RLIMIT_NOFILE", (128, 1 << 20), "open files", "warning"),
+        ("RLIMIT_NOFILE", (1024, 1024), "open files", "warning"),
+        ("RLIMIT_AS", (4 << 30, 4 << 30), "address space", "problem"),
+        ("RLIMIT_AS", (64 << 30, 64 << 30), "address space", "warning"),
+        ("RLIMIT_FSIZE", (1 << 30, 1 << 30), "file size", "warning"),
+        ("RLIMIT_MEMLOCK", (0, 0), "locked memory", "ok"),
+    ],
+)
+def test_limits(monkeypatch: pytest.MonkeyPatch, limit: str, value: tuple[int, int], name: str, level: str) -> None:
+    got = fake_limits(monkeypatch, **{limit: value})[name]
+    assert got.level == level
+    assert bool(got.advice) == (level != "ok")
+
+
+# ---------------------------------------------------------------- shared memory
+
+
+def test_missing_shared_memory_says_where_samples_go_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
+    monkeypatch.setattr(shared_memory, "room", lambda folder: (9 << 30, 9 << 30))
+    got = found(shared_memory.check)
+    assert got["folder"].level == "warning"
+    assert got["folder"].values["folder"] == str(tmp_path)
+    assert f"{tmp_path / 'none'} does not exist" in got["folder"].advice
+    assert list(tmp_path.iterdir()) == [], "the probe leaves nothing"
+
+
+def test_no_room_anywhere_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
+    monkeypatch.setattr(shared_memory, "room", lambda folder: (64 << 20, 1 << 20))
+    assert found(shared_memory.check)["folder"].level == "problem"
+
+
+def test_a_memory_limit_below_the_arena_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
+    monkeypatch.setattr(shared_memory, "room", lambda folder: (64 << 30, 64 << 30))
+    monkeypatch.setattr(machine, "memory_limit", lambda: 16 << 30)
+    got = found(shared_memory.check)["folder against memory"]
+    assert got.level == "warning"
+    assert "arena_bytes" in got.advice
+
+
+def test_allocation_that_fails_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "allocation_error", lambda folder: OSError(95, "Operation not supported"))
+    got = found(shared_memory.check)["allocation ahead"]
+    assert (got.level, got.values["works"]) == ("warning", False)
+    assert "Operation not supported" in got.words
+
+
+# ---------------------------------------------------------------- the runtime folder, its systems, the variables
+
+
+def test_a_long_runtime_folder_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path / ("x" * 90)))
+    got = found(runtime.check_folder)["socket paths"]
+    assert got.level == "problem"
+    assert "TQ_RUNTIME_DIR" in got.advice
+    assert list(tmp_path.iterdir()) == [], "a folder that was not there is not there afterwards"
+
+
+def test_a_folder_that_others_can_change_is_a_problem(folder: Path) -> None:
+    folder.chmod(0o777)
+    (got,) = found(runtime.check_folder).values()
+    assert got.level == "problem"
+    assert "mode 777" in got.words
+
+
+def test_systems_are_listed_with_what_dead_ones_left(folder: Path) -> None:
+    assert found(runtime.check_systems)["systems"].words == "none runs"
+    for name in ("killed", "crashed"):
+        (folder / name / "logs").mkdir(parents=True)
+        (folder / name).chmod(0o700)
+    SystemFolder(folder / "killed").key.write_bytes(b"k" * 32)
+    (folder / ".other.1234.gone").mkdir()
+    system = start_local("alive", {"settings": Settings.from_config(None).to_json()})
+    try:
+        got = found(runtime.check_systems)
+    finally:
+        system.stop()
+    assert got["alive"].level == "ok"
+    assert got["alive"].values["alive"]
+    assert f"started by pid {os.getpid()}" in got["alive"].words
+    assert "all its processes were killed" in got["killed"].words
+    assert str(folder / "crashed" / "logs") in got["crashed"].words
+    assert {got[name].level for name in ("killed", "crashed", ".other.1234.gone")} == {"warning"}
+
+
+def test_samples_that_nobody_uses_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arena = tmp_path / f"transfer_queue-{os.geteuid()}-gone-0123abcd"
+    arena.mkdir()
+    unit = arena / "unit-0"
+    unit.mkdir()
+    (unit / "header").write_text("{}")
+    (unit / "arena").write_bytes(b"1" * (2 << 20))
+    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
+    got = found(runtime.check_systems)[str(arena)]
+    assert got.level == "warning"
+    assert got.words.startswith("2 MiB of a system that is gone")
+
+
+def test_every_variable_is_known() -> None:
+    text = (ROOT / "src" / "transfer_queue" / "config.py").read_text("utf-8")
+    assert set(re.findall(r"TQ_[A-Z_]+", text)) == set(runtime.VARIABLES)
+
+
+def test_variables_say_what_they_do(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("TQ_SYSTEM", "mine")
+    monkeypatch.setenv("TQ_ADDRESS", str(folder / "nobody"))
+    monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", "many")
+    monkeypatch.setenv("TQ_SYSTEMS", "typo")
+    got = found(runtime.check_environment)
+    assert got["TQ_SYSTEM"].words == "mine (the name of the system to start or attach to)"
+    assert (got["TQ_ADDRESS"].level, got["TQ_ADDRESS"].advice[:8]) == ("warning", "unset it")
+    assert got["TQ_PRE_ALLOC_SAMPLE_NUM"].level == "problem"
+    assert "which nothing here reads" in got["TQ_SYSTEMS"].words
+
+
+# ---------------------------------------------------------------- the self-test
+
+
+@pytest.mark.parametrize("kind", ["dense", "small"])
+def test_one_wrong_byte_is_seen(kind: str) -> None:
+    wanted, got = payload.make(kind, 2 << 20, 7), payload.make(kind, 2 << 20, 7)
+    assert payload.differences(got, wanted) == []
+    name = "values" if kind == "dense" else "numbers"
+    got[name].view(torch.uint8)[-1, -1] ^= 1
+    assert payload.differences(got, wanted) == [name]
+
+
+def test_wrong_bytes_are_a_problem() -> None:
+    class Nobody:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: {"seconds": 1.0, "wrong": ["values"]}
+
+    got = selftest._moved(Nobody(), Nobody(), "dense", 1 << 20, 1e9)  # type: ignore[arg-type]
+    assert got.level == "problem"
+    assert not got.values["verified"]
+
+
+def command(*words: str, folder: Path, temporary: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "TQ_RUNTIME_DIR": str(folder), "TMPDIR": str(temporary)}
+    arguments = [sys.executable, "-m", "transfer_queue.cli", "doctor", *words]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A short folder for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="tqt-") as name:
+        yield Path(name)
+
+
+def left(folder: Path, temporary: Path) -> list[str]:
+    return files_in(folder) + files_in(temporary) + [str(process) for process in processes_of(folder)]
+
+
+def test_this_machine(folder: Path, temporary: Path) -> None:
+    before = arenas()
+    process = command("--json", "--size", "4", folder=folder, temporary=temporary)
+    out, err = process.communicate(timeout=120)
+    (line,) = out.splitlines()
+    told = json.loads(line)
+    assert process.returncode == (0 if told["ok"] else 1), err
+    test = {entry["name"]: entry for entry in told["findings"] if entry["topic"] == "self-test"}
+    assert {entry["level"] for entry in test.values()} == {"ok"}, test
+    moved = [entry["values"] for entry in test.values() if "verified" in entry["values"]]
+    assert [(entry["verified"], entry["rows"]) for entry in moved] == [(True, 4), (True, 4096)]
+    assert moved[0]["nbytes"] == 4 << 20
+    copied = test["memcpy"]["values"]["bytes_per_second"]
+    assert moved[0]["get_of_memcpy"] == pytest.approx(moved[0]["get_bytes_per_second"] / copied)
+    assert test["round trip"]["values"]["microseconds"] > 0
+    assert left(folder, temporary) == []
+    assert not {path for path in arenas() - before if "-doctor-" in path.name and path.stat().st_uid == os.geteuid()}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_nothing(folder: Path, temporary: Path, number: signal.Signals, code: int) -> None:
+    process = command("--size", "4", folder=folder, temporary=temporary)
+    assert process.stdout is not None
+    while "memcpy" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, "")
+    assert left(folder, temporary) == []
+
+
+def test_a_problem_is_exit_1(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TQ_CONTROLLER_GET_METADATA_TIMEOUT", "soon")
+    assert main(["doctor", "--no-test"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if "TQ_CONTROLLER_GET_METADATA_TIMEOUT" in line)
+    assert lines[at].split()[0] == "problem"
+    assert lines[at + 1].strip().startswith("-> ")
+    assert lines[-1].startswith("1 problem, ")
+    assert "self-test" not in lines
+
+
+def test_a_check_that_cannot_look_is_a_problem_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TQ_RUNTIME_DIR", "not/absolute")
+    assert main(["doctor", "--no-test", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    levels = {(entry["topic"], entry["level"]) for entry in told["findings"]}
+    assert {("runtime folder", "problem"), ("systems", "problem"), ("environment", "problem")} <= levels
