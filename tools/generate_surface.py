@@ -31,6 +31,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.arguments import Columns, DataParser, Tags
+from transfer_queue.client.changes import PartitionChange
 from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy

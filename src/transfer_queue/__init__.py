@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer_queue.client import TransferQueueClient
+    from transfer_queue.client.changes import PartitionChange, SampleChange
     from transfer_queue.conditions import consumed_by
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -97,8 +98,10 @@ __all__ = [
     "NotBuiltError",
     "NotInitializedError",
     "OutOfRangeError",
+    "PartitionChange",
     "ProtocolError",
     "RankAwareSampler",
+    "SampleChange",
     "SamplerError",
     "SealedError",
     "SeqlenBalancedSampler",
@@ -143,7 +146,9 @@ _WHERE = {
     "DELETE": "wire.objects",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
+    "PartitionChange": "client.changes",
     "RankAwareSampler": "sampler",
+    "SampleChange": "client.changes",
     "SeqlenBalancedSampler": "sampler",
     "SequentialSampler": "sampler",
     "StreamingDataLoader": "dataloader.streaming_dataloader",

@@ -186,16 +186,24 @@ async def async_kv_batch_get_by_meta(
     return await current_client().async_kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
 
 
-def kv_list(partition_id: str | None = None, *, timeout: float | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
-    return current_client().kv_list(partition_id, timeout=timeout)
+def kv_list(
+    partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+
+    where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+    """
+    return current_client().kv_list(partition_id, where=where, timeout=timeout)
 
 
 async def async_kv_list(
-    partition_id: str | None = None, *, timeout: float | None = None
+    partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
-    return await current_client().async_kv_list(partition_id, timeout=timeout)
+    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+
+    where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+    """
+    return await current_client().async_kv_list(partition_id, where=where, timeout=timeout)
 
 
 def kv_clear(keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:

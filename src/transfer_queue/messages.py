@@ -228,9 +228,23 @@ class Lookup(Request, frozen=True):
 
 
 class ListKeys(Request, frozen=True):
-    """Partition -> key -> tag, of one partition or of all."""
+    """Partition -> key -> tag, of one partition or of all. where: entries that the tag must have."""
 
     partition: str | None = None
+    where: dict[str, Any] = {}
+
+
+class Watch(Request, frozen=True):
+    """Wants the rows whose tags or fields changed after version `since` and whose tags have the entries of `where`.
+
+    since: the version of an earlier reply; None or -1: all rows there are. wait: seconds to stay parked until there
+    is news; None answers at once.
+    """
+
+    partition: str
+    since: int | None = None
+    where: dict[str, Any] = {}
+    wait: float | None = None
 
 
 class ListPartitions(Request, frozen=True):
@@ -501,6 +515,30 @@ class ClaimReply(Reply, frozen=True):
     warning: str | None = None
 
 
+class ChangeReply(Reply, frozen=True):
+    """What is new in a partition.
+
+    version: of the partition, to ask with next time; -1 where there is none. changed: False where nothing is new.
+    rows i8, versions i8: the rows that changed and when, in that order; keys None where none has one, tags None where
+    all are empty. cleared, cleared_versions, cleared_keys: the same of rows that ended, whatever their tags were.
+    sealed: the partition is. dropped: it is not there any more, or not the same. complete: False where rows may have
+    been cleared that are not told.
+    """
+
+    version: int
+    changed: bool = False
+    rows: bytes = b""
+    versions: bytes = b""
+    keys: list[str | None] | None = None
+    tags: list[dict[str, Any]] | None = None
+    cleared: bytes = b""
+    cleared_versions: bytes = b""
+    cleared_keys: list[str | None] | None = None
+    sealed: bool = False
+    dropped: bool = False
+    complete: bool = True
+
+
 class LookupReply(Reply, frozen=True):
     """Where the rows lie. count: rows found; types and placements cover the same fields."""
 
@@ -628,9 +666,9 @@ AnyRequest = Union[
     ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
     CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
-    SpaceShort, Refuse,
+    SpaceShort, Refuse, Watch,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
-    SlotReply, UnitStatusReply,
+    SlotReply, UnitStatusReply, ChangeReply,
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from transfer_queue.conditions import ConsumedBy
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import PartitionOptions
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.objects import encode_tag_value
+from transfer_queue.wire.objects import DELETE, encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
 
 Columns = TensorDictBase | Mapping[str, Any]
@@ -171,6 +171,15 @@ def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | N
         if not isinstance(name, str):
             raise InvalidArgumentError(f"names of tag entries must be str, and {name!r} is a {type(name).__name__}")
     return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
+
+
+def where(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:
+    """Entries that tags must have, as they travel; None is no entry."""
+    if where is not None and not isinstance(where, Mapping):
+        raise InvalidArgumentError(f"where must be a dict of tag entries, and is {where!r}")
+    if where and any(value is DELETE for value in where.values()):
+        raise InvalidArgumentError(f"where names values that tags have, and DELETE is none: {dict(where)!r}")
+    return tag(where or {}, allow_pickle) or {}
 
 
 def plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:

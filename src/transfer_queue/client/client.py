@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState, SystemAddress
-from transfer_queue.client.surface import Surface
+from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import NotInitializedError, TransferQueueError
 from transfer_queue.net.asynchronous import run_async
@@ -19,7 +19,7 @@ from transfer_queue.net.blocking import run_blocking
 T = TypeVar("T")
 
 
-class TransferQueueClient(Surface):
+class TransferQueueClient(Subscriptions):
     """Puts and fetches samples of one system.
 
     Blocking calls work from any thread, inside a running event loop (which they block), and after a fork, where
@@ -28,7 +28,7 @@ class TransferQueueClient(Surface):
 
     timeout=, of every method: seconds in which a server must have answered (each of several, where a method asks more
     than once), by default the system's `timeouts.call` (60 s); WaitTimeoutError after that. Methods that wait by
-    nature (`get_meta`, `await_batch`, `await_ready` for samples, puts for space) wait so long, and their docstrings
+    nature (`get_meta`, `await_...`, `wait_for_change` for samples, puts for space) wait so long, and their docstrings
     say how long without it; an answer that is late beyond that is a WaitTimeoutError after `timeouts.call`.
     """
 

@@ -187,12 +187,20 @@ class KVOperations(Transfers):
         return (yield from self.kv_batch_get(meta.keys, meta.partition_id, fields, layout=layout, timeout=timeout))
 
     def kv_list(
-        self, partition_id: str | None = None, *, timeout: float | None = None
+        self,
+        partition_id: str | None = None,
+        *,
+        where: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> Operation[dict[str, dict[str, dict[str, Any]]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
+        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+
+        where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+        """
         yield from self._state.learn()
-        listed = (yield from self._ask(ListKeys(partition_id), Done, timeout)).value
         allow = self._state.settings.allow_pickle
+        request = ListKeys(partition_id, arguments.where(where, allow))
+        listed = (yield from self._ask(request, Done, timeout)).value
         return {name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()}
 
     def kv_clear(

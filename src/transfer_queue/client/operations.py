@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client import arguments, replies
 from transfer_queue.client.arguments import DataParser
+from transfer_queue.client.changes import PartitionChange, partition_change
 from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lookups import joined
 from transfer_queue.client.transfers import Operation
@@ -30,6 +31,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import (
+    ChangeReply,
     CheckConsumption,
     CheckProduction,
     Claim,
@@ -57,6 +59,7 @@ from transfer_queue.messages import (
     SystemStatus,
     Want,
     Wanted,
+    Watch,
 )
 from transfer_queue.metadata import BatchMeta
 
@@ -183,6 +186,36 @@ class Operations(KVOperations):
         )
         reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         return Readiness(reply.ended, reply.version)
+
+    def wait_for_change(
+        self,
+        partition_id: str,
+        since: int | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[PartitionChange]:
+        """Waits, at most `timeout` seconds, until samples of a partition change, and tells which; false if none did.
+
+        A sample changes when it gets a field, a tag or a key. What is told is the state now: of several changes of a
+        sample the last, and no sample is left out however late the question comes. It also tells the samples that
+        were cleared, and ends when the partition is sealed or dropped. A partition that does not exist is waited for.
+
+        since: the version that an earlier call gave. None: all samples there are; it waits only where there is none.
+        where: entries that a sample's tag must have for it to be told, with equal values: numbers by their value
+        (1 is 1.0, True is not 1), what only Python knows (tuples, objects) by its bytes. {} or None: every sample.
+        timeout: as in `await_batch`.
+
+        Raises:
+            InvalidArgumentError: where is no dict of tag entries, or since no version.
+        """
+        yield from self._state.learn()
+        timeout = get_metadata_timeout() if timeout is None else timeout
+        allow = self._state.settings.allow_pickle
+        if since is not None and not isinstance(since, int):
+            raise InvalidArgumentError(f"since must be the version that an earlier call gave, and is {since!r}")
+        watch = Watch(partition_id, since, arguments.where(where, allow), timeout)
+        return partition_change((yield from self._ask(watch, ChangeReply, None, parked=timeout)), allow)
 
     def put(
         self,

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.arguments import Columns, DataParser, Tags
+from transfer_queue.client.changes import PartitionChange
 from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy
@@ -204,6 +205,54 @@ class Surface(ABC):
                 data_fields, batch_size, partition_id, task_name, sampling_config, finite, since, timeout=timeout
             )
         )
+
+    def wait_for_change(
+        self,
+        partition_id: str,
+        since: int | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> PartitionChange:
+        """Waits, at most `timeout` seconds, until samples of a partition change, and tells which; false if none did.
+
+        A sample changes when it gets a field, a tag or a key. What is told is the state now: of several changes of a
+        sample the last, and no sample is left out however late the question comes. It also tells the samples that
+        were cleared, and ends when the partition is sealed or dropped. A partition that does not exist is waited for.
+
+        since: the version that an earlier call gave. None: all samples there are; it waits only where there is none.
+        where: entries that a sample's tag must have for it to be told, with equal values: numbers by their value
+        (1 is 1.0, True is not 1), what only Python knows (tuples, objects) by its bytes. {} or None: every sample.
+        timeout: as in `await_batch`.
+
+        Raises:
+            InvalidArgumentError: where is no dict of tag entries, or since no version.
+        """
+        return self._run(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
+
+    async def async_wait_for_change(
+        self,
+        partition_id: str,
+        since: int | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> PartitionChange:
+        """Waits, at most `timeout` seconds, until samples of a partition change, and tells which; false if none did.
+
+        A sample changes when it gets a field, a tag or a key. What is told is the state now: of several changes of a
+        sample the last, and no sample is left out however late the question comes. It also tells the samples that
+        were cleared, and ends when the partition is sealed or dropped. A partition that does not exist is waited for.
+
+        since: the version that an earlier call gave. None: all samples there are; it waits only where there is none.
+        where: entries that a sample's tag must have for it to be told, with equal values: numbers by their value
+        (1 is 1.0, True is not 1), what only Python knows (tuples, objects) by its bytes. {} or None: every sample.
+        timeout: as in `await_batch`.
+
+        Raises:
+            InvalidArgumentError: where is no dict of tag entries, or since no version.
+        """
+        return await self._run_async(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
 
     def put(
         self,
@@ -878,16 +927,22 @@ class Surface(ABC):
         )
 
     def kv_list(
-        self, partition_id: str | None = None, *, timeout: float | None = None
+        self, partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
-        return self._run(self._operations.kv_list(partition_id, timeout=timeout))
+        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+
+        where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+        """
+        return self._run(self._operations.kv_list(partition_id, where=where, timeout=timeout))
 
     async def async_kv_list(
-        self, partition_id: str | None = None, *, timeout: float | None = None
+        self, partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all."""
-        return await self._run_async(self._operations.kv_list(partition_id, timeout=timeout))
+        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+
+        where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+        """
+        return await self._run_async(self._operations.kv_list(partition_id, where=where, timeout=timeout))
 
     def kv_clear(self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
         """Drops the samples of these keys; unknown keys and partitions are fine."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import admission, claims, clears, deadlock, demand, puts, retention
+from transfer_queue.core import admission, claims, clears, deadlock, demand, puts, retention, watching
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
 from transfer_queue.core.explain import explain, timeout_words
@@ -58,6 +58,7 @@ from transfer_queue.messages import (
     TopologyReply,
     Want,
     Wanted,
+    Watch,
     WriterGone,
 )
 from transfer_queue.sampler.base import BaseSampler
@@ -184,6 +185,8 @@ class Controller:
             return [Send(peer, sequence, query(self.state, body))]
         if isinstance(body, Claim):
             return self._claim(client, peer, envelope, body, now)
+        if isinstance(body, Watch):
+            return self._watch(client, peer, sequence, body, now)
         if isinstance(body, Topology):
             return [Send(peer, sequence, TopologyReply(list(self.state.units.values()), self.config))]
         if isinstance(body, Status):
@@ -282,10 +285,24 @@ class Controller:
         partition = self.state.partitions.get(claim.partition)
         return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
 
+    def _watch(self, client: str, peer: int, sequence: int, watch: Watch, now: float) -> list[Effect]:
+        reply = watching.answer(self.state, watch)
+        if reply is None and watch.wait is not None and watch.wait > 0:
+            self._park(client, peer, sequence, watch, now, watch.wait)
+            watching.looked(self.state, watch.partition)
+            return []
+        return [Send(peer, sequence, reply or watching.nothing(self.state, watch))]
+
     # ------------------------------------------------------------ waiting
 
     def _park(
-        self, client: str, peer: int, sequence: int, body: Claim | Publish | Reserve | Wanted, now: float, wait: float
+        self,
+        client: str,
+        peer: int,
+        sequence: int,
+        body: Claim | Publish | Reserve | Wanted | Watch,
+        now: float,
+        wait: float,
     ) -> None:
         self._apply(r.Parked(client, sequence, now, now + wait, body))
         self.peers[client, sequence] = peer
@@ -314,8 +331,10 @@ class Controller:
         return [*effects, Send(peer, sequence, Done(there))]
 
     def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
-        self.counters["failures"] += 1
         request = waiting.request
+        if isinstance(request, Watch):
+            return watching.nothing(self.state, request)
+        self.counters["failures"] += 1
         if isinstance(request, Claim):
             if request.probe:
                 return self._nothing(request, ended=False)
@@ -335,6 +354,8 @@ class Controller:
         while self._changed:
             name, change = self._changed.popitem()
             partition = self.state.partitions.get(name)
+            for waiter, reply in watching.told(self.state, name, self.peers):
+                effects.append(self._met(waiter, reply))
             gained: set[str] = set()
             if partition is not None:
                 self._retain(partition)
@@ -407,7 +428,23 @@ class Controller:
         """Whether any claim of the queue has as many ready rows as it wants."""
         return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
 
+    def _retry_watch(self, waiting: Waiting) -> list[Effect]:
+        """Looks again at one who came back after a replay."""
+        reply = watching.answer(self.state, waiting.watch)
+        if reply is None:
+            watching.looked(self.state, waiting.watch.partition)
+            return []
+        return [self._met(waiting.waiter, reply)]
+
+    def _met(self, waiter: Waiter, reply: AnyReply) -> Send:
+        """Answers one who waits and has a connection."""
+        peer = self.peers[waiter]
+        self._unpark(waiter)
+        return Send(peer, waiter[1], reply)
+
     def _retry(self, waiting: Waiting) -> list[Effect]:
+        if isinstance(waiting.request, Watch):
+            return self._retry_watch(waiting)
         if isinstance(waiting.request, Claim):
             return self._retry_claim(waiting)
         return self._retry_wanted(waiting) if isinstance(waiting.request, Wanted) else self._retry_put(waiting)

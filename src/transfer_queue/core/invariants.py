@@ -12,7 +12,7 @@ import numpy as np
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.state import State
-from transfer_queue.core.waiting import Queue, ShareKey, share_key
+from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Watches, share_key
 
 
 class BrokenInvariant(AssertionError):
@@ -26,6 +26,7 @@ def check(state: State) -> None:
     for name, partition in state.partitions.items():
         _require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
         indexes += _rows(partition, needed)
+        _changes(partition)
         _tasks(partition)
         _groups(partition)
         _holds(partition)
@@ -68,6 +69,20 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
     listed = {key: p for key, p in zip(keyed, positions.tolist(), strict=True) if key is not None}
     _require(listed == partition.keys, f"the keys of {name} are not those of its rows")
     return indexes.tolist()  # type: ignore[no-any-return]
+
+
+def _changes(partition: Partition) -> None:
+    name, changes = partition.name, partition.changes
+    versions = list(changes.newest.values())
+    _require(versions == sorted(versions), f"the chunks of {name} are not in order of change")
+    for key, chunk in partition.rows.chunks.items():
+        changed = chunk.changed[: chunk.size]
+        newest = int(changed.max(initial=0))
+        _require(newest <= changes.newest.get(key, 0), f"chunk {key} of {name} is newer than it is listed to be")
+        _require(newest <= partition.version, f"a row of {name} is newer than its partition")
+        _require(not changed[chunk.alive[: chunk.size] == 0].any(), f"a cleared row of {name} still counts as changed")
+    _require(set(changes.newest) <= set(partition.rows.chunks), f"{name} lists a chunk that is no more")
+    _require(changes.count == sum(len(i) // 8 for _, i, _ in changes.cleared), f"7: {name} miscounts its clears")
 
 
 def _tasks(partition: Partition) -> None:
@@ -154,6 +169,8 @@ def _blocks(state: State, needed: Counter[int]) -> None:
 def _waiting(state: State) -> None:
     room = state.waiting
     listed = list(room.space) + [waiter for producers in room.work.values() for waiter in producers]
+    for name, watches in room.watches.items():
+        listed += _watches(state, watches, name)
     for name, tasks in room.claims.items():
         for task, queue in tasks.items():
             listed += queue.claims
@@ -161,6 +178,14 @@ def _waiting(state: State) -> None:
     _require(sorted(listed) == sorted(room.by_waiter), "somebody waits in no queue, or in two")
     for client, kept in state.clients.items():
         _require(not any(map(kept.over, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
+
+
+def _watches(state: State, watches: Watches, name: str) -> list[Waiter]:
+    _require(bool(watches.groups) and all(watches.groups.values()), f"nobody is listed to watch {name}")
+    for key, group in watches.groups.items():
+        alike = {watches.key(waiting.watch) for waiting in group.values()}
+        _require(alike == {key}, f"a watch of {name} is with others than its like")
+    return [waiter for group in watches.groups.values() for waiter in group]
 
 
 def _queue(queue: Queue, where: str) -> None:

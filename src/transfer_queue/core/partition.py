@@ -12,6 +12,7 @@ import numpy as np
 
 from transfer_queue.core.births import Births
 from transfer_queue.core.blocks import BlockTable
+from transfer_queue.core.changes import Changes
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import Field, dims_parts
@@ -33,7 +34,7 @@ class Partition:
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
-    version: grows with every change.
+    version: grows with every change. changes: which rows changed, and which were cleared, at which versions.
     learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
@@ -54,6 +55,7 @@ class Partition:
         self.options = options
         self.seals = 0
         self.rows = Rows()
+        self.changes = Changes(self.rows)
         self.groups = Groups(self.rows, options.group_size)
         self.admitted = 0
         self.policy_version = 0
@@ -201,6 +203,7 @@ class Partition:
                     chunk.keys = [None] * chunk.capacity
                 chunk.keys[p & MASK] = key
                 self.keys[key] = p
+            self.changes.mark(self.version, np.array(positions, "i8"))
         if groups is not None:
             self.join(groups, positions)
 
@@ -350,12 +353,14 @@ class Partition:
                     if number >= 0:
                         self.groups.leave(number)
                 chunk.group[at] = -1
+            self.changes.clear(self.version, chunk, at)
             self._clear_values(chunk, at)
             if chunk.waiting[at].any():
                 gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
                 self.waiting = [p for p in self.waiting if p not in gone]
                 chunk.waiting[at] = 0
             if self.rows.drop_if_empty(key):
+                self.changes.forget_chunk(key)
                 for ready in self.ready.values():
                     ready.forget_chunk(key)
 
@@ -388,6 +393,8 @@ class Partition:
     def seal(self) -> None:
         """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
         self.seals += 1
+        if self.sealed:
+            self.changes.sealed = self.version
 
     # ------------------------------------------------------------ comparison
 
@@ -421,4 +428,5 @@ class Partition:
             "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
             "nbytes": self.nbytes,
             "version": self.version,
+            "changes": self.changes.state(positions),
         }

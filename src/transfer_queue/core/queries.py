@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core import admission
+from transfer_queue.core.changes import matcher
 from transfer_queue.core.demand import missing
 from transfer_queue.core.fields import dims_parts
 from transfer_queue.core.partition import Partition
@@ -185,16 +186,18 @@ def _placed(state: State, partition: Partition, positions: np.ndarray, fields: l
 
 
 def list_keys(state: State, request: ListKeys) -> AnyReply:
-    """Partition -> key -> tag."""
+    """Partition -> key -> tag, of the rows with the tags that are asked for."""
     if request.partition is None:
         chosen = list(state.partitions.values())
     else:
         found = state.partitions.get(request.partition)
         chosen = [found] if found is not None else []
+    matches = matcher(request.where) if request.where else None
     out: dict[str, dict[str, dict[str, Any]]] = {}
     for partition in chosen:
         tags = partition.tags_of(np.array(list(partition.keys.values()), "i8"))
-        out[partition.name] = dict(zip(partition.keys, tags or [{} for _ in partition.keys], strict=True))
+        listed = zip(partition.keys, tags or [{} for _ in partition.keys], strict=True)
+        out[partition.name] = dict(listed if matches is None else ((k, tag) for k, tag in listed if matches(tag)))
     return Done(out)
 
 

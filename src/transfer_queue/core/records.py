@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.messages import AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted
+from transfer_queue.messages import AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted, Watch
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -175,7 +175,7 @@ class Parked(Record, frozen=True):
     sequence: int
     since: float
     deadline: float
-    request: Union[Claim, Publish, Reserve, Wanted]
+    request: Union[Claim, Publish, Reserve, Wanted, Watch]
 
 
 class Unparked(Record, frozen=True):

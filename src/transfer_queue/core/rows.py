@@ -33,15 +33,16 @@ class Chunk:
     """Up to CHUNK rows.
 
     index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
-    rows nobody took yet. group: number of the declared group, -1 without. field: name -> (block number,
+    rows nobody took yet. changed: the partition's version when tags or fields last changed, 0 for rows without any
+    and for cleared ones. group: number of the declared group, -1 without. field: name -> (block number,
     row in block), 0 without value. consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
     owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
     row is held now, and how often it was finished (`core.holds`).
     """
 
     __slots__ = (
-        "alive", "capacity", "consumed", "dealt", "field", "finished", "group", "held", "index", "keys", "living",
-        "owner", "size", "tags", "waiting",
+        "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held", "index", "keys",
+        "living", "owner", "size", "tags", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Chunk:
         self.index = np.zeros(0, "i8")
         self.alive = np.zeros(0, "u1")
         self.waiting = np.zeros(0, "u1")
+        self.changed = np.zeros(0, "i8")
         self.group: np.ndarray | None = None
         self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.consumed: dict[str, np.ndarray] = {}
@@ -72,6 +74,7 @@ class Chunk:
         self.index, self.alive, self.waiting, self.owner = map(
             self._grown, (self.index, self.alive, self.waiting, self.owner)
         )
+        self.changed = self._grown(self.changed)
         if self.group is not None:
             self.group = self._grown(self.group, -1)
         self.field = {name: (self._grown(b), self._grown(s)) for name, (b, s) in self.field.items()}

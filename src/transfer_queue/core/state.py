@@ -87,7 +87,8 @@ class State:
         self.partitions[record.partition] = Partition(
             record.partition, record.options, self.blocks, self.waiting.awaits
         )
-        self._changed(record.partition)
+        partition = self._changed(record.partition)
+        partition.changes.made = partition.version
 
     def _rows_reserved(self, record: r.RowsReserved) -> None:
         self._changed(record.partition).reserve(
@@ -106,6 +107,8 @@ class State:
         if record.block is not None:
             self.next_block = max(self.next_block, record.block_number + 1)
             partition.publish(positions, record.block_number, record.block, record.writer)
+        if record.tags is not None or record.block is not None:
+            partition.changes.mark(partition.version, positions)
 
     def _extents_closed(self, record: r.ExtentsClosed) -> None:
         self.blocks.close([(unit, extent) for unit, extent in record.extents])

@@ -1,4 +1,7 @@
-"""Requests that wait: claims for rows, puts for capacity, producers for work. First come, first served."""
+"""Requests that wait: claims for rows, puts for capacity, producers for work, watches for changes.
+
+First come, first served; a deadline each.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.messages import Claim, Publish, Reserve, Wanted
+from transfer_queue.core.changes import begins
+from transfer_queue.messages import Claim, Publish, Reserve, Wanted, Watch
 
 Waiter = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
+WatchKey = tuple[bytes, bool]
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -21,7 +28,7 @@ class Waiting(msgspec.Struct, frozen=True):
     sequence: int
     since: float
     deadline: float
-    request: Claim | Publish | Reserve | Wanted
+    request: Claim | Publish | Reserve | Wanted | Watch
 
     @property
     def waiter(self) -> Waiter:
@@ -32,6 +39,12 @@ class Waiting(msgspec.Struct, frozen=True):
     def claim(self) -> Claim:
         """The request of one who waits for rows."""
         assert isinstance(self.request, Claim)
+        return self.request
+
+    @property
+    def watch(self) -> Watch:
+        """The request of one who waits for changes."""
+        assert isinstance(self.request, Watch)
         return self.request
 
 
@@ -95,11 +108,40 @@ def share_key(sampling: dict[str, Any]) -> ShareKey | None:
     return (rank, batch) if isinstance(rank, int) and isinstance(batch, int) else None
 
 
+class Watches:
+    """The parked watches of one partition.
+
+    groups: (where, whether they begin) -> those who are to be answered alike, none of them empty. looked: the version
+    up to which nothing is new to any of them who has a connection; -1: there was no partition. It is the controller's,
+    and not part of the state.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[WatchKey, dict[Waiter, Waiting]] = {}
+        self.looked = -1
+
+    @staticmethod
+    def key(watch: Watch) -> WatchKey:
+        """Watches with equal keys get equal answers to what is new from now on."""
+        return _encode(watch.where), begins(watch)
+
+    def add(self, waiting: Waiting, watch: Watch) -> None:
+        """A watch begins to wait."""
+        self.groups.setdefault(self.key(watch), {})[waiting.waiter] = waiting
+
+    def remove(self, waiter: Waiter, watch: Watch) -> None:
+        """A watch waits no longer."""
+        key = self.key(watch)
+        del self.groups[key][waiter]
+        if not self.groups[key]:
+            del self.groups[key]
+
+
 class WaitingRoom:
     """by_waiter: everything that waits. claims: partition -> task -> its queue, none of them empty.
 
     space: puts and reservations that wait for capacity, in order of arrival. work: partition -> producers that wait
-    until groups are wanted of them.
+    until groups are wanted of them. watches: partition -> who waits for a change of it, none empty.
     """
 
     def __init__(self) -> None:
@@ -107,6 +149,7 @@ class WaitingRoom:
         self.claims: dict[str, dict[str, Queue]] = {}
         self.space: dict[Waiter, Waiting] = {}
         self.work: dict[str, dict[Waiter, Waiting]] = {}
+        self.watches: dict[str, Watches] = {}
         self._deadlines: list[tuple[float, str, int]] = []
 
     def add(self, waiting: Waiting) -> None:
@@ -121,6 +164,8 @@ class WaitingRoom:
             queue.add(waiting)
         elif isinstance(request, Wanted):
             self.work.setdefault(request.partition, {})[waiting.waiter] = waiting
+        elif isinstance(request, Watch):
+            self.watches.setdefault(request.partition, Watches()).add(waiting, request)
         else:
             self.space[waiting.waiter] = waiting
         heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
@@ -136,6 +181,12 @@ class WaitingRoom:
             del self.work[request.partition][waiter]
             if not self.work[request.partition]:
                 del self.work[request.partition]
+            return
+        if isinstance(request, Watch):
+            watches = self.watches[request.partition]
+            watches.remove(waiter, request)
+            if not watches.groups:
+                del self.watches[request.partition]
             return
         if not isinstance(request, Claim):
             del self.space[waiter]

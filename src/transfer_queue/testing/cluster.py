@@ -18,7 +18,7 @@ import msgspec
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState
-from transfer_queue.client.surface import Surface
+from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
 from transfer_queue.config import Settings, merge
 from transfer_queue.core import effects as core_effects
@@ -124,7 +124,7 @@ class _Slots:
         return str(slot) not in self.held
 
 
-class Client(Surface):
+class Client(Subscriptions):
     """A client of the cluster, with the methods of TransferQueueClient: they block in virtual time.
 
     For what happens at once with others, `start` begins one of `operations`, and `call` runs the cluster until it
