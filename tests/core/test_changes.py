@@ -90,7 +90,10 @@ def test_the_first_question_tells_all_that_is_there(h: Harness) -> None:
     assert numbers(reply.rows) == [0, 2]
     assert tags_by_key(reply) == {"a": READY, "c": {"status": "ready", "n": 3}}
     assert reply.version == h.state.partitions["p"].version
-    assert reply.changed and reply.complete and not reply.sealed and not reply.dropped
+    assert reply.changed
+    assert reply.complete
+    assert not reply.sealed
+    assert not reply.dropped
 
 
 def test_later_questions_tell_what_changed_since(h: Harness) -> None:
@@ -195,7 +198,8 @@ def test_a_seal_is_told_once(h: Harness) -> None:
     assert not now(h, version).changed
     h.ask(Seal("p"))
     reply = now(h, version)
-    assert reply.changed and reply.sealed
+    assert reply.changed
+    assert reply.sealed
     assert now(h).changed
     assert now(h, reply.version) == ChangeReply(reply.version, sealed=True)
 

@@ -6,7 +6,6 @@ lists anew where an answer was not complete. It may ask at once or wait, and bre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import harness
@@ -34,10 +33,9 @@ WHERES: list[dict[str, Any]] = [{}, {"s": 1}, {"s": True}, {"s": 0, "t": 1}]
 
 
 @pytest.fixture(autouse=True)
-def few_clears(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_clears(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few clears are remembered that followers fall behind."""
-    monkeypatch.setattr("transfer_queue.core.changes.MAX_CLEARED", 3)
-    yield
+    monkeypatch.setattr("transfer_queue.core.changes.MAX_CLEARED", 1)
 
 
 def number(value: Any) -> Any:
@@ -70,7 +68,8 @@ class Follower:
         for index, key, tag in zip(rows, keys, tags, strict=True):
             assert matches(tag, self.where), "a row was told that does not match"
             self.rows[index] = key, tag
-        assert len(reply.versions) == len(reply.rows) and len(reply.cleared_versions) == len(reply.cleared)
+        assert len(reply.versions) == len(reply.rows)
+        assert len(reply.cleared_versions) == len(reply.cleared)
         if not reply.complete:
             self.rows = {index: row for index, row in self.rows.items() if index in model}
         self.since = reply.version

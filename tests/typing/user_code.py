@@ -36,7 +36,27 @@ def key_value() -> None:
         for key, tag in tags.items():
             assert_type(key, str)
             assert_type(tag, dict[str, Any])
+    assert_type(tq.kv_list(where={"n": 1}), dict[str, dict[str, dict[str, Any]]])
     tq.kv_clear(["a"], "train_0")
+
+
+def changes() -> None:
+    client = tq.get_client()
+    change = client.wait_for_change("train_0", where={"status": "ready"}, timeout=5)
+    assert_type(change, tq.PartitionChange)
+    while change and not change.dropped:
+        assert_type(change.keys, list[str | None])
+        change = client.wait_for_change("train_0", change.version)
+    for event in client.subscribe("train_0", {"status": "ready"}, since=change.version):
+        assert_type(event, tq.SampleChange)
+        assert_type(event.tag, dict[str, Any])
+
+
+async def changes_awaited() -> None:
+    client = tq.get_client()
+    assert_type(await client.async_wait_for_change("train_0"), tq.PartitionChange)
+    async for event in client.async_subscribe("train_0"):
+        assert_type(event.global_index, int)
 
 
 async def key_value_awaited() -> None:
