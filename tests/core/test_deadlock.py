@@ -6,7 +6,7 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.errors import DeadlockError, ProtocolError
-from transfer_queue.messages import ClearPartition, ClearRows, Finish, SetPolicyVersion, SpaceShort
+from transfer_queue.messages import ClearPartition, ClearRows, Finish, SetPolicyVersion, SpaceShort, Watch
 
 
 def full(**more) -> Harness:
@@ -103,6 +103,21 @@ def test_an_onlooker_moves_nothing():
     h.claim(4, wait=1000.0)
     with pytest.raises(DeadlockError):
         h.result(waits(h))
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_who_watches_a_partition_may_clear_it(waiting):
+    """A controller loop, which is told of what is done and clears that."""
+    h = full()
+    h.ask(Watch("p"), "loop")
+    if waiting:
+        h.send(Watch("p", h.state.partitions["p"].version, wait=1000.0), "loop")
+    h.claim(4, wait=1000.0)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.disconnect("loop")
+    with pytest.raises(DeadlockError):
+        h.result(put)
 
 
 def test_a_partition_of_rows_in_which_nobody_waits_will_be_cleared():

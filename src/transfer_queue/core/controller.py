@@ -286,6 +286,7 @@ class Controller:
         return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
 
     def _watch(self, client: str, peer: int, sequence: int, watch: Watch, now: float) -> list[Effect]:
+        self.movers.acted(client, watch)
         reply = watching.answer(self.state, watch)
         if reply is None and watch.wait is not None and watch.wait > 0:
             self._park(client, peer, sequence, watch, now, watch.wait)

@@ -33,18 +33,19 @@ from transfer_queue.messages import (
     SetPolicyVersion,
     SpaceShort,
     Wanted,
+    Watch,
 )
 
 Consumer = tuple[str, str, int]  # partition, task, dp_rank
 SHOWN = 3  # of each kind, in the words
-_ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption)
+_ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption, Watch)
 
 
 class Movers:
     """Who may still make space or rows.
 
-    actors: client -> the partitions in which it has made or cleared rows, or set the policy. policies: partitions
-    whose policy version was set. busy: client -> what it was given rows for and has not come back to.
+    actors: client -> the partitions in which it has made or cleared rows, set the policy, or asked
+    for changes, which it may act upon. policies: partitions whose policy version was set. busy: client -> what it was given rows for and has not come back to.
     short: unit -> what it last said of those who wait there. freed: unit -> how many times it was told to free.
     """
 
@@ -85,7 +86,9 @@ class Movers:
             return False  # what was freed has not arrived where it is waited for
         if any(self._will_move(state, name) for name in state.partitions):
             return False
-        still = {client for client, _ in waiting.by_waiter} | set(at_units)
+        # who waits for a change may do anything once told of none
+        held = (w.client for w in waiting.by_waiter.values() if not isinstance(w.request, Watch))
+        still = {*held, *at_units}
         free = [client for client in self.actors if client in connected and client not in still]
         return not any(self.actors[client] & state.partitions.keys() for client in free)
 
@@ -122,7 +125,7 @@ def _some(told: list[str]) -> str:
 
 def _put_words(waiting: Waiting) -> str:
     request = waiting.request
-    assert not isinstance(request, (Claim, Wanted))
+    assert not isinstance(request, (Claim, Wanted, Watch))
     return f"{waiting.client} waits for room for {request.count} rows in partition {request.partition!r}"
 
 
