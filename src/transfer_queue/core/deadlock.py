@@ -44,9 +44,10 @@ _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetCo
 class Movers:
     """Who may still make space or rows.
 
-    actors: client -> the partitions in which it has made or cleared rows, set the policy, or asked
-    for changes, which it may act upon. policies: partitions whose policy version was set. busy: client -> what it was given rows for and has not come back to.
-    short: unit -> what it last said of those who wait there. freed: unit -> how many times it was told to free.
+    actors: client -> the partitions in which it has made or cleared rows, set the policy, or asked for changes, upon
+    which it may act. policies: partitions whose policy version was set. busy: client -> what it was given rows for
+    and has not come back to. short: unit -> what it last said of those who wait there. freed: unit -> how many times
+    it was told to free.
     """
 
     def __init__(self) -> None:
