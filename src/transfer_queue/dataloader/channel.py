@@ -1,0 +1,186 @@
+"""What goes between a loader and its worker processes beside torch's queues: where to begin, whose turn it is, the end.
+
+Everything travels through pipes, so that a worker that waits for rows is woken by what happens here:
+
+    closing       one pipe to all, never read: readable means that the loader wants its workers to end, or is gone
+    orders[w]     from the loader to worker w: the batch at which to begin
+    turns[w]      to worker w from the one before: the batch that it may ask for now
+
+Batches are asked for one after the other, in the order of their numbers, whichever workers fetch them. Otherwise the
+rows of a batch would depend on which worker came first, and the sequence on the number of workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Coroutine
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NamedTuple
+
+GRACE_SECONDS = 1.0  # what a fetch function that waits by itself gets when its loader is deleted
+
+
+class Begin(NamedTuple):
+    """An order: worker w of n fetches the batches start + w, start + w + n, ... of a partition.
+
+    version: counts a loader's orders, from 1. What was fetched for an older one is of no use any more.
+    """
+
+    version: int
+    partition_id: str
+    start: int
+
+
+class Turn(NamedTuple):
+    """Batch `number` may be asked for. ended: no batch of this number will come, nor a later one."""
+
+    version: int
+    number: int
+    ended: bool
+
+
+class Interrupted(Exception):
+    """There is a newer order, or the loader wants its workers to end."""
+
+
+class Channel:
+    """The pipes of one set of workers: made by the loader, it travels to each of them, which takes its `Seat`."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.closing = Pipe(duplex=False)
+        self.orders = [Pipe(duplex=False) for _ in range(workers)]
+        self.turns = [Pipe(duplex=False) for _ in range(workers)]
+
+    def order(self, begin: Begin) -> None:
+        """Tells every worker where to begin, also one that waits for rows."""
+        for _, pipe in self.orders:
+            with contextlib.suppress(OSError):  # it has died; torch says so when its next batch is due
+                pipe.send(begin)
+
+    def close(self) -> None:
+        """Ends the workers, also those that wait for rows. Idempotent."""
+        if self.closing[1].closed:
+            return
+        with contextlib.suppress(OSError):
+            # a message, not only the end of the pipe: processes forked meanwhile may hold this end, too
+            self.closing[1].send_bytes(b"end")
+        self.keep()
+
+    def keep(self, *ends: Connection[Any, Any]) -> None:
+        """Closes, in this process, all ends but these."""
+        for pipe in (self.closing, *self.orders, *self.turns):
+            for end in pipe:
+                if end not in ends:
+                    end.close()
+
+
+class Seat:
+    """Worker `worker`'s place at the channel. interval: seconds of the longest wait, after which to look about.
+
+    Every wait ends with `Interrupted` where there is a newer order or the workers shall end.
+    """
+
+    def __init__(self, channel: Channel, worker: int, interval: float) -> None:
+        following = (worker + 1) % channel.workers
+        self.worker = worker
+        self.workers = channel.workers
+        self._interval = interval
+        self._closing = channel.closing[0]
+        self._orders = channel.orders[worker][0]
+        self._turns = channel.turns[worker][0]
+        self._following = channel.turns[following][1]
+        self._newest = Begin(0, "", 0)
+        self._turn = Turn(0, 0, False)
+        self._loop = asyncio.new_event_loop()
+        channel.keep(self._closing, self._orders, self._turns, self._following)
+
+    def order(self, after: int) -> Begin | None:
+        """The newest order, once there is one after that version; None where the workers shall end."""
+        try:
+            while True:
+                if self._look() > after:
+                    return self._newest
+                wait([self._closing, self._orders], self._interval)
+        except Interrupted:
+            return None
+
+    def take_turn(self, version: int, number: int) -> bool:
+        """Waits until batch `number` may be asked for; False where none of this or a later number will come."""
+        if self.workers == 1:
+            return True
+        while self._look() == version and (self._turn.version, self._turn.number) != (version, number):
+            if self._turns in wait([self._closing, self._orders, self._turns], self._interval):
+                with self._reading():
+                    self._turn = max(self._turn, self._turns.recv())
+        self.check(version)
+        return not self._turn.ended
+
+    def pass_turn(self, turn: Turn) -> None:
+        """Lets the next worker ask."""
+        if self.workers > 1:
+            with contextlib.suppress(OSError):  # that one has died; torch ends the others
+                self._following.send(turn)
+
+    def ask(self, version: int, request: Coroutine[Any, Any, Any]) -> Any:
+        """What a request of the client gives. It is cancelled, at the controller too, where the wait is interrupted."""
+        try:
+            return self._loop.run_until_complete(self._watched(request))
+        except asyncio.CancelledError:
+            self.check(version)
+            raise
+
+    async def _watched(self, request: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.ensure_future(request)
+        for end in (self._closing, self._orders):
+            self._loop.add_reader(end.fileno(), task.cancel)
+        try:
+            return await task
+        finally:
+            for end in (self._closing, self._orders):
+                self._loop.remove_reader(end.fileno())
+
+    def check(self, version: int) -> None:
+        """Interrupts what is done for an order of this version, if it is not the newest any more."""
+        if self._look() != version:
+            raise Interrupted
+
+    def _look(self) -> int:
+        """Reads what orders there are; the version of the newest."""
+        with self._reading():
+            while self._orders.poll():
+                self._newest = self._orders.recv()
+        if self._closing.poll() or is_orphan():
+            raise Interrupted
+        return self._newest.version
+
+    @contextlib.contextmanager
+    def _reading(self) -> Any:
+        try:
+            yield
+        except (EOFError, OSError):  # the other end is gone
+            raise Interrupted from None
+
+    def end_with_the_loader(self) -> None:
+        """For a worker that a function of the user's may hold up: ends it soon after the loader wants it to end.
+
+        Torch would wait for it for 5 seconds, and then do the same by a signal.
+        """
+
+        def end() -> None:
+            wait([self._closing])
+            time.sleep(GRACE_SECONDS)
+            os._exit(0)
+
+        threading.Thread(target=end, daemon=True).start()
+
+
+def is_orphan() -> bool:
+    """Whether this is a worker whose loader's process was killed."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()

@@ -1,0 +1,132 @@
+"""How a batch of a rank is fetched: by default with a claim that waits in the controller, or by a user's function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from transfer_queue.client.surface import Surface
+from transfer_queue.config import empty_batch_sleep_interval
+from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.metadata import BatchMeta
+
+Batch = tuple[TensorDictBase, BatchMeta]
+FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
+
+LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
+
+_FETCH_ARGUMENTS = (
+    "tq_client", "data_fields", "batch_size", "partition_id", "task_name", "sampling_config", "batch_index",
+)  # fmt: skip
+
+
+def default_fetch_batch_fn(
+    tq_client: Surface,
+    data_fields: Sequence[str],
+    batch_size: int,
+    partition_id: str,
+    task_name: str,
+    sampling_config: Mapping[str, Any],
+    batch_index: int,
+) -> tuple[TensorDictBase | None, BatchMeta]:
+    """One batch of a rank, (data, metadata); (None, an empty BatchMeta) where nothing is ready in polling mode.
+
+    sampling_config: {"dp_rank", "task_name"}; batch_index and partition_id are added to a copy of it.
+    """
+    sampling = {**sampling_config, "batch_index": batch_index, "partition_id": partition_id}
+    meta = tq_client.get_meta(
+        data_fields=list(data_fields), batch_size=batch_size, partition_id=partition_id, task_name=task_name,
+        sampling_config=sampling,
+    )  # fmt: skip
+    if not len(meta):
+        return None, meta
+    return tq_client.get_data(meta), meta
+
+
+def interval() -> float:
+    """Seconds of the longest wait before a loader looks about."""
+    return max(empty_batch_sleep_interval(), LEAST_WAIT)
+
+
+def ask_blocking(client: Surface, operation: str, *arguments: Any, **more: Any) -> Any:
+    """Runs a client's operation in this thread."""
+    return getattr(client, operation)(*arguments, **more)
+
+
+class Fetcher:
+    """Fetches batches of one task and dp_rank through a client.
+
+    ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
+    """
+
+    def __init__(
+        self,
+        client: Surface,
+        data_fields: Sequence[str],
+        batch_size: int,
+        task_name: str,
+        dp_rank: int,
+        finite: bool,
+        function: FetchBatch | None,
+        ask: Callable[..., Any] = ask_blocking,
+    ) -> None:
+        self.client = client
+        self._fields = list(data_fields)
+        self._batch_size = batch_size
+        self._task_name = task_name
+        self._dp_rank = dp_rank
+        self._finite = finite
+        self._function = function
+        self._ask = ask
+        self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
+
+    def claim(self, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
+        """Batch `number` of the rank; an empty BatchMeta where none came within the interval; None where none will.
+
+        The data is None where it is still to be read: `complete` does so.
+        """
+        sampling = {
+            "dp_rank": self._dp_rank, "task_name": self._task_name, "batch_index": number, "partition_id": partition_id,
+        }  # fmt: skip
+        wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
+        if self._function is None:
+            meta, ended = self._ask(self.client, "await_batch", *wanted, timeout=interval())
+            return None if ended and not len(meta) else (None, meta)
+        data, meta = self._call(self._function, partition_id, number)
+        if data is not None and len(meta):
+            self._refused.clear()
+            return data, meta
+        # what is ready may be no batch for this function, or for a user's sampler: it is asked again once more at
+        # once, for rows may have come meanwhile, and from then on when something has changed
+        found = self._ask(self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=interval())
+        self._refused = {partition_id: found.version}
+        return None if found.ended else (None, BatchMeta())
+
+    def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Batch:
+        """The batch with its data."""
+        return (self.client.get_data(meta) if data is None else data), meta
+
+    def _call(self, function: FetchBatch, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta]:
+        values = (
+            self.client, list(self._fields), self._batch_size, partition_id, self._task_name,
+            {"dp_rank": self._dp_rank, "task_name": self._task_name}, number,
+        )  # fmt: skip
+        try:
+            if _takes_names(function):
+                return function(**dict(zip(_FETCH_ARGUMENTS, values)))
+            return function(*values)
+        except WaitTimeoutError:  # a fetch that does not poll ended its wait; nothing came
+            return None, BatchMeta()
+
+
+def _takes_names(function: FetchBatch) -> bool:
+    """Whether a fetch function takes its arguments under their own names."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return any(p.kind is p.VAR_KEYWORD for p in parameters) or named >= set(_FETCH_ARGUMENTS)

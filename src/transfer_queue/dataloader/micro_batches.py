@@ -1,0 +1,187 @@
+"""What a batch is cut into: micro-batches by count or by token budget, as rows or packed. Data and metadata alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+
+from transfer_queue.dataloader.fetching import Batch
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.tensors import is_plain_jagged, rows_of_jagged
+
+LENGTH_TAG = "total_lengths"
+
+Lengths = NDArray[np.int64]
+
+
+def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: int = 1) -> Iterator[Batch]:
+    """Cuts a batch into micro-batches of micro_batch_size rows, the last one maybe smaller; data and metadata alike.
+
+    Raises:
+        InvalidArgumentError: micro_batch_size is less than 1, or more than the batch has rows.
+    """
+    rows = len(batch_meta)
+    if micro_batch_size < 1:
+        raise InvalidArgumentError(f"micro_batch_size must be 1 or more, and is {micro_batch_size}")
+    if micro_batch_size > rows:
+        raise InvalidArgumentError(
+            f"micro_batch_size ({micro_batch_size}) is more than the batch has rows ({rows}); "
+            f"make it at most batch_size"
+        )
+    for start in range(0, rows, micro_batch_size):
+        stop = min(start + micro_batch_size, rows)
+        yield _rows(td, start, stop), batch_meta[start:stop]
+
+
+def chunk_by_tokens(
+    td: TensorDictBase,
+    batch_meta: BatchMeta,
+    max_tokens: int,
+    *,
+    max_rows: int | None = None,
+    length_field: str | None = None,
+) -> Iterator[Batch]:
+    """Cuts a batch into micro-batches of at most max_tokens tokens (and max_rows rows), in order, as few as that gives.
+
+    A row of more than max_tokens is a micro-batch by itself. The length of a row is its tag "total_lengths", or, with
+    length_field, the length of that field's row (its value, where the field has a number a row).
+
+    Raises:
+        InvalidArgumentError: a row has no such length.
+    """
+    lengths = row_lengths(td, length_field) if length_field is not None else _tagged_lengths(batch_meta)
+    start = tokens = 0
+    for row, length in enumerate(lengths.tolist()):
+        if row > start and (tokens + length > max_tokens or row - start == max_rows):
+            yield _rows(td, start, row), batch_meta[start:row]
+            start, tokens = row, 0
+        tokens += length
+    yield _rows(td, start, len(lengths)), batch_meta[start:]
+
+
+def pack(td: TensorDictBase, length_field: str) -> TensorDict:
+    """The rows as one row of concatenated tokens, as variable-length attention takes them.
+
+    td: [rows]. Fields whose rows have the lengths of `length_field`'s rows, [rows, j, ...], become [1, tokens, ...]
+    (ragged in another dimension: concatenated there); the others stay as they are, one value a row. Added are
+
+        cu_seqlens    int32 [rows + 1], where each row begins, and the end of the last
+        position_ids  int64 [1, tokens], from 0 in each row; a packed field of this name stays as it is
+        max_seqlen    int, the longest row
+
+    Returns:
+        A TensorDict of batch_size [], since its values have no dimension in common.
+
+    Raises:
+        InvalidArgumentError: length_field is no field of token rows; a field has one of the names added.
+    """
+    taken = {"cu_seqlens", "max_seqlen"} & set(td.keys())
+    if taken:
+        raise InvalidArgumentError(f"pack=True adds the fields {sorted(taken)}, which are in data_fields; rename them")
+    if not _has_token_rows(td.get(length_field, None)):
+        raise InvalidArgumentError(
+            f"pack=True concatenates rows of tokens, and {length_field!r} has none; "
+            f"name a field that has (length_field=)"
+        )
+    lengths = row_lengths(td, length_field)
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    out = TensorDict({}, batch_size=[])
+    for name in td.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
+        column = td.get(name)
+        alike = _has_token_rows(column) and np.array_equal(row_lengths(td, name), lengths)
+        out.set(name, _concatenated(column) if alike else column)
+    out.set("cu_seqlens", torch.from_numpy(starts.astype(np.int32)))
+    if "position_ids" not in td.keys():  # noqa: SIM118
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+        out.set("position_ids", torch.from_numpy(positions).unsqueeze(0))
+    out.set_non_tensor("max_seqlen", int(lengths.max(initial=0)))
+    return out
+
+
+def token_field(td: TensorDictBase, names: Sequence[str]) -> str:
+    """The first of these fields that has token rows.
+
+    Raises:
+        InvalidArgumentError: none has.
+    """
+    for name in names:
+        if _has_token_rows(td.get(name, None)):
+            return name
+    raise InvalidArgumentError(f"pack=True concatenates rows of tokens, and none of the fields {list(names)} has any")
+
+
+def row_lengths(td: TensorDictBase, field: str) -> Lengths:
+    """How many tokens each row of a field has, or the field's values, where it has a number a row.
+
+    Raises:
+        InvalidArgumentError: there is no such field, or it has neither.
+    """
+    column = td.get(field, None)
+    lengths: Any = None
+    if _has_token_rows(column):
+        if not column.is_nested:
+            lengths = np.full(column.size(0), column.size(1), np.int64)
+        elif is_plain_jagged(column):
+            lengths = column.offsets().diff().numpy()
+        else:
+            lengths = np.array([row.size(column._ragged_idx - 1) for row in column.unbind()], np.int64)
+    elif isinstance(column, torch.Tensor) and not column.is_nested and _is_integral(column) and column.dim() == 1:
+        lengths = column.numpy().astype(np.int64)
+    if lengths is None or (lengths < 0).any():
+        raise InvalidArgumentError(
+            f"length_field {field!r} must have token rows or a number of tokens a row, "
+            f"and {'is not among the fields ' + str(sorted(td.keys())) if column is None else 'has neither'}"
+        )
+    return lengths  # type: ignore[no-any-return]
+
+
+def _tagged_lengths(meta: BatchMeta) -> Lengths:
+    found = [tag.get(LENGTH_TAG) for tag in meta.custom_meta]
+    for index, length in zip(meta.global_indexes, found):
+        if type(length) is not int or length < 0:
+            raise InvalidArgumentError(
+                f"max_tokens needs every row's length, and the tag {LENGTH_TAG!r} of row {index} is {length!r}; "
+                f"put it with the rows, or name a field that has it (length_field=)"
+            )
+    return np.array(found, np.int64)
+
+
+def _has_token_rows(column: Any) -> bool:
+    if not isinstance(column, torch.Tensor):
+        return False
+    return column.layout == torch.jagged if column.is_nested else column.dim() >= 2
+
+
+def _is_integral(column: torch.Tensor) -> bool:
+    return not column.is_floating_point() and not column.is_complex() and column.dtype is not torch.bool
+
+
+def _concatenated(column: Any) -> torch.Tensor:
+    """[rows, ...] as one row [1, ...]: its values as they lie, where they follow one another."""
+    if not column.is_nested:
+        return column.reshape(1, -1, *column.shape[2:])  # type: ignore[no-any-return]
+    if is_plain_jagged(column):
+        return column.values().unsqueeze(0)  # type: ignore[no-any-return]
+    rows = [row.contiguous() for row in column.unbind()]
+    return torch.cat(rows, dim=column._ragged_idx - 1).unsqueeze(0)
+
+
+def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
+    """td[start:stop]. Jagged columns are cut at their offsets: torch's slicing costs more and writes to the log."""
+    if stop - start == td.batch_size[0]:
+        return td.copy()  # a table of its own over the same columns, as a slice is
+    cut = {name: rows_of_jagged(td.get(name), start, stop) for name in td.keys() if is_plain_jagged(td.get(name))}  # noqa: SIM118
+    if not cut:
+        return td[start:stop]
+    rest = td.exclude(*cut)[start:stop]
+    out = TensorDict({}, batch_size=[stop - start])
+    for name in td.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
+        out.set(name, cut[name] if name in cut else rest.get(name))
+    return out

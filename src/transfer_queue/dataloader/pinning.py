@@ -1,0 +1,58 @@
+"""Items in page-locked memory, from which a device copies without waiting.
+
+Torch pins what it knows; jagged and nested columns inside a TensorDict are pinned here, part by part, and metadata
+passes as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
+
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
+
+
+def pinned(item: Any) -> Any:
+    """The item with its tensors pinned, inside of tuples, lists and mappings too; what is pinned already is not copied.
+
+    TensorDicts, tuples, lists and mappings are made anew around them.
+    """
+    if isinstance(item, torch.Tensor):
+        return _pinned_tensor(item)
+    if isinstance(item, BatchMeta | KVBatchMeta | str | bytes):
+        return item
+    if is_non_tensor(item):
+        return item
+    if isinstance(item, TensorDictBase):
+        columns = {name: pinned(item.get(name)) for name in item.keys()}  # noqa: SIM118
+        return TensorDict(columns, batch_size=item.batch_size)
+    if isinstance(item, tuple):
+        parts = [pinned(part) for part in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+    if isinstance(item, list):
+        return [pinned(part) for part in item]
+    if isinstance(item, Mapping):
+        return {name: pinned(part) for name, part in item.items()}
+    return item.pin_memory() if hasattr(item, "pin_memory") else item
+
+
+def _pinned_tensor(tensor: Any) -> torch.Tensor:
+    if not tensor.is_nested:
+        return tensor.pin_memory()  # type: ignore[no-any-return]
+    if tensor.layout == torch.jagged:
+        return _pinned_jagged(tensor)
+    return torch._nested_view_from_buffer(
+        tensor.values().pin_memory(), tensor._nested_tensor_size(), tensor._nested_tensor_strides(),
+        tensor._nested_tensor_storage_offsets(),
+    )  # fmt: skip
+
+
+def _pinned_jagged(tensor: Any) -> torch.Tensor:
+    lengths = tensor.lengths()
+    return torch.nested.nested_tensor_from_jagged(
+        tensor.values().pin_memory(), tensor.offsets().pin_memory(), None if lengths is None else lengths.pin_memory(),
+        jagged_dim=tensor._ragged_idx, min_seqlen=tensor._maybe_min_seqlen, max_seqlen=tensor._maybe_max_seqlen,
+    )  # fmt: skip

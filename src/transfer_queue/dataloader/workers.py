@@ -1,0 +1,144 @@
+"""The worker processes of a StreamingDataLoader: what they do, and how the loader gets its batches from them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from tensordict import TensorDictBase
+from torch.utils.data import get_worker_info
+
+from transfer_queue.dataloader.channel import Begin, Channel, Interrupted, Seat, Turn
+from transfer_queue.dataloader.fetching import Batch, Fetcher, interval
+from transfer_queue.dataloader.pinning import pinned
+from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
+from transfer_queue.metadata import BatchMeta
+
+
+class Fetched(NamedTuple):
+    """A whole batch on its way from a worker to the loader. number: its batch_index. version: of the order.
+
+    data: None where nobody needs it there. items: where they were made in the worker. meta: None where no batch of
+    this number will come, nor a later one.
+    """
+
+    version: int
+    number: int
+    data: TensorDictBase | None = None
+    meta: BatchMeta | None = None
+    items: list[Any] | None = None
+
+    def pin_memory(self) -> Fetched:
+        """Called by torch where the loader was made with pin_memory=True."""
+        return self._replace(data=pinned(self.data), items=pinned(self.items))
+
+
+def fetch_in_worker(dataset: StreamingDataset, channel: Channel) -> Iterator[Fetched]:
+    """Whole batches, as the channel orders, until it is closed."""
+    worker = get_worker_info()
+    assert worker is not None
+    seat = Seat(channel, worker.id, interval())
+    if dataset.fetch_batch_fn is not None:
+        seat.end_with_the_loader()
+    version = 0
+    while (order := seat.order(version)) is not None:
+        version, dataset.partition_id = order.version, order.partition_id
+        try:
+            yield from _batches(dataset, seat, order)
+        except Interrupted:
+            continue
+
+
+def _batches(dataset: StreamingDataset, seat: Seat, order: Begin) -> Iterator[Fetched]:
+    def ask(client: Any, operation: str, *arguments: Any, **more: Any) -> Any:
+        return seat.ask(order.version, getattr(client, f"async_{operation}")(*arguments, **more))
+
+    fetcher = dataset.fetcher(ask)
+    for number in itertools.count(order.start + seat.worker, seat.workers):
+        found = None
+        if number == order.start or seat.take_turn(order.version, number):
+            found = _claimed(fetcher, seat, order, number)
+        seat.pass_turn(Turn(order.version, number + 1, found is None))
+        if found is None:
+            yield Fetched(order.version, number)
+            return
+        data, meta = fetcher.complete(*found)
+        items = dataset.items_in_worker(data, meta)
+        kept = items is None or dataset.keep_batches != 0
+        yield Fetched(order.version, number, data if kept else None, meta, items)
+
+
+def _claimed(fetcher: Fetcher, seat: Seat, order: Begin, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
+    while True:
+        found = fetcher.claim(order.partition_id, number)
+        if found is None or len(found[1]):
+            return found
+        seat.check(order.version)
+
+
+class Workers:
+    """A set of worker processes. They fetch ahead from where the dataset is, and are told when it goes elsewhere.
+
+    make(dataset): torch's loader over this copy of the dataset; its processes start here.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, count: int, collate: Finish | None, make: Callable[[StreamingDataset], Any]
+    ) -> None:
+        self._pid = os.getpid()
+        self._channel = Channel(count)
+        self._version = 0
+        self._heard = True  # whether something has come since the last order
+        self._ended = False
+        self._place: Any = None  # where the dataset is, unless it goes elsewhere
+        self._early: dict[int, Fetched] = {}  # what came before its turn, after an order
+        self._iterator: Iterator[Fetched] | None = None
+        self.direct(dataset)
+        self._iterator = iter(make(dataset.for_workers(self._channel, collate)))
+
+    def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
+        """Orders the workers to the dataset's place, if they are not on it.
+
+        later: not if nothing has come since the last order, so that orders cannot fill a pipe that nobody reads.
+        """
+        place = (dataset.moves, dataset.partition_id, dataset.batch_index)
+        if (place == self._place and not self._ended) or (later and not self._heard):
+            return
+        self._version += 1
+        self._heard = self._ended = False
+        self._place = place
+        self._early.clear()
+        self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index))
+
+    def deliver(self, dataset: StreamingDataset) -> Delivery:
+        """The batch at the dataset's place."""
+        self.direct(dataset)
+        version, number = self._version, dataset.batch_index
+        while number not in self._early:
+            if version != self._version:
+                return Delivery()  # another thread went elsewhere meanwhile
+            fetched = None if self._iterator is None else next(self._iterator, None)
+            if fetched is None:
+                return Delivery(ended=True)  # closed
+            if fetched.version == self._version:
+                self._heard = True
+                self._early[fetched.number] = fetched
+        found = self._early.pop(number)
+        if found.meta is None:
+            self._ended = True
+            return Delivery(ended=True)
+        self._place = (dataset.moves, dataset.partition_id, number + 1)
+        batch: Batch | None = None if found.data is None else (found.data, found.meta)
+        return Delivery(batch, found.items)
+
+    def close(self) -> None:
+        """Ends the processes, also those that wait for rows. Idempotent."""
+        if os.getpid() == self._pid:  # a forked child has a copy of this
+            self._channel.close()
+            self._iterator = None  # torch waits for them
+
+    def __del__(self) -> None:
+        if hasattr(self, "_iterator"):
+            self.close()
