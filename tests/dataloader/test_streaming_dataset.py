@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import pickle
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
@@ -17,13 +22,14 @@ from simulated import Start, numbers, table
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, chunk_batch_fn, default_fetch_batch_fn
-from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.testing import Client, Cluster
 
 Build = Callable[..., StreamingDataset]
+_partitions = itertools.count()
 
 
 @pytest.fixture
@@ -328,6 +334,157 @@ class TestReplay:
         assert (stream.partition_id, stream.buffer, stream.batch_index) == ("q", [], 0)
         assert values(list(stream)) == [100, 101, 102, 103]
 
+    def test_left_in_the_middle(self, a: Client, dataset: Build) -> None:
+        """The next iteration goes on with the next item; so do several at once."""
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        assert values(take(iter(stream), 1)) == [0, 1]
+        one, other = iter(stream), iter(stream)
+        assert values([next(one), next(other), next(one)]) == [2, 3, 4, 5, 6, 7]
+        assert list(other) == []
+
+    def test_step_in_the_middle(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        a.put(numbers(4, 100), partition_id="q")
+        stream = dataset()
+        items = iter(stream)
+        assert values(take(items, 1)) == [0, 1]
+        stream.step("q")
+        assert values(items) == [100, 101, 102, 103]
+
+    @pytest.mark.parametrize(("keep", "replayed"), [(0, []), (1, [8]), (2, [4, 8]), (5, [0, 4, 8]), (None, [0, 4, 8])])
+    def test_a_bounded_buffer(self, a: Client, dataset: Build, keep: int | None, replayed: list[int]) -> None:
+        a.put(numbers(12), partition_id="p")
+        stream = dataset(keep_batches=keep)
+        assert values(stream) == list(range(12))
+        assert [data["x"][0].item() for data, _ in stream.buffer] == replayed
+        assert stream.batch_index == 3
+        stream.reset()
+        assert stream.batch_index == 3 - len(replayed)
+        a.put(numbers(4, 12), partition_id="p")
+        assert values(stream) == list(range(replayed[0] if replayed else 12, 16))
+        assert stream.batch_index == 4
+
+    def test_reset_in_the_middle_of_a_batch_that_is_not_kept(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset(keep_batches=0)
+        assert values(take(iter(stream), 3)) == [0, 1, 2, 3, 4, 5]
+        stream.reset()
+        assert values(stream) == [6, 7]
+
+    def test_a_stream_lets_go_of_what_was_iterated(self, a: Client, dataset: Build) -> None:
+        """Hundreds of batches through it, and no data or metadata of an earlier one is left."""
+        stream = dataset(keep_batches=0, should_check_consumption_status=False)
+        items = iter(stream)
+        seen: list[weakref.ref[Any]] = []
+        for number in range(300):
+            a.put(numbers(4, 4 * number), partition_id="p")
+            for _ in range(2):
+                data, meta = next(items)
+                seen += [weakref.ref(data), weakref.ref(data["x"]), weakref.ref(meta)]
+                a.clear_samples(meta)
+                del data, meta
+            assert stream.buffer == []
+        gc.collect()
+        assert [reference for reference in seen if reference() is not None] == []
+
+
+class TestState:
+    def test_is_the_place(self, a: Client, dataset: Build) -> None:
+        """It names the item that comes next: after the last one of a batch the next batch."""
+        a.put(numbers(12), partition_id="p")
+        stream = dataset()
+        items = iter(stream)
+        places = []
+        for _ in range(5):
+            places.append((stream.state_dict()["batch_index"], stream.state_dict()["items_given"]))
+            next(items)
+        stream.reset()
+        places.append((stream.state_dict()["batch_index"], stream.state_dict()["items_given"]))
+        assert places == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 0)]
+
+    @given(st.integers(1, 7), st.integers(0, 12), st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+    def test_of_any_place(self, a: Client, dataset: Build, micro: int, count: int, made: list[int]) -> None:
+        """Also where a function makes the items, none of some batches among them."""
+        partition = f"p{next(_partitions)}"
+        a.put(numbers(7 * len(made)), partition_id=partition)
+        first_of = dict(zip(range(0, 7 * len(made), 7), made))
+
+        def process(data: Any, meta: Any, micro_batch_size: int) -> Iterator[Any]:
+            yield from ((data["x"][0].item(), i) for i in range(first_of[data["x"][0].item()]))
+
+        for more in ({"process_batch_fn": process}, {"micro_batch_size": micro}):
+            build = {"batch_size": 7, "partition_id": partition, **more}
+            whole = [str(item) for item in dataset(task_name="a", **build)]
+            stream = dataset(task_name="a", **build)
+            before = [str(item) for item in take(iter(stream), count)]
+            state = pickle.dumps(stream.state_dict())
+            assert len(state) < 10_000
+            again = dataset(task_name="a", **build)
+            again.load_state_dict(pickle.loads(state))
+            twin = pickle.loads(pickle.dumps(stream.state_dict()))
+            assert again.state_dict() == twin
+            assert before + [str(item) for item in again] == whole
+
+    def test_a_copy_is_at_the_same_place(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        assert values(take(iter(stream), 1)) == [0, 1]
+        assert values(copy.copy(stream)) == values(stream) == [2, 3, 4, 5, 6, 7]
+
+    def test_a_batch_that_is_gone(self, a: Client, dataset: Build) -> None:
+        """In its middle an error; after its end the next batch comes."""
+        meta = a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        next(iter(stream))
+        middle = stream.state_dict()
+        next(iter(stream))
+        after = stream.state_dict()
+        a.clear_samples(meta[0:4])
+        stream.load_state_dict(after)
+        assert values(stream) == [4, 5, 6, 7]
+        stream.load_state_dict(middle)
+        with pytest.raises(BatchGoneError):
+            next(iter(stream))
+
+    def test_another_partition(self, a: Client, dataset: Build) -> None:
+        for partition, start in [("p", 0), ("q", 100)]:
+            a.put(numbers(8, start), partition_id=partition)
+        stream = dataset()
+        stream.step("q")
+        assert values(take(iter(stream), 2)) == [100, 101, 102, 103]
+        again = dataset()
+        again.load_state_dict(stream.state_dict())
+        assert again.partition_id == "q"
+        assert values(again) == [104, 105, 106, 107]
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"dp_rank": 1}, "dp_rank 0, and here it is 1"),
+            ({"task_name": "other"}, "task_name 'train', and here it is 'other'"),
+            ({"micro_batch_size": 1}, "cut "),
+            ({"max_tokens": 7}, "cut "),
+        ],
+    )
+    def test_refused(self, a: Client, dataset: Build, more: dict[str, Any], words: str) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        next(iter(stream))
+        with pytest.raises(InvalidArgumentError, match=words):
+            dataset(**more).load_state_dict(stream.state_dict())
+        with pytest.raises(InvalidArgumentError, match="version None, and here it is 1"):
+            dataset().load_state_dict({})
+
+    def test_between_batches_they_may_be_cut_otherwise(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        stream = dataset()
+        take(iter(stream), 2)
+        again = dataset(micro_batch_size=1)
+        again.load_state_dict(stream.state_dict())
+        assert sizes(again) == [1] * 4
+
 
 class TestFetchFunction:
     def test_by_keyword(self, a: Client, b: Client, dataset: Build) -> None:
@@ -435,6 +592,25 @@ class TestProcessFunction:
         stream.reset()
         assert list(stream) == [0, 1, 2, 3]
         assert len(calls) == 2
+
+    def test_a_fault_in_the_middle(self, a: Client, dataset: Build) -> None:
+        """What was made before it comes; the place stays at what could not be made."""
+        a.put(numbers(4), partition_id="p")
+        broken = [True]
+
+        def process(data: Any, meta: Any, micro_batch_size: int) -> Iterator[int]:
+            yield from (1, 2)
+            if broken:
+                raise LookupError("a fault of mine")
+            yield 3
+
+        stream = dataset(process_batch_fn=process)
+        assert take(iter(stream), 2) == [1, 2]
+        for _ in range(2):
+            with pytest.raises(LookupError, match="a fault of mine"):
+                next(iter(stream))
+        broken.clear()
+        assert list(stream) == [3]
 
     def test_it_may_cut_as_it_likes(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")

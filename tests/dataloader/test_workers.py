@@ -1,206 +1,425 @@
-"""Orders from the loader's process to its workers, and how workers share a rank's batches."""
+"""Loaders with worker processes over a real system: the same sequence, the place in the training process, the end."""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import multiprocessing
+import os
 import pickle
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from tensordict import TensorDict
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader, get_worker_info
 
-from transfer_queue.client.surface import Surface
+import transfer_queue as tq
+from simulated import numbers, ragged, table
 from transfer_queue.dataloader import streaming_dataset
-from transfer_queue.dataloader.orders import MAX_NAME, Order, Orders
-from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
-from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.metadata import BatchMeta
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
+from transfer_queue.errors import BatchGoneError, StorageKeyNotFoundError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
+]
+ROWS, BATCH, MICRO = 22, 4, 2  # the last batch is a remainder
+Build = Callable[..., StreamingDataset]
+_numbers = itertools.count()
 
 
-class Shelf(Surface):
-    """A system with everything in it: batch i of partition p holds start(p) + 4i and the three after; it can fork."""
-
-    def __init__(self, batches: int = 2) -> None:
-        self.starts = {"p": 0, "q": 100}
-        self.batches = batches
-
-    @property
-    def _operations(self) -> Any:
-        raise AssertionError("not asked for here")
-
-    def _run(self, operation: Any) -> Any:
-        raise AssertionError("not asked for here")
-
-    async def _run_async(self, operation: Any) -> Any:
-        raise AssertionError("not asked for here")
-
-    def await_batch(self, *arguments: Any, **more: Any) -> tuple[BatchMeta, bool]:
-        _, size, partition, _, sampling, _ = arguments
-        number = sampling["batch_index"]
-        if number >= self.batches:
-            return BatchMeta(), True
-        first = self.starts[partition] + size * number
-        return BatchMeta(list(range(first, first + size)), [partition] * size, {}), False
-
-    def get_data(self, metadata: BatchMeta, **more: Any) -> TensorDict:
-        return TensorDict({"x": torch.tensor(metadata.global_indexes)}, batch_size=[len(metadata)])
+@pytest.fixture(scope="module")
+def system() -> Iterator[Any]:
+    yield tq.init(OmegaConf.create({"controller": {"polling_mode": True, "sampler": "RankAwareSampler"}}))
+    tq.close()
 
 
-def dataset(batches: int = 2, **more: Any) -> StreamingDataset:
-    arguments: dict[str, Any] = {
-        "config": Shelf(batches), "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"], "partition_id": "p",
-        "task_name": "train", "dp_rank": 0,
-    }  # fmt: skip
-    return StreamingDataset(**{**arguments, **more})
+@pytest.fixture
+def partition() -> str:
+    return f"p{next(_numbers)}"
+
+
+@pytest.fixture
+def filled(system: Any, partition: str) -> str:
+    """A sealed partition of ROWS rows."""
+    return fill(partition)
+
+
+@pytest.fixture
+def dataset(system: Any, partition: str) -> Build:
+    def build(**more: Any) -> StreamingDataset:
+        arguments: dict[str, Any] = {
+            "config": system, "batch_size": BATCH, "micro_batch_size": MICRO, "data_fields": ["x"],
+            "partition_id": partition, "task_name": f"t{next(_numbers)}", "dp_rank": 0,
+        }  # fmt: skip
+        return StreamingDataset(**{**arguments, **more})
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left(system: Any) -> Iterator[None]:
+    """Torch's workers end with their loader."""
+    yield
+    gc.collect()
+    assert multiprocessing.active_children() == []
+
+
+def fill(partition: str, start: int = 0) -> str:
+    tq.get_client().put(numbers(ROWS, start), partition_id=partition)
+    tq.get_client().seal(partition)
+    return partition
 
 
 def values(items: Any) -> list[int]:
     return [value for data, _ in items for value in data["x"].tolist()]
 
 
-@pytest.fixture(autouse=True)
-def no_worker_is_left() -> Iterator[None]:
-    """Torch's workers end with their loader."""
-    yield
-    for child in multiprocessing.active_children():
-        child.join(10)
-    assert multiprocessing.active_children() == []
+def take(items: Any, count: int) -> list[Any]:
+    return list(itertools.islice(items, count))
 
 
-class TestOrders:
-    def test_read(self) -> None:
-        orders = Orders()
-        assert orders.read() == Order(0, 0, "")
-        assert orders.reset() == Order(1, 0, "")
-        assert orders.step("ünï/1") == Order(1, 1, "ünï/1")
-        assert orders.step("") == orders.read() == Order(1, 2, "")
-
-    def test_names(self) -> None:
-        orders = Orders()
-        assert orders.step("x" * MAX_NAME).partition_id == "x" * MAX_NAME
-        with pytest.raises(InvalidArgumentError, match="4096 at most"):
-            orders.step("ü" * (MAX_NAME // 2 + 1))
-        assert orders.read() == Order(0, 1, "x" * MAX_NAME)
-
-    def test_half_written(self) -> None:
-        orders = Orders()
-        orders.step("p")
-        orders._memory[0] += 1
-        assert orders.read() is None
-        orders._memory[0] += 1
-        assert orders.read() == Order(0, 1, "p")
-
-    def test_reaches_a_copy_in_another_process(self) -> None:
-        orders = Orders()
-        context = multiprocessing.get_context("fork")
-        go, done = context.Event(), context.SimpleQueue()
-
-        def child() -> None:
-            go.wait(30)
-            done.put(orders.read())
-
-        process = context.Process(target=child)
-        process.start()
-        orders.step("q")
-        go.set()
-        assert done.get() == Order(0, 1, "q")
-        process.join()
-
-    def test_pickled_otherwise_it_is_a_copy(self) -> None:
-        orders = Orders()
-        orders.step("p")
-        assert pickle.loads(pickle.dumps(orders)).read() == Order(0, 1, "p")
+def shown(items: Any) -> list[tuple[list[int], list[int], list[str]]]:
+    """Micro-batches by value."""
+    return [(data["x"].tolist(), meta.global_indexes, meta.field_names) for data, meta in items]
 
 
-class TestObeying:
-    """A copy as a worker has it: it shares the orders, and nothing else."""
-
-    def copied(self, stream: StreamingDataset) -> StreamingDataset:
-        stream.share()
-        twin = pickle.loads(pickle.dumps({**vars(stream), "_orders": None}))
-        copy = object.__new__(StreamingDataset)
-        vars(copy).update({**twin, "_orders": stream._orders})
-        return copy
-
-    def test_reset(self) -> None:
-        stream = dataset()
-        copy = self.copied(stream)
-        assert values(copy) == list(range(8))
-        assert values(copy) == []
-        stream.reset()
-        assert values(copy) == list(range(8))
-
-    def test_step(self) -> None:
-        stream = dataset()
-        copy = self.copied(stream)
-        items = iter(copy)
-        assert values([next(items)]) == [0, 1]
-        stream.step("q")
-        assert values(items) == [2, 3, *range(100, 108)]
-        assert (copy.partition_id, len(copy.buffer)) == ("q", 2)
-
-    def test_step_then_reset(self) -> None:
-        stream = dataset()
-        copy = self.copied(stream)
-        assert values(copy) == list(range(8))
-        stream.step("q")
-        stream.reset()
-        assert values(copy) == list(range(100, 108))
-
-    def test_what_was_ordered_before_the_copy_is_not_obeyed_again(self) -> None:
-        stream = dataset()
-        stream.share()
-        stream.step("q")
-        stream.reset()
-        copy = self.copied(stream)
-        items = iter(copy)
-        assert values([next(items)]) == [100, 101]
-        assert values(items) == list(range(102, 108))
+WAYS = [
+    {"num_workers": count, "persistent_workers": persistent, "prefetch_factor": ahead}
+    for count, persistent, ahead in [(1, False, None), (1, True, 1), (2, False, 1), (2, True, 3), (3, False, 2)]
+]
+SPAWNED = [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "multiprocessing_context": "spawn"}]
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning")
-class TestWorkers:
-    def test_one(self) -> None:
-        items = list(StreamingDataLoader(dataset(), num_workers=1))
-        assert [len(meta) for _, meta in items] == [2] * 4
-        assert values(items) == list(range(8))
+class TestSequence:
+    @pytest.mark.parametrize("way", [*WAYS, *SPAWNED], ids=str)
+    def test_is_the_same_with_any_number_of_workers(self, dataset: Build, filled: str, way: dict[str, Any]) -> None:
+        """Iterated to the end, replayed, left in the middle and taken up again, moved to another partition."""
+        other = fill(filled + "b", 100)
+        told = []
+        for more in ({}, way):
+            loader = StreamingDataLoader(dataset(), **more)
+            told.append([shown(loader)])
+            told[-1].append(shown(loader))
+            loader.reset()
+            told[-1].append(shown(take(loader, 3)))
+            told[-1].append(shown(loader))
+            loader.step(other)
+            told[-1].append(shown(take(loader, 4)))
+            loader.reset()
+            told[-1].append(shown(take(loader, 7)))
+            told[-1].append(shown(loader))
+            told[-1].append([shown([batch]) for batch in loader.get_buffer()])
+            told[-1].append(loader.dataset.batch_index)
+            del loader
+        assert told[0] == told[1]
+        assert [value for rows, _, _ in told[0][0] for value in rows] == list(range(ROWS))
+        assert told[0][1] == []
 
-    @pytest.mark.parametrize("workers", [2, 3])
-    def test_several_share_the_batches(self, workers: int) -> None:
-        assert sorted(values(StreamingDataLoader(dataset(batches=5), num_workers=workers))) == list(range(20))
+    def test_batches_are_asked_for_in_turn(self, dataset: Build, filled: str) -> None:
+        """Else a batch would hold other rows where the worker of a later one comes first."""
+        later = multiprocessing.get_context("fork").Event()
 
-    def test_persistent_ones_hear_of_reset_and_step(self) -> None:
-        loader = StreamingDataLoader(dataset(), num_workers=1, persistent_workers=True)
-        assert values(loader) == list(range(8))
-        assert values(loader) == []
+        def fetch(**arguments: Any) -> Any:
+            worker = get_worker_info()
+            assert worker is not None
+            if worker.id == 1:
+                later.set()
+            elif arguments["batch_index"] == 0:
+                later.wait(0.3)
+            return default_fetch_batch_fn(**arguments)
+
+        assert values(StreamingDataLoader(dataset(fetch_batch_fn=fetch), num_workers=2)) == list(range(ROWS))
+
+    def test_rows_that_come_one_by_one(self, dataset: Build, partition: str) -> None:
+        def produce() -> None:
+            for row in range(ROWS):
+                tq.get_client().put(numbers(1, row), partition_id=partition)
+            tq.get_client().seal(partition)
+
+        loader = StreamingDataLoader(dataset(), num_workers=3)
+        received = iter(loader)
+        producer = threading.Thread(target=produce)
+        producer.start()
+        assert values(received) == list(range(ROWS))
+        producer.join()
+
+    def test_the_end_is_the_same_for_all_workers(self, dataset: Build, partition: str) -> None:
+        """Once one was told that nothing comes, no other asks for a later batch, though rows may have come."""
+        tq.get_client().put(numbers(4), partition_id=partition)
+        loader = StreamingDataLoader(
+            dataset(should_check_consumption_status=True), num_workers=2, persistent_workers=True
+        )
+        assert values(loader) == [0, 1, 2, 3]
+        tq.get_client().put(numbers(8, 4), partition_id=partition)
+        assert values(loader) == list(range(4, 12))
+
+    def test_functions_are_called_in_workers_and_on_replay_here(self, dataset: Build, filled: str) -> None:
+        def process(data: Any, meta: Any, micro_batch_size: int) -> Iterator[Any]:
+            yield os.getpid()
+            yield data["x"].tolist()
+
+        loader = StreamingDataLoader(
+            dataset(process_batch_fn=process), num_workers=1, collate_fn=lambda item: (item, os.getpid())
+        )
+        items = list(loader)
+        assert [item for item, _ in items[1::2]] == [list(range(i, min(i + 4, ROWS))) for i in range(0, ROWS, 4)]
+        assert {pid for _, pid in items} == {pid for pid, _ in items[::2]} != {os.getpid()}
         loader.reset()
-        assert values(loader) == list(range(8))
-        loader.step("q")
-        assert values(loader) == list(range(100, 108))
-        del loader
+        assert {pid for _, pid in loader} == {os.getpid()}
 
-    def test_the_others_begin_anew(self) -> None:
-        loader = StreamingDataLoader(dataset(), num_workers=1)
-        assert values(loader) == list(range(8))
-        loader.step("q")
-        assert values(loader) == list(range(100, 108))
+    def test_packed_by_tokens(self, dataset: Build, partition: str) -> None:
+        lengths = [3, 1, 4, 1, 5, 9, 2, 6]
+        tq.get_client().put(table(x=ragged(*lengths), y=torch.arange(8)), partition_id=partition)
+        tq.get_client().seal(partition)
+        told = []
+        for workers in (0, 2):
+            stream = dataset(data_fields=["x", "y"], micro_batch_size=4, max_tokens=8, length_field="x", pack=True)
+            items = list(StreamingDataLoader(stream, num_workers=workers))
+            told.append(
+                [(data["cu_seqlens"].tolist(), data["y"].tolist(), meta.global_indexes) for data, meta in items]
+            )
+        assert told[0] == told[1]
+        assert [cuts for cuts, _, _ in told[0]] == [[0, 3, 4, 8], [0, 1], [0, 5], [0, 9], [0, 2, 8]]
+
+    def test_a_fault_reaches_the_caller_and_the_place_stays(self, dataset: Build, filled: str) -> None:
+        def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:
+            if 4 in data["x"]:
+                raise LookupError("a fault of mine")
+            return data["x"].tolist()
+
+        for workers in (0, 2):
+            loader = StreamingDataLoader(
+                dataset(process_batch_fn=process), num_workers=workers, persistent_workers=workers > 0
+            )
+            for expected in ([0, 1, 2, 3], []):
+                items = iter(loader)
+                assert take(items, len(expected)) == expected
+                with pytest.raises(LookupError, match="a fault of mine"):
+                    next(items)
+            assert loader.state_dict()["batch_index"] == 1
+
+    def test_rows_that_are_gone(self, dataset: Build, partition: str) -> None:
+        meta = tq.get_client().put(numbers(8), partition_id=partition)
+        stream = dataset(task_name="lag")
+        assert values(take(StreamingDataLoader(stream, num_workers=1), 2)) == [0, 1, 2, 3]
+        tq.get_client().clear_samples(meta[0:2])
+        with pytest.raises(StorageKeyNotFoundError):
+            next(iter(StreamingDataLoader(dataset(task_name="lag"), num_workers=2)))
 
 
-def test_an_orphan_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker of a loader whose process was killed does not wait for ever."""
+class TestPlace:
+    """Of the process that iterates, whatever workers have fetched ahead."""
 
-    class Gone:
-        def is_alive(self) -> bool:
-            return False
+    @pytest.mark.parametrize("way", [{}, *WAYS], ids=str)
+    @pytest.mark.parametrize("count", [0, 1, 3, 4, 11])
+    def test_a_restarted_rank_goes_on(self, dataset: Build, filled: str, way: dict[str, Any], count: int) -> None:
+        first = StreamingDataLoader(dataset(task_name="same"), **way)
+        before = values(take(first, count)) if count else []
+        state = pickle.dumps(first.state_dict())
+        assert len(state) < 10_000
+        del first
+        again = StreamingDataLoader(dataset(task_name="same"), num_workers=2)
+        again.load_state_dict(pickle.loads(state))
+        assert before + values(again) == list(range(ROWS))
 
-    class Waiting(Shelf):
-        def await_batch(self, *arguments: Any, **more: Any) -> tuple[BatchMeta, bool]:
-            return BatchMeta(), False
+    def test_a_finished_batch_is_not_asked_for_again(self, dataset: Build, filled: str) -> None:
+        first = StreamingDataLoader(dataset(task_name="same"), num_workers=1)
+        done = take(first, 2)
+        state = first.state_dict()
+        for _, meta in done:
+            tq.get_client().clear_samples(meta)
+        again = StreamingDataLoader(dataset(task_name="same"), num_workers=1)
+        again.load_state_dict(state)
+        assert values(again) == list(range(4, ROWS))
 
-    monkeypatch.setattr(streaming_dataset, "get_worker_info", lambda: type("Info", (), {"id": 0, "num_workers": 1}))
-    monkeypatch.setattr(multiprocessing, "parent_process", Gone)
-    assert list(dataset(config=Waiting())) == []
+    def test_a_batch_left_in_the_middle_and_cleared(self, dataset: Build, filled: str) -> None:
+        first = StreamingDataLoader(dataset(task_name="same"))
+        items = iter(first)
+        metas = [next(items)[1]]
+        state = first.state_dict()
+        metas.append(next(items)[1])
+        for meta in metas:
+            tq.get_client().clear_samples(meta)
+        for workers in (0, 2):
+            again = StreamingDataLoader(dataset(task_name="same"), num_workers=workers)
+            again.load_state_dict(state)
+            with pytest.raises(BatchGoneError):
+                next(iter(again))
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_loaded_while_workers_are_ahead(self, dataset: Build, filled: str, persistent: bool) -> None:
+        loader = StreamingDataLoader(dataset(), num_workers=2, persistent_workers=persistent)
+        items = iter(loader)
+        assert values(take(items, 3)) == list(range(6))
+        state = loader.state_dict()
+        assert values(take(items, 4)) == list(range(6, 14))
+        loader.load_state_dict(state)
+        assert values(items) == list(range(6, ROWS))
+
+    def test_the_buffer_is_what_was_received(self, dataset: Build, filled: str) -> None:
+        loader = StreamingDataLoader(dataset(keep_batches=2), num_workers=2)
+        items = iter(loader)
+        for kept in ([0], [0], [0, 4], [0, 4], [4, 8], [4, 8]):
+            next(items)
+            assert [data["x"][0].item() for data, _ in loader.get_buffer()] == kept
+        loader.reset()
+        assert values(items) == list(range(4, ROWS))
+
+    def test_step_while_workers_wait_for_rows(self, dataset: Build, filled: str) -> None:
+        """Persistent workers leave the partition in which nothing comes."""
+        loader = StreamingDataLoader(dataset(partition_id=filled + "empty"), num_workers=2, persistent_workers=True)
+        iter(loader)
+        loader.step(filled)
+        assert values(loader) == list(range(ROWS))
+        for _ in range(3000):  # more than a pipe would hold
+            loader.step(filled + "empty")
+        loader.step(filled)
+        assert values(loader) == list(range(ROWS))
+
+    def test_step_from_another_thread(self, dataset: Build, filled: str) -> None:
+        loader = StreamingDataLoader(dataset(partition_id=filled + "empty"), num_workers=2, persistent_workers=True)
+        found: list[int] = []
+        waiting = threading.Thread(target=lambda items: found.extend(values(items)), args=(iter(loader),))
+        waiting.start()
+        loader.step(filled)
+        waiting.join(30)
+        assert found == list(range(ROWS))
+
+
+class TestEnd:
+    def started(self, dataset: Build, **more: Any) -> tuple[Any, Any]:
+        loader = StreamingDataLoader(dataset(), num_workers=2, **more)
+        return loader, iter(loader)
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_workers_that_wait_for_rows_end_by_themselves(
+        self, dataset: Build, partition: str, monkeypatch: pytest.MonkeyPatch, persistent: bool
+    ) -> None:
+        """Torch need not end them by force, which it does after its 5 seconds."""
+        by_force: list[Any] = []
+        monkeypatch.setattr(multiprocessing.process.BaseProcess, "terminate", by_force.append)
+        monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 20.0)
+        tq.get_client().put(numbers(4), partition_id=partition)
+        loader, items = self.started(dataset, persistent_workers=persistent)
+        assert values(take(items, 2)) == [0, 1, 2, 3]
+        workers = multiprocessing.active_children()
+        assert len(workers) == 2
+        del loader, items
+        assert [worker.exitcode for worker in workers] == [0, 0]
+        assert by_force == []
+
+    def test_workers_in_a_function_that_waits(
+        self, dataset: Build, monkeypatch: pytest.MonkeyPatch, partition: str
+    ) -> None:
+        by_force: list[Any] = []
+        monkeypatch.setattr(multiprocessing.process.BaseProcess, "terminate", by_force.append)
+        monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 20.0)
+        never = multiprocessing.get_context("fork").Event()
+        waits = multiprocessing.get_context("fork").Event()
+
+        def fetch(**arguments: Any) -> Any:
+            waits.set()
+            never.wait()
+
+        loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch), num_workers=1)
+        items = iter(loader)
+        assert waits.wait(30)
+        workers = multiprocessing.active_children()
+        del loader, items
+        assert [worker.exitcode for worker in workers] == [0]
+        assert by_force == []
+
+    def test_a_claim_that_nobody_waits_for_is_withdrawn(self, dataset: Build, partition: str) -> None:
+        """The rows that come after the loader's end are another's."""
+        tq.get_client().put(numbers(4), partition_id=partition)
+        loader, items = self.started(dataset)
+        assert values(take(items, 2)) == [0, 1, 2, 3]
+        task = loader.dataset.task_name
+        del loader, items
+        tq.get_client().put(numbers(8), partition_id=partition)
+        assert tq.get_client().get_consumption_status(task, partition)[1].tolist() == [1] * 4 + [0] * 8
+
+    def test_left_in_the_middle(self, dataset: Build, filled: str) -> None:
+        """Workers that are not persistent end with the iteration that is left."""
+        loader = StreamingDataLoader(dataset(), num_workers=2)
+        for _ in loader:
+            break
+        gc.collect()
+        assert multiprocessing.active_children() == []
+        assert values(loader) == list(range(2, ROWS))
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_a_killed_loaders_workers_end(self, system: Any, method: str, partition: str) -> None:
+        program = f"""
+import time, transfer_queue as tq
+if __name__ == "__main__":
+    dataset = tq.StreamingDataset(None, 4, 2, ["x"], {partition!r}, "t", 0)
+    loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context={method!r})
+    items = iter(loader)
+    print("started", flush=True)
+    next(items)
+"""
+        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", program], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        gone, alive = psutil.wait_procs(workers, timeout=30)
+        assert len(gone) >= 2
+        assert alive == []
+
+
+class TestPlainLoader:
+    """A DataLoader of torch's: each worker has a place of its own."""
+
+    @pytest.mark.parametrize("workers", [0, 1, 2])
+    def test_shares_the_batches(self, dataset: Build, filled: str, workers: int) -> None:
+        loader = DataLoader(dataset(), batch_size=None, num_workers=workers, collate_fn=as_it_is)
+        items = list(loader)
+        assert {len(meta) for _, meta in items} == {MICRO}
+        assert sorted(values(items)) == list(range(ROWS))
+
+    @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+    @pytest.mark.parametrize("way", [{}, *WAYS[1:4]], ids=str)
+    @pytest.mark.parametrize("count", [0, 1, 3, 9])
+    def test_stateful(self, dataset: Build, filled: str, way: dict[str, Any], count: int) -> None:
+        """torchdata's own loader: the dataset's state travels in it, from each worker."""
+        stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+        def loader() -> Any:
+            stream = dataset(task_name="same")
+            return stateful.StatefulDataLoader(stream, batch_size=None, collate_fn=as_it_is, **way)
+
+        whole = values(loader())
+        first = loader()
+        before = values(take(first, count)) if count else []
+        state = pickle.dumps(first.state_dict())
+        assert len(state) < 10_000
+        del first
+        again = loader()
+        again.load_state_dict(pickle.loads(state))
+        assert before + values(again) == whole
+        assert sorted(whole) == list(range(ROWS))
+
+    def test_an_orphan_ends(self, monkeypatch: pytest.MonkeyPatch, dataset: Build, partition: str) -> None:
+        """The worker of a loader whose process was killed does not wait for ever."""
+
+        class Gone:
+            def is_alive(self) -> bool:
+                return False
+
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "0.05")
+        monkeypatch.setattr(streaming_dataset, "get_worker_info", lambda: type("Info", (), {"id": 0, "num_workers": 1}))
+        monkeypatch.setattr(multiprocessing, "parent_process", Gone)
+        assert list(dataset()) == []

@@ -22,7 +22,9 @@ from collections.abc import Coroutine
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NamedTuple
 
-GRACE_SECONDS = 1.0  # what a fetch function that waits by itself gets when its loader is deleted
+# what a worker's functions get to come back when its loader is deleted: torch's time, and that of a fetch that waits
+GRACE_SECONDS = 5.0
+GRACE_SECONDS_OF_FETCHES = 1.0
 
 
 class Begin(NamedTuple):
@@ -166,15 +168,16 @@ class Seat:
         except (EOFError, OSError):  # the other end is gone
             raise Interrupted from None
 
-    def end_with_the_loader(self) -> None:
-        """For a worker that a function of the user's may hold up: ends it soon after the loader wants it to end.
+    def end_with_the_loader(self, grace: float) -> None:
+        """Ends this process so many seconds after the loader wants it to end, or was killed, if it then still runs.
 
-        Torch would wait for it for 5 seconds, and then do the same by a signal.
+        A function of the user's may hold it up; and torch does not see that the loader was killed where that was
+        before the worker had started.
         """
 
         def end() -> None:
             wait([self._closing])
-            time.sleep(GRACE_SECONDS)
+            time.sleep(grace)
             os._exit(0)
 
         threading.Thread(target=end, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,10 +13,10 @@ from torch.utils.data import DataLoader
 from transfer_queue.dataloader.fetching import Batch
 from transfer_queue.dataloader.pinning import pinned
 from transfer_queue.dataloader.streaming_dataset import Finish, Here, StreamingDataset
-from transfer_queue.dataloader.workers import Workers
+from transfer_queue.dataloader.workers import Workers, begin_worker
 
 
-def _as_it_is(item: Any) -> Any:
+def as_it_is(item: Any) -> Any:
     """The items of a StreamingDataset are micro-batches; nothing is left to collate."""
     return item
 
@@ -58,7 +59,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             dataset,
             batch_size=None,
             num_workers=num_workers,
-            collate_fn=collate_fn or _as_it_is,
+            collate_fn=collate_fn or as_it_is,
             pin_memory=pin_memory,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -123,16 +124,16 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             dataset,
             batch_size=None,
             num_workers=self.num_workers,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             pin_memory=pinning,
-            worker_init_fn=self.worker_init_fn,
+            worker_init_fn=functools.partial(begin_worker, self.worker_init_fn),
             multiprocessing_context=self.multiprocessing_context,
             prefetch_factor=self.prefetch_factor,
             **(self._device if pinning else {}),
         )
 
     def _collate(self) -> Finish | None:
-        return None if self.collate_fn is _as_it_is else self.collate_fn
+        return None if self.collate_fn is as_it_is else self.collate_fn
 
     def _finish(self, pinning: bool) -> Finish | None:
         """What is done here with an item that no worker has made."""

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue.client.surface import Surface
 from transfer_queue.current import client_of
-from transfer_queue.dataloader.channel import Channel, is_orphan
+from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
 from transfer_queue.dataloader.fetching import Batch, FetchBatch, Fetcher, ask_blocking, default_fetch_batch_fn
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, pack, token_field
 from transfer_queue.errors import InvalidArgumentError
@@ -125,35 +125,28 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._kept_from = 0  # the number of the first batch of the buffer
         self._open: _Items | None = None  # of the batch before batch_index; None once its last item was given
         self._skip = 0  # items of the next batch that were given already
-        self._channel: Channel | None = None  # of a copy in a worker of a StreamingDataLoader, as is
-        self._collate: Finish | None = None  # the loader's function, called there
+        # of a copy in a worker of a StreamingDataLoader: how it hears from there, and the loader's collate_fn
+        self.channel: Channel | None = None
+        self.seat: Seat | None = None
+        self._collate: Finish | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._channel is not None:
+        if self.seat is not None:
             from transfer_queue.dataloader.workers import fetch_in_worker  # it needs this module
 
-            return fetch_in_worker(self, self._channel)
+            return fetch_in_worker(self, self.seat)
         return self.stream(Here())
 
     def stream(self, source: Source, finish: Finish | None = None) -> Iterator[Any]:
         """The items from the place on, batches coming from this source; finish: what is done with each item."""
         self.check()
         while True:
-            if self._open is None:
-                # the first item after a batch is asked for here: who iterates is through with the batch before
-                if not self._open_next(source, finish):
-                    return
+            if self._open is not None:
+                yield self._take(self._open)  # no variable holds it while its batch's successor is awaited
                 continue
-            opened = self._open
-            try:
-                item = opened.take()
-            except Exception:
-                self.batch_index, self._skip = self._place()  # it stays at this item
-                self._open = None
-                raise
-            if opened.over:
-                self._open = None
-            yield item
+            # the first item after a batch is asked for here: who iterates is through with the batch before
+            if not self._open_next(source, finish):
+                return
 
     def reset(self) -> None:
         """Goes back to the first batch of the buffer; what follows is what it keeps, then what is fetched."""
@@ -237,7 +230,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def for_workers(self, channel: Channel, collate: Finish | None) -> StreamingDataset:
         """A copy that fetches whole batches in workers, as the channel tells, and there makes what items it can."""
         twin = copy.copy(self)
-        twin._channel, twin._collate = channel, collate
+        twin.channel, twin._collate = channel, collate
         return twin
 
     def items_in_worker(self, data: TensorDictBase, meta: BatchMeta) -> list[Any] | None:
@@ -288,6 +281,18 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         elif found.batch is not None:
             self._begin(*found.batch, finish)
         return True
+
+    def _take(self, opened: _Items) -> Any:
+        """The next item. The place is behind it already: behind the batch, where it is the last."""
+        try:
+            item = opened.take()
+        except Exception:
+            self.batch_index, self._skip = self._place()  # it stays at this item
+            self._open = None
+            raise
+        if opened.over:
+            self._open = None
+        return item
 
     def _begin(self, data: TensorDictBase, meta: BatchMeta, finish: Finish | None) -> None:
         items = self.cut(data, meta)

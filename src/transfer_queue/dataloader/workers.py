@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
-from transfer_queue.dataloader.channel import Begin, Channel, Interrupted, Seat, Turn
+from transfer_queue.dataloader.channel import (
+    GRACE_SECONDS,
+    GRACE_SECONDS_OF_FETCHES,
+    Begin,
+    Channel,
+    Interrupted,
+    Seat,
+    Turn,
+)
 from transfer_queue.dataloader.fetching import Batch, Fetcher, interval
 from transfer_queue.dataloader.pinning import pinned
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
@@ -35,13 +43,21 @@ class Fetched(NamedTuple):
         return self._replace(data=pinned(self.data), items=pinned(self.items))
 
 
-def fetch_in_worker(dataset: StreamingDataset, channel: Channel) -> Iterator[Fetched]:
-    """Whole batches, as the channel orders, until it is closed."""
-    worker = get_worker_info()
-    assert worker is not None
-    seat = Seat(channel, worker.id, interval())
-    if dataset.fetch_batch_fn is not None:
-        seat.end_with_the_loader()
+def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
+    """The worker_init_fn of workers: takes the seat, then calls the user's."""
+    info = get_worker_info()
+    assert info is not None
+    dataset = info.dataset
+    assert isinstance(dataset, StreamingDataset)
+    assert dataset.channel is not None
+    dataset.seat = Seat(dataset.channel, worker, interval())
+    dataset.seat.end_with_the_loader(GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES)
+    if init is not None:
+        init(worker)
+
+
+def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
+    """Whole batches, as the loader orders, until it wants no more."""
     version = 0
     while (order := seat.order(version)) is not None:
         version, dataset.partition_id = order.version, order.partition_id
@@ -91,6 +107,7 @@ class Workers:
         self._channel = Channel(count)
         self._version = 0
         self._heard = True  # whether something has come since the last order
+        self._waiting = False  # whether a thread waits for a batch
         self._ended = False
         self._place: Any = None  # where the dataset is, unless it goes elsewhere
         self._early: dict[int, Fetched] = {}  # what came before its turn, after an order
@@ -101,10 +118,11 @@ class Workers:
     def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
         """Orders the workers to the dataset's place, if they are not on it.
 
-        later: not if nothing has come since the last order, so that orders cannot fill a pipe that nobody reads.
+        later: not if nothing has come since the last order and nobody waits, so that orders cannot fill a pipe that
+        nobody reads; then with the next batch that is wanted.
         """
         place = (dataset.moves, dataset.partition_id, dataset.batch_index)
-        if (place == self._place and not self._ended) or (later and not self._heard):
+        if (place == self._place and not self._ended) or (later and not self._heard and not self._waiting):
             return
         self._version += 1
         self._heard = self._ended = False
@@ -119,7 +137,7 @@ class Workers:
         while number not in self._early:
             if version != self._version:
                 return Delivery()  # another thread went elsewhere meanwhile
-            fetched = None if self._iterator is None else next(self._iterator, None)
+            fetched = self._receive()
             if fetched is None:
                 return Delivery(ended=True)  # closed
             if fetched.version == self._version:
@@ -133,11 +151,20 @@ class Workers:
         batch: Batch | None = None if found.data is None else (found.data, found.meta)
         return Delivery(batch, found.items)
 
+    def _receive(self) -> Fetched | None:
+        self._waiting = True
+        try:
+            return None if self._iterator is None else next(self._iterator, None)
+        finally:
+            self._waiting = False
+
     def close(self) -> None:
         """Ends the processes, also those that wait for rows. Idempotent."""
         if os.getpid() == self._pid:  # a forked child has a copy of this
             self._channel.close()
-            self._iterator = None  # torch waits for them
+            # torch waits for them when its iterator goes; a traceback may hold that for long
+            iterator, self._iterator = self._iterator, None
+            getattr(iterator, "_shutdown_workers", lambda: None)()
 
     def __del__(self) -> None:
         if hasattr(self, "_iterator"):

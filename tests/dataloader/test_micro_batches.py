@@ -1,0 +1,172 @@
+"""Micro-batches by token budget, and packed: every row once, in order, with its metadata; the values to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from simulated import numbers, ragged, table
+from transfer_queue.dataloader.micro_batches import chunk_by_tokens, pack, row_lengths, token_field
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.testing import Client
+
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
+
+
+def metadata(lengths: list[int], tag: str = "total_lengths") -> BatchMeta:
+    tags = [{tag: length} for length in lengths]
+    return BatchMeta(list(range(10, 10 + len(lengths))), ["p"] * len(lengths), custom_meta=tags)
+
+
+def batch(lengths: list[int]) -> tuple[TensorDict, BatchMeta]:
+    """x: row i is full of i + 1, j: ragged like x, with another dimension; k: ragged otherwise; n: the lengths."""
+    rows = [torch.arange(length * 3).reshape(length, 3) + 100 * i for i, length in enumerate(lengths)]
+    data = table(
+        x=ragged(*lengths),
+        j=torch.nested.nested_tensor(rows, layout=torch.jagged),
+        k=ragged(*range(1, len(lengths) + 1)),
+        n=torch.tensor(lengths),
+        o=[f"row {i}" for i in range(len(lengths))],
+    )
+    return data, metadata(lengths)
+
+
+class TestBudget:
+    @given(LENGTHS, st.integers(1, 20), st.none() | st.integers(1, 5), st.sampled_from([None, "x", "n"]))
+    def test_every_row_once_in_order_within_the_budget(
+        self, lengths: list[int], budget: int, rows: int | None, field: str | None
+    ) -> None:
+        data, meta = batch(lengths)
+        pieces = list(chunk_by_tokens(data, meta, budget, max_rows=rows, length_field=field))
+        assert [index for _, m in pieces for index in m.global_indexes] == meta.global_indexes
+        assert [row for d, _ in pieces for row in d["o"]] == [f"row {i}" for i in range(len(lengths))]
+        assert [row.tolist() for d, _ in pieces for row in d["x"].unbind()] == [
+            row.tolist() for row in data["x"].unbind()
+        ]
+        sums = [d["n"].sum().item() for d, _ in pieces]
+        for (d, m), tokens in zip(pieces, sums):
+            assert len(d) == len(m) > 0
+            assert tokens <= budget or len(m) == 1
+            assert rows is None or len(m) <= rows
+        for (_, m), tokens, (following, _) in zip(pieces, sums, pieces[1:]):  # none could have taken one more
+            assert tokens + following["n"][0].item() > budget or len(m) == rows
+
+    def test_a_row_without_a_length(self) -> None:
+        data, _ = batch([1, 2])
+        for tags in ([{"total_lengths": 1}, {}], [{"total_lengths": 1}, {"total_lengths": "2"}]):
+            meta = BatchMeta([7, 8], ["p", "p"], custom_meta=tags)
+            with pytest.raises(InvalidArgumentError, match=r"'total_lengths' of row 8 .*length_field="):
+                list(chunk_by_tokens(data, meta, 4))
+        for field, words in [("y", "is not among the fields"), ("o", "has neither")]:
+            with pytest.raises(InvalidArgumentError, match=words):
+                list(chunk_by_tokens(data, metadata([1, 2]), 4, length_field=field))
+
+    def test_lengths(self) -> None:
+        jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(2, 5)], layout=torch.strided)
+        other = torch.nested.as_nested_tensor([torch.ones(3, 2), torch.ones(5, 2)], layout=torch.jagged)
+        data = table(a=other, b=other.transpose(1, 2), c=torch.ones(2, 4, 3), d=torch.tensor([6, 7]), e=jagged)
+        assert [row_lengths(data, name).tolist() for name in "abcd"] == [[3, 5], [3, 5], [4, 4], [6, 7]]
+        assert token_field(data, ["d", "b", "a"]) == "b"
+        for name, column in [("f", torch.ones(2)), ("t", torch.tensor([True, False])), ("m", torch.tensor([1, -1]))]:
+            with pytest.raises(InvalidArgumentError, match="has neither"):
+                row_lengths(table(**{name: column}), name)
+
+
+class TestPack:
+    @given(LENGTHS)
+    def test_as_variable_length_attention_takes_it(self, lengths: list[int]) -> None:
+        data, _ = batch(lengths)
+        packed = pack(data, "x")
+        rows, tokens = len(lengths), sum(lengths)
+        assert packed.batch_size == torch.Size([])
+        assert packed["cu_seqlens"].dtype == torch.int32
+        assert packed["cu_seqlens"].tolist() == [0, *np.cumsum(lengths).tolist()]
+        assert packed["max_seqlen"] == max(lengths)
+        assert type(packed["max_seqlen"]) is int
+        assert packed["position_ids"].dtype == torch.int64
+        assert packed["position_ids"].tolist() == [[i for length in lengths for i in range(length)]]
+        assert packed["x"].tolist() == [data["x"].values().tolist()]
+        assert packed["j"].shape == (1, tokens, 3)
+        for row, (start, stop) in enumerate(zip(packed["cu_seqlens"], packed["cu_seqlens"][1:])):
+            assert torch.equal(packed["x"][0, start:stop], data["x"][row])
+            assert torch.equal(packed["j"][0, start:stop], data["j"][row])
+        assert packed["n"].tolist() == lengths
+        assert packed["o"] == [f"row {i}" for i in range(rows)]
+        if lengths != list(range(1, rows + 1)):
+            assert [len(row) for row in packed["k"].unbind()] == list(range(1, rows + 1))
+
+    def test_shares_the_memory_of_the_batch(self) -> None:
+        data, _ = batch([3, 4])
+        assert pack(data, "x")["x"].data_ptr() == data["x"].values().data_ptr()
+
+    def test_dense_rows_and_rows_ragged_in_another_dimension(self) -> None:
+        wide = torch.nested.as_nested_tensor([torch.ones(3, 2), torch.zeros(3, 2)], layout=torch.jagged)
+        data = table(a=torch.arange(6).reshape(2, 3), b=wide.transpose(1, 2))
+        packed = pack(data, "a")
+        assert packed["a"].tolist() == [[0, 1, 2, 3, 4, 5]]
+        assert packed["b"].shape == (1, 2, 6)
+        assert packed["b"].tolist() == [[[1, 1, 1, 0, 0, 0]] * 2]
+
+    def test_positions_of_the_users_own(self) -> None:
+        data = table(x=ragged(2, 1), position_ids=ragged(2, 1))
+        assert pack(data, "x")["position_ids"].tolist() == [[1, 1, 2]]
+
+    def test_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="'n' has none"):
+            pack(table(n=torch.arange(2)), "n")
+        with pytest.raises(InvalidArgumentError, match="cu_seqlens"):
+            pack(table(x=ragged(1, 2), cu_seqlens=torch.arange(2)), "x")
+        with pytest.raises(InvalidArgumentError, match=r"none of the fields \['n'\]"):
+            token_field(table(n=torch.arange(2)), ["n"])
+
+
+class TestDataset:
+    def stream(self, a: Client, **more: Any) -> StreamingDataset:
+        data, _ = batch([5, 2, 3, 8, 1, 1])
+        meta = a.put(data, partition_id="p")
+        meta.update_custom_meta([{"total_lengths": length} for length in [5, 2, 3, 8, 1, 1]])
+        a.set_custom_meta(meta)
+        a.seal("p")
+        return StreamingDataset(a, 6, 6, ["n", "x", "k"], "p", "t", 0, **more)
+
+    def test_by_tokens(self, a: Client) -> None:
+        items = list(self.stream(a, max_tokens=8))
+        assert [(d["n"].tolist(), m.global_indexes) for d, m in items] == [
+            ([5, 2], [0, 1]), ([3], [2]), ([8], [3]), ([1, 1], [4, 5])
+        ]  # fmt: skip
+
+    def test_packed(self, a: Client) -> None:
+        items = list(self.stream(a, max_tokens=8, pack=True))
+        assert [d["cu_seqlens"].tolist() for d, _ in items] == [[0, 5, 7], [0, 3], [0, 8], [0, 1, 2]]
+        assert [m.global_indexes for _, m in items] == [[0, 1], [2], [3], [4, 5]]
+
+    def test_packed_by_count_and_another_field(self, a: Client) -> None:
+        stream = self.stream(a, pack=True, length_field="k")
+        stream.micro_batch_size = 4
+        assert [d["cu_seqlens"].tolist() for d, _ in stream] == [[0, 1, 3, 6, 10], [0, 5, 11]]
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"max_tokens": 0}, "max_tokens must be 1"),
+            ({"keep_batches": -1}, "keep_batches must be 0"),
+            ({"pack": True, "process_batch_fn": list}, "process_batch_fn"),
+            ({"max_tokens": 1, "process_batch_fn": list}, "process_batch_fn"),
+        ],
+    )
+    def test_refused(self, a: Client, more: dict[str, Any], words: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=words):
+            StreamingDataset(a, 4, 2, ["x"], "p", "t", 0, **more)
+
+    def test_no_lengths(self, a: Client) -> None:
+        a.put(numbers(4), partition_id="q")
+        with pytest.raises(InvalidArgumentError, match="total_lengths"):
+            next(iter(StreamingDataset(a, 4, 4, ["x"], "q", "t", 0, max_tokens=5)))
