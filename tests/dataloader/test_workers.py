@@ -423,3 +423,25 @@ class TestPlainLoader:
         monkeypatch.setattr(streaming_dataset, "get_worker_info", lambda: type("Info", (), {"id": 0, "num_workers": 1}))
         monkeypatch.setattr(multiprocessing, "parent_process", Gone)
         assert list(dataset()) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_freed_when_the_training_process_asks_for_the_item_after_their_batch(
+    partition: str, dataset: Build, workers: int
+) -> None:
+    """What workers have fetched ahead is not freed before the process that trains is through with it."""
+    client = tq.get_client()
+    client.create_partition(partition, free_when=tq.consumed_by["train"])
+    fill(partition)
+    loader = StreamingDataLoader(dataset(task_name="train", keep_batches=0), num_workers=workers)
+    seen = 0
+    for data, meta in loader:
+        assert client.get_data(meta)["x"].shape[0] == len(data), "rows of the batch under way can be read"
+        seen += len(meta)
+        (progress,) = [p for p in client.status().partitions if p.name == partition]
+        whole = (seen - 1) // BATCH * BATCH  # rows of the batches before this one
+        assert progress.freed == whole
+        assert progress.rows == ROWS - whole
+    assert seen == ROWS
+    assert [p.rows for p in client.status().partitions if p.name == partition] == [0]
+    del loader

@@ -60,6 +60,7 @@ class Fetcher:
     """Fetches batches of one task and dp_rank through a client.
 
     ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
+    hold: it fetches ahead; that it asks for a batch does not say that the task is through with the one before.
     """
 
     def __init__(
@@ -72,8 +73,11 @@ class Fetcher:
         finite: bool,
         function: FetchBatch | None,
         ask: Callable[..., Any] = ask_blocking,
+        *,
+        hold: bool = False,
     ) -> None:
         self.client = client
+        self._hold = hold
         self._fields = list(data_fields)
         self._batch_size = batch_size
         self._task_name = task_name
@@ -93,7 +97,7 @@ class Fetcher:
         }  # fmt: skip
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None:
-            meta, ended = self._ask(self.client, "await_batch", *wanted, timeout=interval())
+            meta, ended = self._ask(self.client, "await_batch", *wanted, hold=self._hold, timeout=interval())
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)
         if data is not None and len(meta):

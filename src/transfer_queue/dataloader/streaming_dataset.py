@@ -38,11 +38,13 @@ class Delivery(NamedTuple):
     """What a source has for a batch. batch: None where nothing came yet, or its data is not kept.
 
     items: the items of the batch, finished; None where they are still to be cut. ended: no batch will come.
+    held: its metadata, where its samples stay until the task has finished them (`create_partition(free_when=...)`).
     """
 
     batch: Batch | None = None
     items: Sequence[Any] | None = None
     ended: bool = False
+    held: BatchMeta | None = None
 
 
 class Source(Protocol):
@@ -125,6 +127,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._kept_from = 0  # the number of the first batch of the buffer
         self._open: _Items | None = None  # of the batch before batch_index; None once its last item was given
         self._skip = 0  # items of the next batch that were given already
+        self._held: BatchMeta | None = None  # of the batch before batch_index, which a worker has fetched and holds
         # of a copy in a worker of a StreamingDataLoader: how it hears from there, and the loader's collate_fn
         self.channel: Channel | None = None
         self.seat: Seat | None = None
@@ -145,6 +148,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 yield self._take(self._open)  # no variable holds it while its batch's successor is awaited
                 continue
             # the first item after a batch is asked for here: who iterates is through with the batch before
+            if self._held is not None:
+                held, self._held = self._held, None
+                self._client().finish(held, self.task_name)
             if not self._open_next(source, finish):
                 return
 
@@ -221,11 +227,13 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def fetcher(self, ask: Callable[..., Any] = ask_blocking) -> Fetcher:
         """Fetches this dataset's batches, in this process."""
-        client = self.config if isinstance(self.config, Surface) else client_of(self.config)
         return Fetcher(
-            client, self.data_fields, self.batch_size, self.task_name, self.dp_rank,
-            self.should_check_consumption_status, self.fetch_batch_fn, ask,
+            self._client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
+            self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
         )  # fmt: skip
+
+    def _client(self) -> Surface:
+        return self.config if isinstance(self.config, Surface) else client_of(self.config)
 
     def for_workers(self, channel: Channel, collate: Finish | None) -> StreamingDataset:
         """A copy that fetches whole batches in workers, as the channel tells, and there makes what items it can."""
@@ -246,7 +254,15 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on at the same place; it has an empty buffer, and asks for an open batch again."""
         number, given = self._place()
-        return {**vars(self), "buffer": [], "_open": None, "batch_index": number, "_skip": given, "_kept_from": number}
+        return {
+            **vars(self),
+            "buffer": [],
+            "_open": None,
+            "_held": None,
+            "batch_index": number,
+            "_skip": given,
+            "_kept_from": number,
+        }
 
     def _place(self) -> tuple[int, int]:
         """(number of the batch of the next item, how many of its items were given)."""
@@ -274,6 +290,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return True  # another thread went elsewhere meanwhile
         if found.ended:
             return False
+        self._held = found.held
         if found.batch is not None:
             self._keep(found.batch)
         if found.items is not None:

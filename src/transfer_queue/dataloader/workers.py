@@ -149,7 +149,7 @@ class Workers:
             return Delivery(ended=True)
         self._place = (dataset.moves, dataset.partition_id, number + 1)
         batch: Batch | None = None if found.data is None else (found.data, found.meta)
-        return Delivery(batch, found.items)
+        return Delivery(batch, found.items, held=found.meta if found.meta._holder else None)
 
     def _receive(self) -> Fetched | None:
         self._waiting = True
