@@ -591,6 +591,7 @@ class PartitionProgress(Message, frozen=True):
 
     dropped: reason -> samples. freed: rows cleared because the tasks of `free_when` have finished them.
     wanted: task -> (groups wanted, groups missing). waiting_puts: puts and reservations that wait.
+    passed: task -> reason -> samples passed over, which the task was not dealt and never will be.
     """
 
     name: str
@@ -607,6 +608,7 @@ class PartitionProgress(Message, frozen=True):
     policy: PolicyProgress | None = None
     wanted: dict[str, tuple[int, int]] = {}
     waiting_puts: int = 0
+    passed: dict[str, dict[str, int]] = {}
 
 
 class SystemStatus(Reply, frozen=True):

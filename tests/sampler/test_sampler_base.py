@@ -62,7 +62,7 @@ def test_constructors_take_nothing_unknown():
     with pytest.raises(TypeError):
         SequentialSampler(1)
     with pytest.raises(TypeError):
-        RankAwareSampler(dp_size=2)
+        RankAwareSampler(size=2)
 
 
 @pytest.mark.parametrize("duplicate", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy], ids=["pickle", "copy"])

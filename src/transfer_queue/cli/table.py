@@ -72,7 +72,9 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
     for task in partition.tasks:
         name, speed = f"{shown(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
         waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
-        lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{waits}")
+        over = partition.passed.get(task.name, {}).items()
+        passed = "".join(f"  {count} passed over ({shown(reason)})" for reason, count in over)
+        lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{waits}{passed}")
     return lines
 
 

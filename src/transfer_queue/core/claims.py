@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core import ends
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
@@ -145,7 +146,7 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
         return NOTHING
     sampler = samplers.of(claim.sampling)
     if isinstance(sampler, RankConsistentSampler) and (deals_itself(sampler) or not overrides_sample(sampler)):
-        outcome = _decide_by_deal(partition, sampler, claim)
+        outcome = _decide_by_deal(state, partition, sampler, claim)
     else:
         outcome = _decide_by_sample(partition, sampler, claim)
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
@@ -155,7 +156,7 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
     return outcome
 
 
-def _decide_by_deal(partition: Partition, sampler: RankConsistentSampler, claim: Claim) -> Outcome:
+def _decide_by_deal(state: State, partition: Partition, sampler: RankConsistentSampler, claim: Claim) -> Outcome:
     sampling = sampling_of(claim)
     key = _asked(sampler, sampler.deal_key, sampling)
     dealt = partition.dealt.get(claim.task)
@@ -185,16 +186,55 @@ def _decide_by_deal(partition: Partition, sampler: RankConsistentSampler, claim:
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
     sampling["partition"] = PartitionView(partition)
+    if partition.sealed and claim.count > 0 and key is not None and deals_itself(sampler):
+        end = _end(state, partition, sampler, ready, claim, key, sampling)
+        given = ends.decide(end)
+        return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
     if ready.total >= claim.count > 0:
         shares = _asked(sampler, sampler.deal, offered, claim.count, **sampling)
         if shares:
             return _dealt(partition, sampler, ready, claim, key, shares)
     if not is_final(partition, ready, sampler):
         return NOTHING
+    if sampler.drop_last and deals_itself(sampler):
+        return Outcome(None, ends.drop(_end(state, partition, sampler, ready, claim, (0, 0), sampling)), ended=True)
     # counted only here, where there are fewer groups than a deal takes
     rest = _asked(sampler, sampler.remainder, offered, **sampling)
     shares = _asked(sampler, sampler.deal, offered, rest, **sampling) if 0 < rest < claim.count else None
     return _dealt(partition, sampler, ready, claim, key, shares) if shares else ENDED
+
+
+def _end(
+    state: State,
+    partition: Partition,
+    sampler: RankConsistentSampler,
+    ready: ReadySet,
+    claim: Claim,
+    key: tuple[int, int],
+    sampling: dict[str, Any],
+) -> ends.End:
+    """The claim at the end of its partition, with what its samplers' deals need."""
+    size = group_size(sampler)
+    unit = size or 1
+    offered = partition.offered(ready)
+    return ends.End(
+        partition, sampler, ready, offered, claim, key, _ranks(state, sampler, claim, key), unit,
+        groups=size is not None and (size > 1 or partition.groups.explicit),
+        have=available(partition, ready, sampler) // unit,
+        final=lambda: is_final(partition, ready, sampler),
+        deal=lambda count: _asked(sampler, sampler.deal, offered, count, **sampling),
+    )  # fmt: skip
+
+
+def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tuple[int, int]) -> set[int]:
+    """The ranks among which batches are to be equal: all where their number is known, else those that were seen."""
+    known = sampler.ranks(claim.sampling)
+    if known is not None:
+        return set(range(known))
+    dealt = state.partitions[claim.partition].dealt.get(claim.task)
+    queue = state.waiting.of_partition(claim.partition).get(claim.task)
+    seen = {rank for rank, _ in queue.shares} if queue is not None else set()
+    return seen | {key[0]} | set(dealt.issued if dealt is not None else ())
 
 
 def _dealt(

@@ -236,11 +236,14 @@ class Controller:
         return [*self._give(client, peer, envelope, claim, outcome), *self._settle()]
 
     def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
-        if claim.probe or outcome.rows is None:
+        if claim.probe or (outcome.rows is None and not outcome.records):
             return [Send(peer, envelope.sequence, self._nothing(claim, outcome.ended))]
         rows = outcome.rows
-        self.counters["dealt_rows"] += len(rows) if outcome.records else 0
+        deals = [record for record in outcome.records if isinstance(record, r.Dealt)]
+        self.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
         partition = self.state.partitions[claim.partition]
+        if rows is None:  # the end, at which others were dealt what is left, or it was passed over
+            return self._commit(client, peer, envelope, outcome.records, lambda: self._nothing(claim, outcome.ended))
         self.movers.given(client, demand.consumer_of(claim))
         handed = demand.handed(partition, client, claim, rows)
         warning = self._spanning(partition, claim, rows)
@@ -530,6 +533,8 @@ class Controller:
             partition = self.state.partitions[name]
             if partition.sealed or partition.wholly_consumed(record.task):
                 change.tasks.add(record.task)
+        elif isinstance(record, r.PassedOver) and not record.freed:
+            change.tasks.add(record.task)
         elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
             change.everything = True  # rows that join groups may leave others that can never be whole
 

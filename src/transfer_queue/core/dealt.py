@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from transfer_queue.core.intervals import Intervals
@@ -23,13 +25,18 @@ class DealtBatch:
 class DealtBatches:
     """by_key: (dp_rank, batch_index) -> number. batches: number -> batch, until its rows are cleared.
 
-    issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live.
+    issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live; counts: how many these are;
+    sizes: the batch_size of the last. rounds: the batch indexes that any rank was dealt; round_count: how many.
     """
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[int, int], int] = {}
         self.batches: dict[int, DealtBatch] = {}
         self.issued: dict[int, Intervals] = {}
+        self.counts: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.rounds = Intervals()
+        self.round_count = 0
         self.next_number = 1
 
     def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
@@ -37,6 +44,10 @@ class DealtBatches:
         number = self.next_number
         self.next_number += 1
         self.issued.setdefault(dp_rank, Intervals()).add(batch_index)
+        self.counts[dp_rank] = self.counts.get(dp_rank, 0) + 1
+        self.sizes[dp_rank] = batch_size
+        self.round_count += batch_index not in self.rounds
+        self.rounds.add(batch_index)
         if len(rows):
             self.by_key[dp_rank, batch_index] = number
             self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
@@ -51,6 +62,10 @@ class DealtBatches:
         """Whether a batch was dealt under this key whose rows are all cleared."""
         issued = self.issued.get(dp_rank)
         return issued is not None and batch_index in issued and (dp_rank, batch_index) not in self.by_key
+
+    def lacks(self, dp_rank: int) -> Iterator[int]:
+        """The rounds that others were dealt and this rank was not, ascending."""
+        return self.rounds.without(self.issued.get(dp_rank))
 
     def cleared(self, number: int, count: int) -> None:
         """`count` rows of a batch were cleared; it goes with its last."""
@@ -68,4 +83,7 @@ class DealtBatches:
                 for key, n in sorted(self.by_key.items())
             },
             "issued": {rank: issued.state() for rank, issued in sorted(self.issued.items())},
+            "counts": dict(sorted(self.counts.items())),
+            "sizes": dict(sorted(self.sizes.items())),
+            "rounds": (self.rounds.state(), self.round_count),
         }

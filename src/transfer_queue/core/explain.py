@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core import admission
+from transfer_queue.core.ends import REMAINDER
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import CHUNK_BITS, MASK
 from transfer_queue.core.state import State
@@ -78,6 +79,10 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     column = chunk.consumed.get(task)
     if column is None or not column[at]:
         return f"is not consumed by task {task!r}"
+    reason = partition.passed.reason(task, position)
+    if reason is not None:
+        more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
+        return f"was passed over for task {task!r}: {reason}{more}"
     dealt = chunk.dealt.get(task)
     if dealt is not None and dealt[at]:
         batch = partition.dealt[task].batches[int(dealt[at])]
@@ -141,7 +146,8 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
 def _partition_words(partition: Partition, request: Explain, dealt: int | None) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or task and fields of a claim")
-    return nearest(partition, request.task, request.fields, dealt) + _flow_words(partition)
+    words = nearest(partition, request.task, request.fields, dealt)
+    return words + _uneven(partition, request.task) + _flow_words(partition)
 
 
 def _flow_words(partition: Partition) -> str:
@@ -157,6 +163,19 @@ def _flow_words(partition: Partition) -> str:
         words += f" {partition.seals} of {partition.options.producers} producers have sealed."
     told = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())
     return words + (f" Dropped so far: {told}." if told else "")
+
+
+def _uneven(partition: Partition, task: str) -> str:
+    """Of a sealed partition that its ranks have different numbers of batches, if so."""
+    dealt = partition.dealt.get(task)
+    counts = dealt.counts if dealt is not None and partition.sealed else {}
+    if len(set(counts.values())) < 2:
+        return ""
+    told = ", ".join(f"{rank}: {count}" for rank, count in sorted(counts.items())[:10])
+    return (
+        f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told}): where too few samples were "
+        f"left after the seal to make them equal, those behind got what there was."
+    )
 
 
 def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:

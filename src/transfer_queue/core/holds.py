@@ -90,6 +90,18 @@ class Holds:
                 out[where] &= (chunk.held[name][at] == more) & (chunk.finished[name][at] + more >= self.replicas)
         return out
 
+    def done_without(self, positions: np.ndarray, task: str) -> np.ndarray:
+        """bool [rows]: which rows may go once `task` passes over them."""
+        out = np.full(len(positions), task in self.tasks)
+        for _, chunk, at, where in self.rows.split(positions):
+            for name in self.tasks:
+                if name in chunk.held:
+                    enough = chunk.finished[name][at] >= self.replicas if name != task else True
+                    out[where] &= (chunk.held[name][at] == 0) & enough
+                elif name != task:
+                    out[where] = False
+        return out
+
     def state(self, positions: np.ndarray) -> object:
         """For comparison after replay. positions: all live rows."""
         live = {holder: rows[self.rows.positions_of(rows) >= 0].tolist() for holder, rows in self.by_holder.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 
 class Intervals:
@@ -28,6 +29,22 @@ class Intervals:
             last = max(last, self.ends[high - 1])
         self.starts[low:high] = [first]
         self.ends[low:high] = [last]
+
+    def without(self, other: Intervals | None) -> Iterator[int]:
+        """The integers that are here and not there, ascending."""
+        if other is None or not other.starts:
+            for start, end in zip(self.starts, self.ends, strict=True):
+                yield from range(start, end + 1)
+            return
+        for start, end in zip(self.starts, self.ends, strict=True):
+            at = bisect_left(other.ends, start)
+            while start <= end:
+                if at == len(other.starts) or other.starts[at] > end:
+                    yield from range(start, end + 1)
+                    break
+                yield from range(start, other.starts[at])
+                start = other.ends[at] + 1
+                at += 1
 
     def drop_up_to(self, value: int) -> None:
         """Takes out all integers up to this one."""

@@ -18,6 +18,7 @@ from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import Field, dims_parts
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.holds import Holds
+from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Rows
 from transfer_queue.core.wants import Wants
@@ -29,6 +30,7 @@ MAX_READY_SETS = 64
 class Partition:
     """keys: key -> position, in order of creation. fields: by name. dealt: task -> its dealt batches.
 
+    passed: rows that tasks passed over.
     waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
     consumed_ever: task -> rows consumed so far.
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
@@ -71,6 +73,7 @@ class Partition:
         self.tasks: dict[str, int] = {}
         self.consumed_ever: dict[str, int] = {}
         self.dealt: dict[str, DealtBatches] = {}
+        self.passed = PassedRows(self.rows)
         self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
         self.version = 0
         self.gained: set[str] = set()
@@ -299,11 +302,18 @@ class Partition:
         for _, chunk, at, _ in self.rows.split(positions[positions >= 0]):
             chunk.dealt_column(task)[at] = number
 
+    def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
+        """See `records.PassedOver`."""
+        self.passed.add(task, positions, reason)
+        self.holds.pass_over(task, positions)
+        self.consume(task, positions)
+
     def forget_consumption(self, task: str | None) -> None:
         """See `records.ConsumptionForgotten`."""
         for name in list(self.tasks) if task is None else [task]:
             self.tasks.pop(name, None)
             self.dealt.pop(name, None)
+            self.passed.forget(name)
             for chunk in self.rows.chunks.values():
                 chunk.consumed.pop(name, None)
                 chunk.dealt.pop(name, None)
@@ -340,6 +350,7 @@ class Partition:
                 consumed[at] = 0
             for column in (*chunk.held.values(), *chunk.finished.values()):
                 column[at] = 0
+            self.passed.cleared(key, at)
             for task, dealt in chunk.dealt.items():
                 numbers, counts = np.unique(dealt[at], return_counts=True)
                 for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -425,6 +436,7 @@ class Partition:
             "tasks": dict(self.tasks),
             "consumed_ever": dict(self.consumed_ever),
             "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},
+            "passed": self.passed.state(),
             "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
             "nbytes": self.nbytes,
             "version": self.version,

@@ -264,6 +264,7 @@ def _progress(state: State, partition: Partition, now: float, size: int) -> Part
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
         partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
+        passed={task: found for task in partition.tasks if (found := partition.passed.of(task))},
     )  # fmt: skip
 
 

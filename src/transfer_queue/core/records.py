@@ -79,6 +79,19 @@ class Dealt(Record, frozen=True):
     consumed: bytes
 
 
+class PassedOver(Record, frozen=True):
+    """A task shall never be dealt these rows, and is through with them. reason: in a word, for counts.
+
+    freed: those that end with it, as in `Finished`.
+    """
+
+    partition: str
+    task: str
+    rows: bytes
+    reason: str
+    freed: bytes = b""
+
+
 class RowsCleared(Record, frozen=True):
     """Rows end, with their keys, tags and values."""
 
@@ -220,5 +233,5 @@ class WriterFenced(Record, frozen=True):
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
     ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
-    RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken,
+    RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver,
 ]  # fmt: skip

@@ -122,6 +122,11 @@ class State:
         positions = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
         partition.consume(record.task, positions)
 
+    def _passed_over(self, record: r.PassedOver) -> None:
+        partition = self._changed(record.partition)
+        partition.pass_over(record.task, partition.rows.positions_of(np.frombuffer(record.rows, "<i8")), record.reason)
+        self._free(partition, record.freed)
+
     def _rows_cleared(self, record: r.RowsCleared) -> None:
         partition = self._changed(record.partition)
         partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
@@ -137,9 +142,12 @@ class State:
         partition = self.partitions[record.partition]
         partition.holds.finish(record.task, record.client, np.frombuffer(record.rows, "<i8"))
         if record.freed:
-            freed = np.frombuffer(record.freed, "<i8")
-            self._changed(record.partition).clear(partition.rows.positions_of(freed))
-            partition.freed += len(freed)
+            self._free(self._changed(record.partition), record.freed)
+
+    def _free(self, partition: Partition, freed: bytes) -> None:
+        rows = np.frombuffer(freed, "<i8")
+        partition.clear(partition.rows.positions_of(rows))
+        partition.freed += len(rows)
 
     def _aged(self, record: r.Aged) -> None:
         partition = self.partitions[record.partition]
@@ -215,6 +223,7 @@ _APPLY: dict[type, Any] = {
     r.Published: State._published,
     r.ExtentsClosed: State._extents_closed,
     r.Dealt: State._dealt,
+    r.PassedOver: State._passed_over,
     r.RowsCleared: State._rows_cleared,
     r.PartitionDropped: State._partition_dropped,
     r.ConsumptionForgotten: State._consumption_forgotten,

@@ -114,7 +114,15 @@ class RankConsistentSampler(BaseSampler):
 
     Subclasses say who is meant (`deal_key`) and what is dealt (`deal`). Alone, `sample` caches it; entries stay
     until `clear_cache`.
+
+    deals_rounds: a deal gives every rank its share, not only to the rank that asks.
+    dp_size: how many ranks there are, None where it is not known. drop_last: after a seal, what is less than
+    batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
     """
+
+    deals_rounds = False
+    dp_size: int | None = None
+    drop_last = False
 
     @abstractmethod
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -135,6 +143,19 @@ class RankConsistentSampler(BaseSampler):
         """Raises InvalidArgumentError for a batch_size or a rank that can never be right."""
         check_batch_size(batch_size)
         self.deal_key(sampling_config)
+        rank, ranks = natural(sampling_config, "dp_rank") or 0, self.ranks(sampling_config)
+        if ranks is not None and rank >= ranks:
+            raise InvalidArgumentError(f"dp_rank ({rank}) must be less than dp_size ({ranks})")
+
+    def ranks(self, sampling_config: Mapping[str, Any]) -> int | None:
+        """How many ranks there are: dp_size, where it is None the claim's; None where nobody says.
+
+        Raises InvalidArgumentError where the two differ.
+        """
+        said = natural(sampling_config, "dp_size")
+        if self.dp_size is not None and said not in (None, self.dp_size):
+            raise InvalidArgumentError(f"dp_size ({said}) must be the sampler's, which is {self.dp_size}")
+        return said if self.dp_size is None else self.dp_size
 
     def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
         """The caller's batch: what it got before under its key, else a new deal."""

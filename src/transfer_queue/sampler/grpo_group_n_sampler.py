@@ -16,11 +16,14 @@ class GRPOGroupNSampler(RankConsistentSampler):
 
     n_samples_per_prompt: samples in a group, positive. The n_samples_per_prompt of a sampling_config is ignored:
     what a group is was settled when the samples were made.
+    dp_size, drop_last: as in RankAwareSampler, counted in groups.
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index].
     """
 
-    def __init__(self, n_samples_per_prompt: int = 1) -> None:
+    def __init__(self, n_samples_per_prompt: int = 1, dp_size: int | None = None, drop_last: bool = False) -> None:
         super().__init__()
+        self.dp_size = None if dp_size is None else positive(dp_size, "dp_size")
+        self.drop_last = drop_last
         self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:

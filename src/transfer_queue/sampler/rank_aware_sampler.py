@@ -6,14 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import RankConsistentSampler, Share, natural
+from transfer_queue.sampler.base import RankConsistentSampler, Share, natural, positive
 
 
 class RankAwareSampler(RankConsistentSampler):
     """Deals the first ready samples, the same to all replicas of a dp_rank that ask for the same batch_index.
 
+    dp_size: how many ranks there are; through the system a dp_rank beyond it is an error. Where it is None and the
+    sampling_config has none either, the ranks are those that were dealt to or wait. After a seal all ranks get the
+    same number of batches: the rest is divided evenly over a last one, or passed over where some rank would get
+    nothing, or with `drop_last` where some rank would get less than batch_size.
     Alone, it caches the list of samples in _states[partition_id][task_name][dp_rank][batch_index].
     """
+
+    def __init__(self, dp_size: int | None = None, drop_last: bool = False) -> None:
+        super().__init__()
+        self.dp_size = None if dp_size is None else positive(dp_size, "dp_size")
+        self.drop_last = drop_last
 
     def sample(
         self,

@@ -40,12 +40,18 @@ class SeqlenBalancedSampler(RankConsistentSampler):
 
     n_samples_per_prompt: samples in a group. dp_size: ranks. Both positive. batch_size is what one rank gets: a deal
     takes batch_size * dp_size samples. Where its groups do not divide evenly over the ranks their counts differ.
+    After a seal the rest is dealt as one smaller batch for every rank, the same number of groups each, and what is left
+    then is passed over; with `drop_last` all of it is.
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all
     ranks, and the lists of all ranks in _balanced_cache[(partition_id, task_name, batch_index)].
     """
 
-    def __init__(self, n_samples_per_prompt: int = 1, dp_size: int = 1) -> None:
+    deals_rounds = True
+    dp_size: int
+
+    def __init__(self, n_samples_per_prompt: int = 1, dp_size: int = 1, drop_last: bool = False) -> None:
         super().__init__()
+        self.drop_last = drop_last
         self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
         self.dp_size = positive(dp_size, "dp_size")
         self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
@@ -54,9 +60,10 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
         super().validate(batch_size, sampling_config)
         self._groups_in(batch_size, self._ranks_of(sampling_config))
-        rank = natural(sampling_config, "dp_rank") or 0
-        if rank >= self.dp_size:
-            raise InvalidArgumentError(f"dp_rank ({rank}) must be less than the sampler's dp_size ({self.dp_size})")
+
+    def ranks(self, sampling_config: Mapping[str, Any]) -> int:
+        """dp_size, whatever the claim says."""
+        return self.dp_size
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """Whole groups, the same number for every rank; without batch_index all, as the caller has no other ranks."""
