@@ -17,7 +17,15 @@ from transfer_queue.core.ends import evenly
 from transfer_queue.core.intervals import Intervals
 from transfer_queue.core.records import Dealt, PassedOver
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
-from transfer_queue.messages import CheckConsumption, ClearPartition, Explain, ResetConsumption, Seal, Status
+from transfer_queue.messages import (
+    CheckConsumption,
+    ClearPartition,
+    Explain,
+    PartitionOptions,
+    ResetConsumption,
+    Seal,
+    Status,
+)
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,
@@ -321,6 +329,20 @@ def test_what_was_passed_over_is_told() -> None:
     assert status.partitions[0].passed == {"t": {"remainder": 3}}
     assert "3 passed over (remainder)" in table(status)
     assert "passed over" not in h.ask(Explain("p", row=2, task="u")).value
+
+
+@pytest.mark.parametrize("tasks", [["t"], ["t", "u"]])
+def test_what_no_task_needs_is_freed(tasks: list[str]) -> None:
+    h = Harness(RankAwareSampler(dp_size=2))
+    h.create(options=PartitionOptions(free_when=tasks))
+    h.put(5)
+    h.ask(Seal("p"))
+    assert [ask(h, rank, 0, 2) for rank in (0, 1)] == [[0, 1], [2, 3]]
+    partition = h.state.partitions["p"]
+    assert (passed(h), partition.freed) == ({("t", "remainder"): 1}, 1 if tasks == ["t"] else 0)
+    if tasks == ["t", "u"]:
+        assert [ask(h, rank, 0, 2, task="u") for rank in (0, 1)] == [[0, 1], [2, 3]]
+        assert partition.freed == 1, "the last sample is passed over by both, the others are held"
 
 
 def test_a_reset_forgets_what_was_passed_over() -> None:
