@@ -21,7 +21,6 @@ from transfer_queue.messages import (
     CheckConsumption,
     ClearPartition,
     Explain,
-    PartitionOptions,
     ResetConsumption,
     Seal,
     Status,
@@ -334,7 +333,7 @@ def test_what_was_passed_over_is_told() -> None:
 @pytest.mark.parametrize("tasks", [["t"], ["t", "u"]])
 def test_what_no_task_needs_is_freed(tasks: list[str]) -> None:
     h = Harness(RankAwareSampler(dp_size=2))
-    h.create(options=PartitionOptions(free_when=tasks))
+    h.create(free_when=tasks)
     h.put(5)
     h.ask(Seal("p"))
     assert [ask(h, rank, 0, 2) for rank in (0, 1)] == [[0, 1], [2, 3]]
