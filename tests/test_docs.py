@@ -1,5 +1,7 @@
 """Every code block of README.md and docs/ runs, in the order of its page, one process a page.
 
+Pages of docs/tutorials are made of the scripts in examples/tutorials: these run as they are, and the pages are compared.
+
 Python blocks of a page share their names, as a reader would type them one after another. In a console block the
 lines that start with `$ ` are commands, run by bash in the page's folder; the rest is what they print. A command
 `$ make TARGET` is not run: that the target exists is enough (the tests would start themselves).
@@ -20,9 +22,10 @@ import pytest
 from leftovers import files_in, wait_for_none
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "text", "yaml", "toml", "json", "mermaid"}
-SECONDS = 120  # for one page
+SECONDS = 120  # for one page or script
 MAKE = "make "
 
 
@@ -104,21 +107,47 @@ def test_links(page):
     assert wrong == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if program_of(page).strip()], ids=name_of)
+def runs(page: Path) -> bool:
+    """Whether a page has anything to run that is run by no script."""
+    return bool(program_of(page).strip()) and page.parent.name != "tutorials"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name_of)
 def test_blocks_run(page, tmp_path):
     """The page's blocks run in order, and leave no process and no file behind."""
     program = tmp_path / page.name
     program.write_text(program_of(page), "utf-8")
-    with tempfile.TemporaryDirectory(prefix="tq-docs-") as folder:
+    run_alone(program, tmp_path)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_tutorials_run(script, tmp_path):
+    """A tutorial's script runs, and leaves no process and no file behind."""
+    run_alone(script, tmp_path)
+
+
+def test_tutorials_are_their_scripts():
+    """Every page of docs/tutorials is what its script makes, and has no commands that nobody runs."""
+    command = [sys.executable, str(ROOT / "tools" / "make_tutorials.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = [page for page in PAGES if page.parent.name == "tutorials"]
+    assert len(pages) == len(SCRIPTS) + 1
+    assert {block.language for page in pages for block in blocks_of(page)} <= {"python", "text"}
+
+
+def run_alone(program: Path, folder: Path) -> None:
+    """Runs a program in a folder, with a runtime folder of its own that must be empty after."""
+    with tempfile.TemporaryDirectory(prefix="tq-docs-") as runtime:
         environment = {
             **os.environ,
-            "TQ_RUNTIME_DIR": folder,
+            "TQ_RUNTIME_DIR": runtime,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         try:
             done = subprocess.run(
                 [sys.executable, str(program)],
-                cwd=tmp_path,
+                cwd=folder,
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -126,7 +155,7 @@ def test_blocks_run(page, tmp_path):
                 stdin=subprocess.DEVNULL,
             )
         finally:
-            left = wait_for_none(Path(folder), 10)
+            left = wait_for_none(Path(runtime), 10)
         assert done.returncode == 0, done.stdout + done.stderr
         assert left == []
-        assert files_in(Path(folder)) == []
+        assert files_in(Path(runtime)) == []

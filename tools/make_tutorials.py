@@ -1,0 +1,104 @@
+"""Writes the pages of docs/tutorials out of the scripts in examples/tutorials.
+
+    python tools/make_tutorials.py           writes them
+    python tools/make_tutorials.py --check   exit 1 where they are not what it would write
+
+A script is in percent format: `# %% [markdown]` begins a cell of prose (comments), `# %%` one of code. Its first cell
+is a heading and one paragraph, which is also its line in the list of pages. The scripts run as they are
+(tests/test_docs.py); the pages are only read.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "examples" / "tutorials"
+PAGES = ROOT / "docs" / "tutorials"
+
+LIST_HEAD = """<!-- Made by tools/make_tutorials.py -->
+
+# Tutorials
+
+Each page is a script that runs as it is, in a few seconds and without a GPU:
+`.venv/bin/python examples/tutorials/01_key_value.py`. Nothing is printed where all is well: what a page says is
+asserted by its code.
+
+"""
+
+
+def cells_of(source: str, name: str) -> Iterator[tuple[bool, list[str]]]:
+    """(whether it is prose, its lines) of each cell, without blank lines around them.
+
+    Raises:
+        ValueError: something stands before the first cell, or a line of prose is no comment.
+    """
+    prose, lines = None, list[str]()
+    for number, line in enumerate([*source.splitlines(), "# %%"], 1):
+        begin = re.fullmatch(r"# %%( \[markdown\])?", line)
+        if begin is None:
+            if prose is None or (prose and line and not re.match(r"#( |$)", line)):
+                raise ValueError(f"{name}:{number}: a script is cells, and prose is comments; this is neither: {line}")
+            lines.append(line[2:] if prose else line)
+            continue
+        text = "\n".join(lines).strip("\n")
+        if text:
+            yield bool(prose), text.split("\n")
+        prose, lines = begin[1] is not None, []
+
+
+def page_of(script: Path) -> str:
+    """The page of a script."""
+    parts = [f"<!-- Made by tools/make_tutorials.py from examples/tutorials/{script.name} -->"]
+    for prose, lines in cells_of(script.read_text("utf-8"), script.name):
+        parts.append("\n".join(lines if prose else ["```python", *lines, "```"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def entry_of(script: Path) -> str:
+    """The line of a script in the list of pages.
+
+    Raises:
+        ValueError: its first cell is not a heading and a paragraph.
+    """
+    _, lines = next(cells_of(script.read_text("utf-8"), script.name))
+    if len(lines) < 3 or not lines[0].startswith("# ") or lines[1]:
+        raise ValueError(f"{script.name}: the first cell must be a heading, a blank line and a paragraph")
+    paragraph = " ".join(lines[2:]).split("  ")[0]
+    return f"1. [{lines[0][2:]}]({name_of(script)}): {paragraph[0].lower()}{paragraph[1:]}"
+
+
+def name_of(script: Path) -> str:
+    """The file name of a script's page."""
+    return script.stem.replace("_", "-") + ".md"
+
+
+def pages() -> dict[str, str]:
+    """Every file of docs/tutorials, by name."""
+    scripts = sorted(SCRIPTS.glob("[0-9]*.py"))
+    made = {name_of(script): page_of(script) for script in scripts}
+    return {"README.md": LIST_HEAD + "\n".join(map(entry_of, scripts)) + "\n", **made}
+
+
+def main(arguments: list[str]) -> int:
+    """Writes, or checks with --check."""
+    wanted = pages()
+    there = {path.name: path.read_text("utf-8") for path in PAGES.glob("*")}
+    stale = sorted(name for name in {*wanted, *there} if wanted.get(name) != there.get(name))
+    if stale and "--check" in arguments:
+        print(f"not up to date: {', '.join(stale)}; run python tools/make_tutorials.py")
+        return 1
+    PAGES.mkdir(exist_ok=True)
+    for name in stale:
+        if name in wanted:
+            (PAGES / name).write_text(wanted[name], "utf-8")
+        else:
+            (PAGES / name).unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
