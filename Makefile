@@ -9,7 +9,7 @@ CONTRACT ?= ../shared/contract
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
 	@echo "make test      the tests"
-	@echo "make docs      runs the code blocks of README.md and docs/"
+	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, pyright on user code"

@@ -1,6 +1,6 @@
 """Every code block of README.md and docs/ runs, in the order of its page, one process a page.
 
-Pages of docs/tutorials are made of the scripts in examples/tutorials: these run as they are, and the pages are compared.
+Pages of docs/tutorials are made of the scripts in examples/tutorials: these run as they are, the pages are compared.
 
 Python blocks of a page share their names, as a reader would type them one after another. In a console block the
 lines that start with `$ ` are commands, run by bash in the page's folder; the rest is what they print. A command
@@ -22,6 +22,7 @@ import pytest
 from leftovers import files_in, wait_for_none
 
 ROOT = Path(__file__).resolve().parent.parent
+TUTORIALS = ROOT / "docs" / "tutorials"
 SCRIPTS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "text", "yaml", "toml", "json", "mermaid"}
@@ -109,7 +110,7 @@ def test_links(page):
 
 def runs(page: Path) -> bool:
     """Whether a page has anything to run that is run by no script."""
-    return bool(program_of(page).strip()) and page.parent.name != "tutorials"
+    return bool(program_of(page).strip()) and page.parent != TUTORIALS
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name_of)
@@ -131,7 +132,7 @@ def test_tutorials_are_their_scripts():
     command = [sys.executable, str(ROOT / "tools" / "make_tutorials.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = [page for page in PAGES if page.parent.name == "tutorials"]
+    pages = [page for page in PAGES if page.parent == TUTORIALS]
     assert len(pages) == len(SCRIPTS) + 1
     assert {block.language for page in pages for block in blocks_of(page)} <= {"python", "text"}
 

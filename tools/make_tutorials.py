@@ -23,9 +23,9 @@ LIST_HEAD = """<!-- Made by tools/make_tutorials.py -->
 
 # Tutorials
 
-Each page is a script that runs as it is, in a few seconds and without a GPU:
-`.venv/bin/python examples/tutorials/01_key_value.py`. Nothing is printed where all is well: what a page says is
-asserted by its code.
+Each page is a script that runs as it is, in seconds, without a GPU:
+`.venv/bin/python examples/tutorials/01_key_value.py`. What a page says is asserted by its code; what is printed are
+the system's own words, as `explain` and errors give them.
 
 """
 

@@ -91,6 +91,9 @@ last = client.get_meta(["answer"], 1, "train_0", task_name="reward")
 last.update_custom_meta([{"total_lengths": 8, "policy_version": 3}])
 client.put(TensorDict({"reward": torch.tensor([0.5])}, batch_size=[1]), metadata=last)
 
+last.update_custom_meta([{"policy_version": 4}])
+client.set_custom_meta(last)
+
 # %% [markdown]
 # ## Look without consuming
 #
@@ -100,7 +103,7 @@ client.put(TensorDict({"reward": torch.tensor([0.5])}, batch_size=[1]), metadata
 # %%
 everything = client.get_meta(fields, None, "train_0", mode="force_fetch")
 assert everything.is_ready
-assert everything.custom_meta[3] == {"total_lengths": 8, "policy_version": 3}
+assert everything.custom_meta[3] == {"total_lengths": 8, "policy_version": 4}
 assert client.get_data(everything)["reward"].tolist() == [0.0, 1.0, 1.0, 0.5]
 
 # %% [markdown]
