@@ -70,10 +70,13 @@ if TYPE_CHECKING:
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import (
         BaseSampler,
+        FreshnessSampler,
         GRPOGroupNSampler,
+        PrioritySampler,
         RankAwareSampler,
         SeqlenBalancedSampler,
         SequentialSampler,
+        TokenBudgetSampler,
     )
     from transfer_queue.wire.objects import DELETE
 
@@ -92,6 +95,7 @@ __all__ = [
     "DeadlockError",
     "DuplicateError",
     "FieldTypeError",
+    "FreshnessSampler",
     "GRPOGroupNSampler",
     "InvalidArgumentError",
     "KVBatchMeta",
@@ -99,6 +103,7 @@ __all__ = [
     "NotInitializedError",
     "OutOfRangeError",
     "PartitionChange",
+    "PrioritySampler",
     "ProtocolError",
     "RankAwareSampler",
     "SampleChange",
@@ -111,6 +116,7 @@ __all__ = [
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
+    "TokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
     "UncarriableValueError",
@@ -144,15 +150,18 @@ _WHERE = {
     "BaseSampler": "sampler",
     "BatchMeta": "metadata",
     "DELETE": "wire.objects",
+    "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
     "PartitionChange": "client.changes",
+    "PrioritySampler": "sampler",
     "RankAwareSampler": "sampler",
     "SampleChange": "client.changes",
     "SeqlenBalancedSampler": "sampler",
     "SequentialSampler": "sampler",
     "StreamingDataLoader": "dataloader.streaming_dataloader",
     "StreamingDataset": "dataloader.streaming_dataset",
+    "TokenBudgetSampler": "sampler",
     "TransferQueueClient": "client",
     "consumed_by": "conditions",
 }

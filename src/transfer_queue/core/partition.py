@@ -5,6 +5,7 @@ Methods that change something are called by `Controller.apply` alone; everything
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +270,7 @@ class Partition:
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
         """Merges tags into rows, or replaces them."""
+        noted: set[tuple[int, str]] = set()
         for p, tag in zip(positions.tolist(), tags, strict=True):
             if tag is None or not (tag or replace):
                 continue
@@ -281,6 +283,13 @@ class Partition:
                 if getattr(value, "code", None) == DELETE_CODE:
                     merged.pop(name)
             chunk.tags[p & MASK] = merged or None
+            for name in self.rows.watched:
+                if replace or name in tag:
+                    chunk.note(p & MASK, name, merged.get(name))
+                    noted.add((p >> CHUNK_BITS, name))
+        for key, name in noted:
+            for ready in self.ready.values():
+                ready.retagged(key, name)
 
     def consume(self, task: str, positions: np.ndarray) -> None:
         """The task has consumed these rows."""
@@ -394,6 +403,9 @@ class Partition:
         if chunk.tags is not None:
             for a in at.tolist():
                 chunk.tags[a] = None
+            for tag, numbers in chunk.numbers.items():
+                numbers[at] = math.nan
+                chunk.wrong[tag].difference_update(at.tolist())
         if chunk.keys is not None:
             for a in at.tolist():
                 key = chunk.keys[a]

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Indexer, Rows
+from transfer_queue.core.ranking import Ranking
+from transfer_queue.core.rows import CHUNK, CHUNK_BITS, MASK, Chunk, Indexer, Rows
+from transfer_queue.sampler.views import Key
+
+FIRST_RANKED = 64  # rows that a sampler of an order by tags is shown at first
 
 if TYPE_CHECKING:
     from transfer_queue.core.groups import Groups
@@ -27,7 +32,7 @@ class ReadySet:
     """The ready rows of one (task, fields).
 
     bits: chunk number -> 0/1 by position. counts: chunk number -> how many, no entry where none, ascending
-    as `keys` (sorted chunk numbers with ready rows). total: all of them.
+    as `keys` (sorted chunk numbers with ready rows). total: all of them. rankings: those asked for, by key.
     """
 
     def __init__(self, task: str, fields: tuple[str, ...]) -> None:
@@ -38,6 +43,7 @@ class ReadySet:
         self.keys: list[int] = []
         self.total = 0
         self.whole: dict[int, WholeGroups] = {}
+        self.rankings: dict[Key, Ranking] = {}
 
     def build(self, rows: Rows) -> None:
         """Computes the set from scratch."""
@@ -89,6 +95,8 @@ class ReadySet:
         bits[at] = new
         if delta:
             self._count(key, delta)
+        if gained or delta:
+            self._changed(key)
         return gained > 0
 
     def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: Groups) -> bool:
@@ -98,6 +106,7 @@ class ReadySet:
             return False
         bits[at] = new
         self._count(key, 1 if new else -1)
+        self._changed(key)
         for whole in self.whole.values():
             group = int(groups.of(np.array([(key << CHUNK_BITS) + at]), whole.size)[0])
             if group >= 0:
@@ -125,9 +134,31 @@ class ReadySet:
             del self.counts[key]
             del self.keys[bisect_left(self.keys, key)]
 
+    def _changed(self, key: int) -> None:
+        for ranking in self.rankings.values():
+            ranking.dirty.add(key)
+
+    def retagged(self, key: int, tag: str) -> None:
+        """A watched tag of a row of this chunk has changed."""
+        for rankings in (self.rankings, *(whole.rankings for whole in self.whole.values())):
+            for ranking in rankings.values():
+                if ranking.key.tag == tag:
+                    ranking.dirty.add(key)
+
+    def ranking(self, key: Key, rows: Rows) -> Ranking:
+        """The ready rows by this key; made at first use, then kept."""
+        found = self.rankings.get(key)
+        if found is None:
+            rows.watch(key.tag)
+            found = self.rankings[key] = Ranking(key)
+            found.dirty.update(self.keys)
+        return found
+
     def forget_chunk(self, key: int) -> None:
         """A chunk was dropped; its rows were cleared before."""
         self.bits.pop(key, None)
+        for whole in self.whole.values():
+            whole.bits.pop(key, None)
 
     def positions(self, limit: int | None = None) -> np.ndarray:
         """The first `limit` ready positions (all where None), ascending."""
@@ -177,12 +208,19 @@ class ReadySet:
 
 
 class WholeGroups:
-    """counts: ready members by group. order: (first position, group) of the whole ones, ascending."""
+    """counts: ready members by group. order: (first position, group) of the whole ones, ascending.
+
+    grown: groups that gained ready members since `grown_groups` was last asked; None until then.
+    rankings: of the rows of whole groups; bits: chunk number -> 1 for these rows, kept once there is a ranking.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.counts: dict[int, int] = {}
         self.order: list[tuple[int, int]] = []
+        self.grown: set[int] | None = None
+        self.bits: dict[int, np.ndarray] = {}
+        self.rankings: dict[Key, Ranking] = {}
 
     def build(self, positions: np.ndarray, groups: Groups) -> None:
         """Counts from scratch; these are all that is ready."""
@@ -214,6 +252,8 @@ class WholeGroups:
             self.counts[group] = now
         else:
             self.counts.pop(group, None)
+        if delta > 0 and self.grown is not None:
+            self.grown.add(group)
         entry = (groups.first_of(group, self.size), group)
         at = bisect_left(self.order, entry)
         inside = at < len(self.order) and self.order[at] == entry
@@ -223,6 +263,39 @@ class WholeGroups:
             del self.order[at]
         elif whole and not inside:
             insort(self.order, entry)
+        if self.rankings and inside != whole:
+            self._mark(groups.members(group, self.size), 1 if whole else 0)
+
+    def grown_groups(self) -> set[int]:
+        """Groups with ready members that the caller has not seen; it takes out what it needs to see no more."""
+        if self.grown is None:
+            self.grown = set(self.counts)
+        return self.grown
+
+    def ranking(self, key: Key, rows: Rows, groups: Groups) -> Ranking:
+        """The rows of whole groups by this key; made at first use, then kept."""
+        found = self.rankings.get(key)
+        if found is None:
+            rows.watch(key.tag)
+            if not self.rankings:
+                members = [groups.members(group, self.size) for _, group in self.order]
+                self._mark(np.sort(np.concatenate(members)) if members else np.zeros(0, "i8"), 1)
+            found = self.rankings[key] = Ranking(key)
+            found.dirty.update(self.bits)
+        return found
+
+    def _mark(self, positions: np.ndarray, bit: int) -> None:
+        """positions: ascending."""
+        chunks = positions >> CHUNK_BITS
+        for key in np.unique(chunks).tolist():
+            bits = self.bits.get(key)
+            if bits is None:
+                if not bit:
+                    continue  # it was dropped
+                bits = self.bits[key] = np.zeros(CHUNK, "u1")
+            bits[positions[chunks == key] & MASK] = bit
+            for ranking in self.rankings.values():
+                ranking.dirty.add(key)
 
 
 class Ready(Sequence[int]):
@@ -245,8 +318,7 @@ class Ready(Sequence[int]):
             start, stop, step = at.indices(len(self))
             if step < 0:
                 return self[:][at]
-            head = self._ready.positions(max(stop, 0))[start:stop:step]
-            return self._rows.indexes_of(head).tolist()  # type: ignore[no-any-return]
+            return self._indexes(self._ready.positions(max(stop, 0))[start:stop:step])
         position = at + len(self) if at < 0 else at
         if not 0 <= position < len(self):
             raise IndexError(f"ready row {at} of {len(self)}")
@@ -265,10 +337,92 @@ class Ready(Sequence[int]):
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
         """Groups of `size` whose members are all ready, by first member; members ascending."""
-        if size == 1 and not self._groups.explicit:
+        if self._single(size):
             yield from ([index] for index in self)
             return
         whole = self._ready.whole_groups(size, self._groups)
         for _, group in whole.order:
-            members = self._groups.members(group, size)
-            yield self._rows.indexes_of(members).tolist()
+            yield self._indexes(self._groups.members(group, size))
+
+    def ranked(self, key: Key) -> Iterator[int]:
+        """See `sampler.views.TaggedIndexes`."""
+        ranking = self._ready.ranking(key, self._rows)
+        return chain.from_iterable(map(self._indexes, self._falling(ranking, self._ready.bits)))
+
+    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+        """See `sampler.views.TaggedIndexes`."""
+        if self._single(size):
+            yield from ([index] for index in self.ranked(key))
+            return
+        whole = self._ready.whole_groups(size, self._groups)
+        ranking = whole.ranking(key, self._rows, self._groups)
+        seen: set[int] = set()
+        for positions in self._falling(ranking, whole.bits):
+            for group in self._groups.of(positions, size).tolist():
+                if group not in seen:
+                    seen.add(group)
+                    yield self._indexes(self._groups.members(group, size))
+
+    def above(self, key: Key, bound: float) -> list[int]:
+        """See `sampler.views.TaggedIndexes`."""
+        return self._indexes(self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound))
+
+    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+        """See `sampler.views.TaggedIndexes`."""
+        if self._single(size):
+            return self.above(key, bound)
+        ranking = self._ready.ranking(key, self._rows)
+        found = ranking.above(self._ready.bits, self._rows, bound)
+        numbers = self._groups.of(found, size)
+        groups = set(numbers[numbers >= 0].tolist()) | self._broken(self._ready.whole_groups(size, self._groups))
+        positions = np.unique(np.concatenate([found, *(self._members(group, size) for group in groups)]))
+        return self._indexes(positions[self._open(positions)])
+
+    def _broken(self, whole: WholeGroups) -> set[int]:
+        """Groups with ready members of which the task has consumed others."""
+        grown = whole.grown_groups()
+        broken = set()
+        for group in list(grown):
+            ready = whole.counts.get(group, 0)
+            if 0 < ready < self._groups.size_of(group, whole.size) and self._consumed_any(group, whole.size):
+                broken.add(group)
+            else:
+                grown.discard(group)
+        return broken
+
+    def _consumed_any(self, group: int, size: int) -> bool:
+        task = self._ready.task
+        return any(
+            task in chunk.consumed and bool(chunk.consumed[task][at].any())
+            for _, chunk, at, _ in self._rows.split(self._members(group, size))
+        )
+
+    def _members(self, group: int, size: int) -> np.ndarray:
+        """The positions of the members that were ever reserved, ascending."""
+        members = self._groups.members(group, size)
+        return members[members < self._rows.end]
+
+    def _open(self, positions: np.ndarray) -> np.ndarray:
+        """Which of these rows exist, live and are not consumed by the task."""
+        out = np.zeros(len(positions), bool)
+        for _, chunk, at, where in self._rows.split(positions):
+            consumed = chunk.consumed.get(self._ready.task)
+            out[where] = (chunk.alive[at] == 1) & (True if consumed is None else consumed[at] == 0)
+        return out
+
+    def _falling(self, ranking: Ranking, bits: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
+        """The positions of a ranking, the highest first, more at a time the more are asked for."""
+        count, done = FIRST_RANKED, 0
+        while True:
+            positions = ranking.top(bits, self._rows, count)
+            yield positions[done:]
+            if len(positions) < count:
+                return
+            count, done = 8 * count, len(positions)
+
+    def _indexes(self, positions: np.ndarray) -> list[int]:
+        return self._rows.indexes_of(positions).tolist()  # type: ignore[no-any-return]
+
+    def _single(self, size: int) -> bool:
+        """Whether every row is a group of its own."""
+        return size == 1 and not self._groups.explicit

@@ -6,6 +6,7 @@ are all cleared is dropped; an endless partition stays as small as its live rows
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.tags import number
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -38,11 +40,12 @@ class Chunk:
     row in block), 0 without value. consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
     owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
     row is held now, and how often it was finished (`core.holds`).
+    numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
     """
 
     __slots__ = (
         "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held", "index", "keys",
-        "living", "owner", "size", "tags", "waiting",
+        "living", "numbers", "owner", "size", "tags", "waiting", "wrong",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,6 +65,8 @@ class Chunk:
         self.finished: dict[str, np.ndarray] = {}
         self.keys: list[str | None] | None = None
         self.tags: list[dict[str, Any] | None] | None = None
+        self.numbers: dict[str, np.ndarray] = {}
+        self.wrong: dict[str, set[int]] = {}
 
     def ensure(self, size: int) -> None:
         """Room for `size` rows in every column."""
@@ -82,12 +87,13 @@ class Chunk:
         self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
         self.held = {task: self._grown(h) for task, h in self.held.items()}
         self.finished = {task: self._grown(f) for task, f in self.finished.items()}
+        self.numbers = {tag: self._grown(n, math.nan) for tag, n in self.numbers.items()}
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
         if self.tags is not None:
             self.tags += [None] * (self.capacity - len(self.tags))
 
-    def _grown(self, column: np.ndarray, fill: int = 0) -> np.ndarray:
+    def _grown(self, column: np.ndarray, fill: float = 0) -> np.ndarray:
         out = np.full(self.capacity, fill, column.dtype) if fill else np.zeros(self.capacity, column.dtype)
         out[: len(column)] = column
         return out
@@ -120,6 +126,23 @@ class Chunk:
             self.finished[task] = np.zeros(self.capacity, "u2")
         return self.held[task], self.finished[task]
 
+    def watch(self, tag: str) -> None:
+        """Keeps this tag as a column from now on."""
+        self.numbers[tag] = np.full(self.capacity, math.nan)
+        self.wrong[tag] = set()
+        for at, tags in enumerate(self.tags or ()):
+            if tags and tag in tags:
+                self.note(at, tag, tags[tag])
+
+    def note(self, at: int, tag: str, value: object) -> None:
+        """A watched tag of a row has this value now, None without any."""
+        found = number(value)
+        self.numbers[tag][at] = math.nan if found is None else found
+        if found is None:
+            self.wrong[tag].add(at)
+        else:
+            self.wrong[tag].discard(at)
+
     def group_column(self) -> np.ndarray:
         """The group column, made where missing."""
         if self.group is None:
@@ -128,10 +151,14 @@ class Chunk:
 
 
 class Rows:
-    """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row."""
+    """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
+
+    watched: tags that are kept as columns of numbers, too. Derived from the tags, and no part of the state.
+    """
 
     def __init__(self) -> None:
         self.chunks: dict[int, Chunk] = {}
+        self.watched: list[str] = []
         self.end = 0
         self.count = 0
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
@@ -147,6 +174,8 @@ class Rows:
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
+                for tag in self.watched:
+                    chunk.watch(tag)
                 self._firsts = None
             take = min(count - done, CHUNK - at)
             chunk.ensure(at + take)
@@ -160,6 +189,13 @@ class Rows:
             self.count += take
             done += take
         return start
+
+    def watch(self, tag: str) -> None:
+        """Keeps a tag as a column of numbers. Reads all tags once, unless it is done before there are any."""
+        if tag not in self.watched:
+            self.watched.append(tag)
+            for chunk in self.chunks.values():
+                chunk.watch(tag)
 
     def split(self, positions: np.ndarray) -> Iterator[tuple[int, Chunk, Indexer, Indexer]]:
         """(chunk number, chunk, where in the chunk, where in `positions`), chunk by chunk."""

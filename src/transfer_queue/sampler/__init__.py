@@ -5,15 +5,21 @@ deals and which of them are consumed by that.
 """
 
 from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.freshness_sampler import FreshnessSampler
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
+from transfer_queue.sampler.priority_sampler import PrioritySampler
 from transfer_queue.sampler.rank_aware_sampler import RankAwareSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.sequential_sampler import SequentialSampler
+from transfer_queue.sampler.token_budget_sampler import TokenBudgetSampler
 
 __all__ = [
     "BaseSampler",
+    "FreshnessSampler",
     "GRPOGroupNSampler",
+    "PrioritySampler",
     "RankAwareSampler",
     "SeqlenBalancedSampler",
     "SequentialSampler",
+    "TokenBudgetSampler",
 ]

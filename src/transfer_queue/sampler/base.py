@@ -44,9 +44,12 @@ class BaseSampler(ABC):
     _states: {} at first, one dict an instance; what a sampler wants to keep between calls. Entries of the form
     _states[partition_id][task_name][dp_rank][batch_index] are found by `has_cached_result` and dropped by
     `clear_cache`.
+    wants_list: the controller gives a user's sampler the ready rows as a list, made for it; one that says False gets
+    them as they are, a lazy `ReadyIndexes`, and pays only for what it reads.
     """
 
     _states: dict[Any, Any]
+    wants_list: bool = True
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Makes `_states` here, so that it is there though a subclass may not call `__init__` of its base."""
@@ -83,6 +86,13 @@ class BaseSampler(ABC):
         config: what `sample` takes by keyword.
         """
         return len(ready_indexes)
+
+    def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
+        """Rows that the task shall never be dealt, by reason. Changes nothing; asked before every deal.
+
+        config: what `sample` takes by keyword. The controller takes these rows as consumed, and counts them by reason.
+        """
+        return {}
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
         """Whether this caller's batch is dealt already, so that it can be asked for though nothing is ready."""

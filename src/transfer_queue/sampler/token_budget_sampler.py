@@ -1,0 +1,159 @@
+"""The sampler that deals micro-batches by tokens: to every data-parallel rank whole groups up to a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.balance import get_seqlen_balanced_partitions
+from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.groups import whole_groups
+from transfer_queue.sampler.tags import Tagged, numbers
+
+
+class TokenBudgetSampler(RankConsistentSampler):
+    """Deals one micro-batch to each rank at once: whole groups, in order, of token_budget tokens at most.
+
+    token_budget: the most that the tags `tag` of a micro-batch's samples add up to; a group that is longer stands alone
+    in its micro-batch. n_samples_per_prompt: samples in a group. dp_size: ranks. All three positive.
+    batch_size is the most samples in a micro-batch, and a multiple of n_samples_per_prompt.
+    A deal takes groups until the next one fits to no rank; that one and all behind it stay ready. Fewer tokens wait
+    for more samples, but for the last deals (`final=True`), which take what there is as long as every rank gets a
+    group: all ranks get the same number of micro-batches. drop_last: nothing but full deals.
+    Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all ranks.
+    """
+
+    def __init__(
+        self,
+        token_budget: int,
+        n_samples_per_prompt: int = 1,
+        dp_size: int = 1,
+        tag: str = "total_lengths",
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(tag, str):
+            raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
+        self.token_budget = positive(token_budget, "token_budget")
+        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
+        self.dp_size = positive(dp_size, "dp_size")
+        self.tag = tag
+        self.drop_last = bool(drop_last)
+
+    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
+        super().validate(batch_size, sampling_config)
+        self._check(batch_size)
+        rank = natural(sampling_config, "dp_rank") or 0
+        if rank >= self.dp_size:
+            raise InvalidArgumentError(f"dp_rank ({rank}) must be less than the sampler's dp_size ({self.dp_size})")
+
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+        """(sampled, consumed) of the caller's dp_rank; ([], []) where the micro-batches are not full.
+
+        dp_rank and batch_index are 0 where they are not given. Errors as `validate` and `deal`.
+        """
+        for name in ("dp_rank", "batch_index"):
+            kwargs[name] = natural(kwargs, name) or 0
+        self.validate(batch_size, kwargs)
+        return super().sample(ready_indexes, batch_size, *args, **kwargs)
+
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """(dp_rank, batch_index), the rank 0 where it is not given; None without batch_index."""
+        rank, batch = natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index")
+        return None if batch is None else (rank, batch)
+
+    def deal(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        *,
+        partition: Tagged | None = None,
+        final: bool = False,
+        **config: Any,
+    ) -> dict[int, Share]:
+        """The micro-batches of all ranks, by rank; {} while they are not full, unless it is a last deal (`final`).
+
+        Without batch_index one micro-batch for this caller alone. Raises InvalidArgumentError for a missing length,
+        and one that is no finite number of 0 or more.
+        """
+        self._check(batch_size)
+        ranks = 1 if config.get("batch_index") is None else self.dp_size
+        held = batch_size // self.n_samples_per_prompt
+        # one group more than the ranks can hold tells whether all of them are full
+        groups = list(islice(whole_groups(ready_indexes, self.n_samples_per_prompt), ranks * held + 1))
+        lengths = self._lengths(groups, partition)
+        bins = self._filled(lengths, ranks, held)
+        taken = sum(map(len, bins))
+        full = taken < len(groups) or taken == ranks * held
+        if not all(bins) or not (full or (final and not self.drop_last)):
+            return {}
+        shares = {}
+        for rank, places in enumerate(self._evened(bins, lengths, held)):
+            sampled = list(chain.from_iterable(groups[place] for place in sorted(places)))
+            shares[rank] = (sampled, list(sampled))
+        return shares
+
+    def _filled(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
+        """Which groups each rank gets, by place: in order, each to the rank with the fewest tokens, until one fits to
+        none. As an empty rank takes any group, none is empty then."""
+        bins: list[list[int]] = [[] for _ in range(ranks)]
+        loads = [0.0] * ranks
+        for place, length in enumerate(lengths):
+            free = [
+                rank
+                for rank in range(ranks)
+                if not bins[rank] or (len(bins[rank]) < held and loads[rank] + length <= self.token_budget)
+            ]
+            if not free or not held:
+                break
+            rank = min(free, key=lambda rank: (len(bins[rank]) > 0, loads[rank], rank))
+            bins[rank].append(place)
+            loads[rank] += length
+        return bins
+
+    def _evened(self, bins: list[list[int]], lengths: list[float], held: int) -> list[list[int]]:
+        """The same groups dealt more evenly, where the budget and the most samples of a micro-batch allow it."""
+        alone = [rank for rank, places in enumerate(bins) if lengths[places[0]] > self.token_budget]
+        shared = [rank for rank in range(len(bins)) if rank not in alone]
+        places = sorted(chain.from_iterable(bins[rank] for rank in shared))
+        if len(shared) < 2 or len(places) == len(shared):
+            return bins
+        parts = get_seqlen_balanced_partitions([lengths[place] for place in places], len(shared), False)
+        better = [[places[position] for position in part] for part in parts]
+
+        def heaviest(some: list[list[int]]) -> float:
+            return max(sum(lengths[place] for place in part) for part in some)
+
+        if max(map(len, better)) > held or heaviest(better) >= heaviest([bins[rank] for rank in shared]):
+            return bins
+        for rank, part in zip(shared, better, strict=True):
+            bins[rank] = part
+        return bins
+
+    def _lengths(self, groups: list[list[int]], partition: Tagged | None) -> list[float]:
+        """The tokens of each group."""
+        rows = list(chain.from_iterable(groups))
+        if not rows:
+            return []
+        found = numbers(rows, self.tag, partition)
+        wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+        if len(wrong):
+            value = float(found[wrong[0]])
+            shown = "missing" if np.isnan(value) else str(value)
+            raise InvalidArgumentError(
+                f"tag {self.tag!r} of row {rows[wrong[0]]} is {shown}, and TokenBudgetSampler needs the number of "
+                f"tokens there, finite and not negative; put it with the sample"
+            )
+        return [float(length) for length in found.reshape(-1, self.n_samples_per_prompt).sum(axis=1)]
+
+    def _check(self, batch_size: int) -> None:
+        check_batch_size(batch_size)
+        if batch_size % self.n_samples_per_prompt:
+            raise InvalidArgumentError(
+                f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({self.n_samples_per_prompt})"
+            )

@@ -1,0 +1,207 @@
+"""Ready rows as samplers inside of others see them: in another order, or without some of them.
+
+All of them read tags through one protocol, `TaggedIndexes`. The controller's ready rows keep tags as columns and
+answer without looking at every row; `Listed` answers for any plain list, from a partition's `get_custom_meta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple, Protocol, overload, runtime_checkable
+
+import numpy as np
+
+from transfer_queue.sampler.base import ReadyIndexes
+from transfer_queue.sampler.groups import whole_groups
+from transfer_queue.sampler.tags import Floats, Tagged, numbers
+
+
+class Key(NamedTuple):
+    """What rows are ordered by, the highest first: sign * tag - aging * global index; `missing` for sign * tag
+    of a row without the tag. Of equal ones the row that comes first is the higher."""
+
+    tag: str
+    sign: float = 1.0
+    missing: float = 0.0
+    aging: float = 0.0
+
+    def of(self, values: Floats, indexes: np.ndarray) -> Floats:
+        """The keys of rows with these values of the tag (NaN: missing) and global indexes."""
+        keys: Floats = np.where(np.isnan(values), self.missing, self.sign * values)
+        return keys - self.aging * indexes if self.aging else keys
+
+
+@runtime_checkable
+class TaggedIndexes(ReadyIndexes, Protocol):
+    """Ready rows that can be ordered and picked by a tag. All raise InvalidArgumentError for one that is no number."""
+
+    def ranked(self, key: Key) -> Iterator[int]:
+        """The rows, the highest key first."""
+        ...
+
+    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+        """The whole groups of `size`, that with the highest member first; members ascending."""
+        ...
+
+    def above(self, key: Key, bound: float) -> list[int]:
+        """The rows whose key is above the bound, ascending."""
+        ...
+
+    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+        """The rows of all groups of `size` of which a ready member is above the bound, ascending.
+
+        Members that are not ready yet are among them, and ready rows of groups of which the task has consumed others.
+        """
+        ...
+
+
+class Listed(Sequence[int]):
+    """Ready rows given as any sequence, with the tags of a partition. Groups as in `groups.whole_groups`."""
+
+    def __init__(self, ready_indexes: Sequence[int], partition: Tagged | None) -> None:
+        self._ready = ready_indexes
+        self._partition = partition
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return list(self._ready[at]) if isinstance(at, slice) else self._ready[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ready)
+
+    def whole_groups(self, size: int) -> Iterator[list[int]]:
+        """See `ReadyIndexes`."""
+        return whole_groups(self._ready, size)
+
+    def ranked(self, key: Key) -> Iterator[int]:
+        """See `TaggedIndexes`."""
+        rows = list(self._ready)
+        return (rows[place] for place in np.argsort(-self._keys(rows, key), kind="stable").tolist())
+
+    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+        """See `TaggedIndexes`."""
+        groups = list(self.whole_groups(size))
+        highest = self._keys(list(chain.from_iterable(groups)), key).reshape(-1, size).max(axis=1, initial=-np.inf)
+        return (groups[place] for place in np.argsort(-highest, kind="stable").tolist())
+
+    def above(self, key: Key, bound: float) -> list[int]:
+        """See `TaggedIndexes`."""
+        rows = sorted(self._ready)
+        return [rows[place] for place in np.flatnonzero(self._keys(rows, key) > bound).tolist()]
+
+    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+        """See `TaggedIndexes`; of groups that are not whole nothing is known here."""
+        found = set(self.above(key, bound))
+        for group in self.whole_groups(size):
+            if not found.isdisjoint(group):
+                found.update(group)
+        return sorted(found)
+
+    def _keys(self, rows: list[int], key: Key) -> Floats:
+        return key.of(numbers(rows, key.tag, self._partition), np.array(rows, "i8"))
+
+
+def tagged(ready_indexes: Sequence[int], partition: Tagged | None) -> TaggedIndexes:
+    """Ready rows whose tags can be asked for."""
+    return ready_indexes if isinstance(ready_indexes, TaggedIndexes) else Listed(ready_indexes, partition)
+
+
+class Ranked(Sequence[int]):
+    """Ready rows in the order of a key, read lazily: a slice from the start costs what it holds."""
+
+    def __init__(self, base: TaggedIndexes, key: Key) -> None:
+        self._base = base
+        self._key = key
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if step < 0:
+                return list(self)[at]
+            return list(islice(self, start, max(start, stop), step))
+        place = at + len(self) if at < 0 else at
+        if not 0 <= place < len(self):
+            raise IndexError(f"ready row {at} of {len(self)}")
+        return next(islice(self, place, None))
+
+    def __iter__(self) -> Iterator[int]:
+        return self._base.ranked(self._key)
+
+    def whole_groups(self, size: int) -> Iterator[list[int]]:
+        """The groups of `size` of which all are ready, that with the highest member first."""
+        return self._base.ranked_groups(self._key, size)
+
+    def ranked(self, key: Key) -> Iterator[int]:
+        """See `TaggedIndexes`; this order is gone."""
+        return self._base.ranked(key)
+
+    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+        """See `TaggedIndexes`; this order is gone."""
+        return self._base.ranked_groups(key, size)
+
+    def above(self, key: Key, bound: float) -> list[int]:
+        """See `TaggedIndexes`."""
+        return self._base.above(key, bound)
+
+    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+        """See `TaggedIndexes`."""
+        return self._base.spoiled(key, bound, size)
+
+
+class Without(Sequence[int]):
+    """Ready rows without some of them, and without the groups that these belong to."""
+
+    def __init__(self, base: TaggedIndexes, rows: Sequence[int]) -> None:
+        self._base = base
+        self._rows = frozenset(rows)
+        self._ready = sum(1 for row in base if row in self._rows)
+
+    def __len__(self) -> int:
+        return len(self._base) - self._ready
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return list(self)[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return filter(self._here, self._base)
+
+    def whole_groups(self, size: int) -> Iterator[list[int]]:
+        """See `ReadyIndexes`."""
+        return filter(self._rows.isdisjoint, self._base.whole_groups(size))
+
+    def ranked(self, key: Key) -> Iterator[int]:
+        """See `TaggedIndexes`."""
+        return filter(self._here, self._base.ranked(key))
+
+    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+        """See `TaggedIndexes`."""
+        return filter(self._rows.isdisjoint, self._base.ranked_groups(key, size))
+
+    def above(self, key: Key, bound: float) -> list[int]:
+        """See `TaggedIndexes`."""
+        return list(filter(self._here, self._base.above(key, bound)))
+
+    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+        """See `TaggedIndexes`."""
+        return list(filter(self._here, self._base.spoiled(key, bound, size)))
+
+    def _here(self, row: int) -> bool:
+        return row not in self._rows

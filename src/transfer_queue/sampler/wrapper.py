@@ -1,0 +1,115 @@
+"""Samplers around others: what any of them passes on, and what the controller must know of the one inside."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, Share, overrides_sample
+
+
+class SamplerWrapper(BaseSampler):
+    """Shows other ready rows to the sampler inside, and is for the rest what that one is.
+
+    inner: any sampler. Where it deals by itself this one does, too: rank-consistent, in whole groups, kept by the
+    controller. A user's sampler is asked through its `sample`, with a list unless it has `wants_list = False`.
+    Subclasses define `view`, which changes nothing.
+    """
+
+    wants_list = False
+
+    def __init__(self, inner: BaseSampler) -> None:
+        super().__init__()
+        if not isinstance(inner, BaseSampler):
+            raise InvalidArgumentError(
+                f"inner of {type(self).__name__} must be a sampler, an instance of BaseSampler, but is {inner!r}"
+            )
+        self.inner = inner
+        self._states = inner._states
+
+    @abstractmethod
+    def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
+        """What the sampler inside is shown of these ready rows. config: what `sample` takes by keyword."""
+
+    @property
+    def n_samples_per_prompt(self) -> int:
+        """Samples in a group of the sampler inside; AttributeError where it deals single ones."""
+        return self.inner.n_samples_per_prompt  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def dp_size(self) -> int:
+        """The ranks of the sampler inside; AttributeError where it does not know them."""
+        return self.inner.dp_size  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def drop_last(self) -> bool:
+        """That of the sampler inside; AttributeError where it has none."""
+        return self.inner.drop_last  # type: ignore[attr-defined,no-any-return]
+
+    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
+        """As the sampler inside."""
+        self.inner.validate(batch_size, sampling_config)
+
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+        """What the sampler inside deals of the rows that it is shown."""
+        shown = self.view(ready_indexes, kwargs)
+        if getattr(self.inner, "wants_list", True) and not built_in(self.inner):
+            shown = list(shown)
+        return self.inner.sample(shown, batch_size, *args, **kwargs)
+
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """As the sampler inside, which must be a rank-consistent one."""
+        return self._dealer().deal_key(sampling_config)
+
+    def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+        """What the sampler inside, a rank-consistent one, deals of the rows that it is shown."""
+        return self._dealer().deal(self.view(ready_indexes, config), batch_size, **config)
+
+    def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
+        """As the sampler inside."""
+        return self.inner.remainder(self.view(ready_indexes, config), **config)
+
+    def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
+        """As the sampler inside."""
+        return self.inner.passes_over(self.view(ready_indexes, config), **config)
+
+    def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
+        """As the sampler inside."""
+        return self.inner.has_cached_result(partition_id, task_name, sampling_config)
+
+    def clear_cache(self, partition_id: str) -> None:
+        """As the sampler inside."""
+        self.inner.clear_cache(partition_id)
+
+    def save_checkpoint(self) -> dict[str, Any]:
+        """That of the sampler inside."""
+        return self.inner.save_checkpoint()
+
+    def load_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """As the sampler inside."""
+        self.inner.load_checkpoint(state)
+        self._states = self.inner._states
+
+    def _dealer(self) -> RankConsistentSampler | SamplerWrapper:
+        if not isinstance(self.inner, (RankConsistentSampler, SamplerWrapper)):
+            raise InvalidArgumentError(
+                f"{type(self.inner).__name__} deals nothing to ranks; put {type(self).__name__} around a "
+                f"RankAwareSampler, GRPOGroupNSampler, SeqlenBalancedSampler or TokenBudgetSampler"
+            )
+        return self.inner
+
+
+def built_in(sampler: BaseSampler) -> bool:
+    """Whether the outcome depends on the ready rows alone: a sampler of this package, and around none of a user's."""
+    if type(sampler).__module__.rpartition(".")[0] != __package__ or "sample" in vars(sampler):
+        return False
+    return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
+
+
+def deals(sampler: BaseSampler) -> bool:
+    """Whether `deal` stands for this sampler: nobody wrote another `sample` for it, nor for what is inside."""
+    if not isinstance(sampler, (RankConsistentSampler, SamplerWrapper)) or overrides_sample(sampler):
+        return False
+    return not isinstance(sampler, SamplerWrapper) or deals(sampler.inner)
