@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -92,48 +93,51 @@ class TokenBudgetSampler(RankConsistentSampler):
         full = taken < len(groups) or taken == ranks * held
         if not all(bins) or not (full or (final and not self.drop_last)):
             return {}
+        self._deal_anew(bins, lengths, held)
         shares = {}
-        for rank, places in enumerate(self._evened(bins, lengths, held)):
+        for rank, places in enumerate(bins):
             sampled = list(chain.from_iterable(groups[place] for place in sorted(places)))
             shares[rank] = (sampled, list(sampled))
         return shares
 
     def _filled(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
-        """Which groups each rank gets, by place: in order, each to the rank with the fewest tokens, until one fits to
-        none. As an empty rank takes any group, none is empty then."""
+        """Which groups each rank gets, by place: the first ones, until one fits to no rank.
+
+        Each goes to the rank with the fewest tokens of those that have room; where none has, all are dealt anew. As an
+        empty rank takes any group, none is empty when one fits nowhere.
+        """
         bins: list[list[int]] = [[] for _ in range(ranks)]
-        loads = [0.0] * ranks
+        # (tokens, rank) of those that have room for one more, the lightest first; -1 tokens where it is empty
+        open_ = [(-1.0, rank) for rank in range(ranks)] if held else []
         for place, length in enumerate(lengths):
-            free = [
-                rank
-                for rank in range(ranks)
-                if not bins[rank] or (len(bins[rank]) < held and loads[rank] + length <= self.token_budget)
-            ]
-            if not free or not held:
+            if open_ and (open_[0][0] < 0 or open_[0][0] + length <= self.token_budget):
+                load, rank = heapq.heappop(open_)
+                bins[rank].append(place)
+                if len(bins[rank]) < held:
+                    heapq.heappush(open_, (max(load, 0.0) + length, rank))
+            elif not all(bins) or not self._deal_anew(bins, lengths, held, place):
                 break
-            rank = min(free, key=lambda rank: (len(bins[rank]) > 0, loads[rank], rank))
-            bins[rank].append(place)
-            loads[rank] += length
+            else:
+                loads = [sum(lengths[member] for member in members) for members in bins]
+                open_ = [(loads[rank], rank) for rank in range(ranks) if len(bins[rank]) < held]
+                heapq.heapify(open_)
         return bins
 
-    def _evened(self, bins: list[list[int]], lengths: list[float], held: int) -> list[list[int]]:
-        """The same groups dealt more evenly, where the budget and the most samples of a micro-batch allow it."""
-        alone = [rank for rank, places in enumerate(bins) if lengths[places[0]] > self.token_budget]
-        shared = [rank for rank in range(len(bins)) if rank not in alone]
-        places = sorted(chain.from_iterable(bins[rank] for rank in shared))
-        if len(shared) < 2 or len(places) == len(shared):
-            return bins
-        parts = get_seqlen_balanced_partitions([lengths[place] for place in places], len(shared), False)
-        better = [[places[position] for position in part] for part in parts]
-
-        def heaviest(some: list[list[int]]) -> float:
-            return max(sum(lengths[place] for place in part) for part in some)
-
-        if max(map(len, better)) > held or heaviest(better) >= heaviest([bins[rank] for rank in shared]):
-            return bins
-        for rank, part in zip(shared, better, strict=True):
-            bins[rank] = part
-        return bins
+    def _deal_anew(self, bins: list[list[int]], lengths: list[float], held: int, more: int | None = None) -> bool:
+        """Deals the groups of all ranks, and one more, as evenly as can be; False, and nothing, where that is not
+        within the budget and the most samples of a micro-batch. Over-long groups stay alone."""
+        shared = [rank for rank, places in enumerate(bins) if lengths[places[0]] <= self.token_budget]
+        places = [place for rank in shared for place in bins[rank]] + ([] if more is None else [more])
+        tokens = [lengths[place] for place in places]
+        if not len(shared) < len(places) <= len(shared) * held or sum(tokens) > len(shared) * self.token_budget:
+            return False
+        parts = get_seqlen_balanced_partitions(tokens, len(shared), False)
+        loads = [sum(tokens[position] for position in part) for part in parts]
+        if max(map(len, parts)) > held or max(loads) > self.token_budget:
+            return False
+        for rank, part in zip(shared, parts, strict=True):
+            bins[rank] = [places[position] for position in part]
+        return True
 
     def _lengths(self, groups: list[list[int]], partition: Tagged | None) -> list[float]:
         """The tokens of each group."""
