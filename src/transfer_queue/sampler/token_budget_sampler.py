@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.balance import get_seqlen_balanced_partitions
+from transfer_queue.errors import BalanceInputError, InvalidArgumentError
+from transfer_queue.sampler.balance import balance
 from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
 from transfer_queue.sampler.groups import whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
@@ -123,20 +123,19 @@ class TokenBudgetSampler(RankConsistentSampler):
                 heapq.heapify(open_)
         return bins
 
-    def _deal_anew(self, bins: list[list[int]], lengths: list[float], held: int, more: int | None = None) -> bool:
-        """Deals the groups of all ranks, and one more, as evenly as can be; False, and nothing, where that is not
-        within the budget and the most samples of a micro-batch. Over-long groups stay alone."""
-        shared = [rank for rank, places in enumerate(bins) if lengths[places[0]] <= self.token_budget]
-        places = [place for rank in shared for place in bins[rank]] + ([] if more is None else [more])
-        tokens = [lengths[place] for place in places]
-        if not len(shared) < len(places) <= len(shared) * held or sum(tokens) > len(shared) * self.token_budget:
+    def _deal_anew(self, bins: list[list[int]], lengths: list[float], held: int, *more: int) -> bool:
+        """Deals the groups of all ranks, and `more`, as evenly as can be; False, and nothing, where no way is found
+        that keeps the budget and the most samples of a micro-batch."""
+        places = sorted(chain(*bins, more))
+        if len(places) > len(bins) * held:
             return False
-        parts = get_seqlen_balanced_partitions(tokens, len(shared), False)
-        loads = [sum(tokens[position] for position in part) for part in parts]
-        if max(map(len, parts)) > held or max(loads) > self.token_budget:
+        try:
+            parts = balance([lengths[place] for place in places], len(bins), max_tokens=self.token_budget)
+        except BalanceInputError:
             return False
-        for rank, part in zip(shared, parts, strict=True):
-            bins[rank] = [places[position] for position in part]
+        if max(map(len, parts)) > held:
+            return False
+        bins[:] = [[places[position] for position in part] for part in parts]
         return True
 
     def _lengths(self, groups: list[list[int]], partition: Tagged | None) -> list[float]:
