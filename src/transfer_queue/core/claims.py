@@ -11,7 +11,7 @@ import operator
 import traceback
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Union, cast
 
 import numpy as np
 
@@ -22,17 +22,24 @@ from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages import Claim
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler, SequentialSampler
-from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, overrides_sample
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
+from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, deals
+
+Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
 
 class PartitionView:
-    """A partition as samplers see it; read-only. group_size: members of a declared group, where known."""
+    """A partition as samplers see it; read-only.
+
+    group_size: members of a declared group, where known. policy_version: as `set_policy_version` said last, 0 at first.
+    """
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.partition_id = partition.name
         self.group_size = partition.groups.size
+        self.policy_version = partition.policy_version
 
     def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
         """{global index: tag} of those of these rows that live."""
@@ -60,7 +67,6 @@ class Outcome:
         self.ended = ended
 
 
-BUILT_IN = (SequentialSampler, RankAwareSampler, GRPOGroupNSampler, SeqlenBalancedSampler)
 NOTHING = Outcome()
 ENDED = Outcome(ended=True)
 
@@ -95,8 +101,8 @@ def _built_in(name: str, group: int) -> BaseSampler:
 
 
 def deals_itself(sampler: BaseSampler) -> bool:
-    """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's."""
-    return type(sampler) in BUILT_IN and "sample" not in vars(sampler)
+    """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's nor around one."""
+    return built_in(sampler)
 
 
 def group_size(sampler: BaseSampler) -> int | None:
@@ -139,14 +145,31 @@ def check(samplers: Samplers, claim: Claim) -> None:
         raise _sampler_error(sampler, error) from None
 
 
+def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRecord]:
+    """What the claim's sampler passes over now; to be applied before `decide`."""
+    partition = state.partitions.get(claim.partition)
+    sampler = samplers.of(claim.sampling)
+    if partition is None or type(sampler).passes_over is BaseSampler.passes_over:
+        return []
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
+    records: list[r.AnyRecord] = []
+    for reason, rows in _asked(sampler, sampler.passes_over, partition.offered(ready), **sampling).items():
+        if not built_in(sampler):
+            _checked(partition, sampler, ready, (), rows)
+        if len(rows):
+            records.append(r.PassedOver(claim.partition, claim.task, _column(rows), str(reason)))
+    return records
+
+
 def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
     """What this claim gets now."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
         return NOTHING
     sampler = samplers.of(claim.sampling)
-    if isinstance(sampler, RankConsistentSampler) and (deals_itself(sampler) or not overrides_sample(sampler)):
-        outcome = _decide_by_deal(state, partition, sampler, claim)
+    if deals(sampler):
+        outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), claim)
     else:
         outcome = _decide_by_sample(partition, sampler, claim)
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
@@ -156,7 +179,7 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
     return outcome
 
 
-def _decide_by_deal(state: State, partition: Partition, sampler: RankConsistentSampler, claim: Claim) -> Outcome:
+def _decide_by_deal(state: State, partition: Partition, sampler: Dealer, claim: Claim) -> Outcome:
     sampling = sampling_of(claim)
     key = _asked(sampler, sampler.deal_key, sampling)
     dealt = partition.dealt.get(claim.task)
@@ -239,7 +262,7 @@ def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tupl
 
 def _dealt(
     partition: Partition,
-    sampler: RankConsistentSampler,
+    sampler: Dealer,
     ready: ReadySet,
     claim: Claim,
     key: tuple[int, int] | None,
@@ -281,7 +304,8 @@ def _decide_by_sample(partition: Partition, sampler: BaseSampler, claim: Claim) 
         sampled, _ = _asked(sampler, sampler.sample, offered, size, **sampling)
         rows = taken = np.array(sampled, "i8")
     else:
-        sampled, consumed = _two(sampler, _asked(sampler, sampler, list(offered), size, **sampling))
+        given = list(offered) if getattr(sampler, "wants_list", True) else offered
+        sampled, consumed = _two(sampler, _asked(sampler, sampler, given, size, **sampling))
         rows, taken = _checked(partition, sampler, None if kept else ready, sampled, consumed)
     if not len(rows):
         return ENDED if final else NOTHING

@@ -227,7 +227,7 @@ class Controller:
         claims.check(self.samplers, claim)
         if not claim.count and not claim.probe:
             return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
-        outcome = claims.decide(self.state, self.samplers, claim)
+        outcome = self._decide(claim)
         if not claim.hold and not claim.probe:
             self._come_back(client, claim, outcome.rows)
         if outcome.rows is None and not outcome.ended and claim.wait is not None and claim.wait > 0:
@@ -255,6 +255,15 @@ class Controller:
             return msgspec.structs.replace(told, held=bool(handed), warning=warning)
 
         return self._commit(client, peer, envelope, [*outcome.records, *handed], reply)
+
+    def _decide(self, claim: Claim) -> claims.Outcome:
+        """What a claim gets, after what its sampler passes over is gone."""
+        for record in claims.passes_over(self.state, self.samplers, claim):
+            self._apply(record)
+            assert isinstance(record, r.PassedOver)
+            for freed in clears.finished(self.state.partitions[claim.partition], indexes_in(record.rows)):
+                self._apply(freed)
+        return claims.decide(self.state, self.samplers, claim)
 
     def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:
         """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
@@ -460,7 +469,7 @@ class Controller:
         if peer is None:
             return []
         try:
-            outcome = claims.decide(self.state, self.samplers, claim)
+            outcome = self._decide(claim)
         except TransferQueueError as error:
             self._unpark(waiter)
             return [self._failure(peer, waiting.sequence, error)]

@@ -371,44 +371,46 @@ class Ready(Sequence[int]):
         """See `sampler.views.TaggedIndexes`."""
         if self._single(size):
             return self.above(key, bound)
-        ranking = self._ready.ranking(key, self._rows)
-        found = ranking.above(self._ready.bits, self._rows, bound)
-        numbers = self._groups.of(found, size)
-        groups = set(numbers[numbers >= 0].tolist()) | self._broken(self._ready.whole_groups(size, self._groups))
-        positions = np.unique(np.concatenate([found, *(self._members(group, size) for group in groups)]))
-        return self._indexes(positions[self._open(positions)])
+        found = self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound)
+        groups = np.unique(self._groups.of(found, size))
+        members = [self._members(group, size) for group in groups[groups >= 0].tolist()]
+        return self._open_rows(np.unique(np.concatenate([found, *members])))
 
-    def _broken(self, whole: WholeGroups) -> set[int]:
-        """Groups with ready members of which the task has consumed others."""
+    def orphans(self, size: int) -> list[int]:
+        """See `sampler.views.TaggedIndexes`."""
+        if self._single(size):
+            return []
+        whole = self._ready.whole_groups(size, self._groups)
         grown = whole.grown_groups()
-        broken = set()
+        broken = []
         for group in list(grown):
-            ready = whole.counts.get(group, 0)
-            if 0 < ready < self._groups.size_of(group, whole.size) and self._consumed_any(group, whole.size):
-                broken.add(group)
+            if group in whole.counts and self._broken(group, size):
+                broken.append(self._members(group, size))
             else:
                 grown.discard(group)
-        return broken
+        return self._open_rows(np.unique(np.concatenate(broken))) if broken else []
 
-    def _consumed_any(self, group: int, size: int) -> bool:
-        task = self._ready.task
-        return any(
-            task in chunk.consumed and bool(chunk.consumed[task][at].any())
-            for _, chunk, at, _ in self._rows.split(self._members(group, size))
-        )
+    def _broken(self, group: int, size: int) -> bool:
+        """Whether a member of the group was cleared, or the task has consumed one."""
+        members = self._members(group, size)
+        if self._groups.explicit:
+            cleared = self._groups.declared[group].cleared > 0
+        else:
+            cleared = self._rows.dead(range(group * size, group * size + len(members)))
+        return cleared or len(self._open_rows(members)) < len(members)
+
+    def _open_rows(self, positions: np.ndarray) -> list[int]:
+        """Those of these rows that live and are not consumed by the task."""
+        keep = np.zeros(len(positions), bool)
+        for _, chunk, at, where in self._rows.split(positions):
+            consumed = chunk.consumed.get(self._ready.task)
+            keep[where] = (chunk.alive[at] == 1) & (True if consumed is None else consumed[at] == 0)
+        return self._indexes(positions[keep])
 
     def _members(self, group: int, size: int) -> np.ndarray:
         """The positions of the members that were ever reserved, ascending."""
         members = self._groups.members(group, size)
         return members[members < self._rows.end]
-
-    def _open(self, positions: np.ndarray) -> np.ndarray:
-        """Which of these rows exist, live and are not consumed by the task."""
-        out = np.zeros(len(positions), bool)
-        for _, chunk, at, where in self._rows.split(positions):
-            consumed = chunk.consumed.get(self._ready.task)
-            out[where] = (chunk.alive[at] == 1) & (True if consumed is None else consumed[at] == 0)
-        return out
 
     def _falling(self, ranking: Ranking, bits: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
         """The positions of a ranking, the highest first, more at a time the more are asked for."""

@@ -11,15 +11,17 @@ from transfer_queue.sampler.base import BaseSampler, Share, natural
 from transfer_queue.sampler.views import Key, Without, tagged
 from transfer_queue.sampler.wrapper import SamplerWrapper
 
+LATE = "of a group of which others were passed over, consumed or cleared"
+
 
 class FreshnessSampler(SamplerWrapper):
     """Drops samples of policies more than max_staleness versions old, and shows the others to the sampler inside.
 
     tag: its value is the version of the policy that made the sample, a number; a sample without it is never too old.
     The current version is that of the partition, or `policy_version` of the sampling_config where it is given.
-    Where the sampler inside deals groups, a group goes as a whole when a ready member is too old: members that
-    are not ready yet, too, and those that come later when they are ready. What is dropped counts as consumed by the
-    task; the controller counts it by reason (`passes_over`).
+    Where the sampler inside deals groups, a group goes as a whole when a ready member is too old: members that are
+    not ready yet, too. Those that come later go when they are ready, under a reason of their own. What is dropped
+    counts as consumed by the task; the controller counts it by reason (`passes_over`).
     """
 
     def __init__(self, inner: BaseSampler, max_staleness: int, tag: str = "policy_version") -> None:
@@ -52,11 +54,19 @@ class FreshnessSampler(SamplerWrapper):
         return sampled, [*consumed, *old] if old else consumed
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
-        """The rows that are too old, and what the sampler inside passes over of the others."""
+        """The rows that are too old, those of groups that lost others, and what the sampler inside passes over."""
+        passed = dict(super().passes_over(ready_indexes, **config))
         old = self._too_old(ready_indexes, config)
-        rest = super().passes_over(ready_indexes, **config)
-        reason = f"stale: more than {self.max_staleness} policy versions behind"
-        return {**rest, reason: [*rest.get(reason, ()), *old]} if old else rest
+        size = self._group_size()
+        late = tagged(ready_indexes, config.get("partition")).orphans(size) if size is not None else []
+        gone = set(old)
+        for reason, rows in (
+            (f"stale: more than {self.max_staleness} policy versions behind", old),
+            (LATE, [row for row in late if row not in gone]),
+        ):
+            if rows:
+                passed[reason] = sorted({*passed.get(reason, ()), *rows})
+        return passed
 
     def _too_old(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> list[int]:
         partition = config.get("partition")
@@ -66,5 +76,9 @@ class FreshnessSampler(SamplerWrapper):
         # the key is how old a policy is; one that is not known is the newest there can be
         key, bound = Key(self.tag, sign=-1.0, missing=-math.inf), float(self.max_staleness - current)
         rows = tagged(ready_indexes, partition)
+        size = self._group_size()
+        return rows.above(key, bound) if size is None else rows.spoiled(key, bound, size)
+
+    def _group_size(self) -> int | None:
         size = getattr(self, "n_samples_per_prompt", None)
-        return rows.spoiled(key, bound, size) if isinstance(size, int) else rows.above(key, bound)
+        return size if isinstance(size, int) else None

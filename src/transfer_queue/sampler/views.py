@@ -51,8 +51,12 @@ class TaggedIndexes(ReadyIndexes, Protocol):
     def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
         """The rows of all groups of `size` of which a ready member is above the bound, ascending.
 
-        Members that are not ready yet are among them, and ready rows of groups of which the task has consumed others.
+        Members that are not ready yet are among them; rows that belong to no group are there by themselves.
         """
+        ...
+
+    def orphans(self, size: int) -> list[int]:
+        """The rows of groups of `size` with ready members of which others were cleared or consumed by the task."""
         ...
 
 
@@ -103,6 +107,10 @@ class Listed(Sequence[int]):
             if not found.isdisjoint(group):
                 found.update(group)
         return sorted(found)
+
+    def orphans(self, size: int) -> list[int]:
+        """None: of groups that are not whole nothing is known here."""
+        return []
 
     def _keys(self, rows: list[int], key: Key) -> Floats:
         return key.of(numbers(rows, key.tag, self._partition), np.array(rows, "i8"))
@@ -161,6 +169,10 @@ class Ranked(Sequence[int]):
         """See `TaggedIndexes`."""
         return self._base.spoiled(key, bound, size)
 
+    def orphans(self, size: int) -> list[int]:
+        """See `TaggedIndexes`."""
+        return self._base.orphans(size)
+
 
 class Without(Sequence[int]):
     """Ready rows without some of them, and without the groups that these belong to."""
@@ -202,6 +214,10 @@ class Without(Sequence[int]):
     def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`."""
         return list(filter(self._here, self._base.spoiled(key, bound, size)))
+
+    def orphans(self, size: int) -> list[int]:
+        """See `TaggedIndexes`."""
+        return list(filter(self._here, self._base.orphans(size)))
 
     def _here(self, row: int) -> bool:
         return row not in self._rows
