@@ -146,7 +146,7 @@ def test_looks_only_into_chunks_that_can_hold_the_highest(monkeypatch: pytest.Mo
     assert looked == [1]
     h.ask(h.publish(1, None, rows=[2 * CHUNK + 7], tags=[{"n": 9}]))
     assert next(ready.ranked(UP)) == 2 * CHUNK + 7
-    assert looked == [1, 2, 2, 1], "the one that changed, then those that can hold the first 64"
+    assert looked == [1, 2, 2, 1, 3], "the one that changed, then those that can hold the first 32"
 
 
 def test_a_tag_that_is_no_number(h: Harness) -> None:

@@ -62,6 +62,7 @@ from transfer_queue.messages import (
     WriterGone,
 )
 from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.wrapper import ranked_tags
 
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
@@ -91,6 +92,7 @@ class Controller:
 
     def __init__(self, sampler: BaseSampler, config: str = "{}", capacity: int | None = None) -> None:
         self.state = State(capacity)
+        self.state.watched = ranked_tags(sampler)
         self.samplers = claims.Samplers(sampler)
         self.config = config
         self.records: list[r.AnyRecord] = []

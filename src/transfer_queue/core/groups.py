@@ -7,6 +7,8 @@ unaffected by clears. Groups are numbered; -1 is no group.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from transfer_queue.core.rows import CHUNK_BITS, Rows
@@ -130,3 +132,9 @@ class Groups:
         if not self.explicit:
             return np.arange(group * size, (group + 1) * size)
         return np.sort(np.array(self.declared[group].members, "i8"))
+
+    def members_of(self, groups: list[int], size: int) -> np.ndarray:
+        """The positions of the members of all these groups, ascending."""
+        if not self.explicit:
+            return np.sort((np.array(groups, "i8")[:, None] * size + np.arange(size)).ravel())
+        return np.sort(np.fromiter(chain.from_iterable(self.declared[group].members for group in groups), "i8"))

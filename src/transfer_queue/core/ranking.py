@@ -44,29 +44,32 @@ class Ranking:
             for found in sorted(wrong.intersection(at.tolist())):
                 assert chunk.tags is not None
                 raise no_number(int(chunk.index[found]), self.key.tag, (chunk.tags[found] or {}).get(self.key.tag))
-        return at, self.key.of(chunk.numbers[self.key.tag][at], chunk.index[at])
+        return at, self.key.of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
 
     def top(self, bits: Bits, rows: Rows, count: int) -> np.ndarray:
         """The positions of the `count` highest rows (all where there are fewer), highest first, equal ones in order."""
         self._refresh(bits, rows)
         numbers = np.fromiter(self.highest, "i8", len(self.highest))
         highest = np.fromiter(self.highest.values(), "f8", len(self.highest))
-        order = np.lexsort((numbers, -highest))
+        # as each has a row, so many chunks hold the rows asked for, and nothing below the least of them is needed
+        order = np.lexsort((numbers, -highest))[:count]
+        least = highest[order[-1]] if len(order) == count else -np.inf
         positions, keys = np.zeros(0, "i8"), np.zeros(0)
-        for number, most in zip(numbers[order].tolist(), highest[order].tolist(), strict=True):
-            start = number << CHUNK_BITS
-            full = len(keys) >= count
-            if full and (most, -start) < (keys[-1], -positions[-1]):
+        start, step = 0, 1
+        while start < len(order):
+            first = order[start]
+            if len(keys) == count and (highest[first], -numbers[first] << CHUNK_BITS) < (keys[-1], -positions[-1]):
                 break  # neither this chunk nor a later one holds a higher row
-            at, found = self._keys(bits[number], rows.chunks[number])
-            if full:
-                good = found >= keys[-1]
-                at, found = at[good], found[good]
-            at, found = _highest(at, found, count)
-            positions = np.concatenate([positions, at + start])
-            keys = np.concatenate([keys, found])
-            best = np.lexsort((positions, -keys))[:count]
-            positions, keys = positions[best], keys[best]
+            parts, values = [positions], [keys]
+            for number in numbers[order[start : start + step]].tolist():
+                at, found = self._keys(bits[number], rows.chunks[number])
+                good = found >= least
+                parts.append(at[good] + (number << CHUNK_BITS))
+                values.append(found[good])
+            positions, keys = _highest(np.concatenate(parts), np.concatenate(values), count)
+            if len(keys) == count:
+                least = keys[-1]
+            start, step = start + step, 2 * step
         return positions
 
     def above(self, bits: Bits, rows: Rows, bound: float) -> np.ndarray:
@@ -79,12 +82,14 @@ class Ranking:
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
 
-def _highest(at: np.ndarray, keys: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` highest, of equal ones the first; in no order. at ascends."""
-    if len(keys) <= count:
-        return at, keys
-    least = np.partition(keys, len(keys) - count)[len(keys) - count]
-    keep = keys > least
-    equal = np.flatnonzero(keys == least)
-    keep[equal[: count - int(np.count_nonzero(keep))]] = True
-    return at[keep], keys[keep]
+def _highest(positions: np.ndarray, keys: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` highest with their keys, highest first, equal ones by position."""
+    if len(keys) > 2 * count:
+        least = np.partition(keys, len(keys) - count)[len(keys) - count]
+        above = np.flatnonzero(keys > least)
+        equal = np.flatnonzero(keys == least)
+        first = equal[np.argsort(positions[equal], kind="stable")[: count - len(above)]]
+        kept = np.concatenate([above, first])
+        positions, keys = positions[kept], keys[kept]
+    order = np.lexsort((positions, -keys))[:count]
+    return positions[order], keys[order]

@@ -17,7 +17,7 @@ from transfer_queue.core.ranking import Ranking
 from transfer_queue.core.rows import CHUNK, CHUNK_BITS, MASK, Chunk, Indexer, Rows
 from transfer_queue.sampler.views import Key
 
-FIRST_RANKED = 64  # rows that a sampler of an order by tags is shown at first
+FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
 
 if TYPE_CHECKING:
     from transfer_queue.core.groups import Groups
@@ -269,7 +269,7 @@ class WholeGroups:
     def grown_groups(self) -> set[int]:
         """Groups with ready members that the caller has not seen; it takes out what it needs to see no more."""
         if self.grown is None:
-            self.grown = set(self.counts)
+            self.grown = set(self.counts) - {group for _, group in self.order}
         return self.grown
 
     def ranking(self, key: Key, rows: Rows, groups: Groups) -> Ranking:
@@ -278,8 +278,7 @@ class WholeGroups:
         if found is None:
             rows.watch(key.tag)
             if not self.rankings:
-                members = [groups.members(group, self.size) for _, group in self.order]
-                self._mark(np.sort(np.concatenate(members)) if members else np.zeros(0, "i8"), 1)
+                self._mark(groups.members_of([group for _, group in self.order], self.size), 1)
             found = self.rankings[key] = Ranking(key)
             found.dirty.update(self.bits)
         return found
@@ -287,13 +286,15 @@ class WholeGroups:
     def _mark(self, positions: np.ndarray, bit: int) -> None:
         """positions: ascending."""
         chunks = positions >> CHUNK_BITS
-        for key in np.unique(chunks).tolist():
+        edges = np.flatnonzero(np.diff(chunks, prepend=-1))
+        for part in np.split(positions, edges[1:]) if len(positions) else ():
+            key = int(part[0]) >> CHUNK_BITS
             bits = self.bits.get(key)
             if bits is None:
                 if not bit:
                     continue  # it was dropped
                 bits = self.bits[key] = np.zeros(CHUNK, "u1")
-            bits[positions[chunks == key] & MASK] = bit
+            bits[part & MASK] = bit
             for ranking in self.rankings.values():
                 ranking.dirty.add(key)
 
@@ -384,7 +385,8 @@ class Ready(Sequence[int]):
         grown = whole.grown_groups()
         broken = []
         for group in list(grown):
-            if group in whole.counts and self._broken(group, size):
+            lacks = whole.counts.get(group, size) < size
+            if lacks and self._broken(group, size):
                 broken.append(self._members(group, size))
             else:
                 grown.discard(group)

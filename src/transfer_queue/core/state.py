@@ -53,10 +53,12 @@ class State:
 
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     capacity: most rows at a time, None without limit (configuration, not replayed).
+    watched: tags that partitions keep as columns from their beginning, for samplers (the same).
     """
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
+        self.watched: list[str] = []
         self.partitions: dict[str, Partition] = {}
         self.next_index = 0
         self.next_block = 1
@@ -89,6 +91,8 @@ class State:
         )
         partition = self._changed(record.partition)
         partition.changes.made = partition.version
+        for tag in self.watched:
+            partition.rows.watch(tag)
 
     def _rows_reserved(self, record: r.RowsReserved) -> None:
         self._changed(record.partition).reserve(

@@ -28,7 +28,10 @@ class Key(NamedTuple):
 
     def of(self, values: Floats, indexes: np.ndarray) -> Floats:
         """The keys of rows with these values of the tag (NaN: missing) and global indexes."""
-        keys: Floats = np.where(np.isnan(values), self.missing, self.sign * values)
+        keys = values if self.sign == 1.0 else self.sign * values
+        missing = np.isnan(values)
+        if missing.any():
+            keys = np.where(missing, self.missing, keys)
         return keys - self.aging * indexes if self.aging else keys
 
 

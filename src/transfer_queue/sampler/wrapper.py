@@ -101,6 +101,14 @@ class SamplerWrapper(BaseSampler):
         return self.inner
 
 
+def ranked_tags(sampler: BaseSampler) -> list[str]:
+    """The tags by which this sampler, and those inside, order and pick rows."""
+    if not isinstance(sampler, SamplerWrapper):
+        return []
+    tag = getattr(sampler, "tag", None)
+    return ([tag] if isinstance(tag, str) else []) + ranked_tags(sampler.inner)
+
+
 def built_in(sampler: BaseSampler) -> bool:
     """Whether the outcome depends on the ready rows alone: a sampler of this package, and around none of a user's."""
     if type(sampler).__module__.rpartition(".")[0] != __package__ or "sample" in vars(sampler):
