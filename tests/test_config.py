@@ -115,6 +115,7 @@ class TestSettings:
             "name": None,
             "runtime": "auto",
             "sampler": "SequentialSampler",
+            "sampler_args": {},
             "polling_mode": False,
             "storage_backend": "SimpleStorage",
             "total_storage_size": None,
@@ -214,11 +215,58 @@ class TestSettings:
         assert config.sampler_object(None) is None
 
 
+NEEDED = {
+    "TokenBudgetSampler": {"token_budget": 8},
+    "FreshnessSampler": {"max_staleness": 1, "inner": "SequentialSampler"},
+}
+
+
 class TestSamplerFrom:
     @pytest.mark.parametrize("name", config.SAMPLERS)
     def test_built_in(self, name):
         """A built-in name."""
-        assert type(sampler_from(name)).__name__ == name
+        assert type(sampler_from(name, NEEDED.get(name))).__name__ == name
+
+    def test_arguments(self):
+        """Arguments by name; samplers inside of others by name or with arguments of their own."""
+        grpo = sampler_from("GRPOGroupNSampler", {"n_samples_per_prompt": 4})
+        assert grpo.n_samples_per_prompt == 4
+        path = f"{__name__}:NeedsAnArgument"
+        assert sampler_from(path, {"bound": 3}).bound == 3
+        inner = {"sampler": "PrioritySampler", "sampler_args": {"aging": 2, "inner": "RankAwareSampler"}}
+        sampler = sampler_from("FreshnessSampler", {"max_staleness": 1, "inner": inner})
+        assert (type(sampler.inner).__name__, sampler.inner.aging) == ("PrioritySampler", 2.0)
+        assert type(sampler.inner.inner).__name__ == "RankAwareSampler"
+
+    @pytest.mark.parametrize(
+        ("sampler", "args", "words"),
+        [
+            ("TokenBudgetSampler", {"token_budget": 0}, "arguments of TokenBudgetSampler .token_budget must be posit"),
+            ("TokenBudgetSampler", {"budget": 8}, "arguments of TokenBudgetSampler .*'budget'"),
+            ("TokenBudgetSampler", {}, " is .*made without arguments, or with controller.sampler_args"),
+            ("FreshnessSampler", {"max_staleness": 1, "inner": {"name": "X"}}, "has the keys sampler and sampler_args"),
+            ("FreshnessSampler", {"max_staleness": 1, "inner": "Nobody"}, "'Nobody'; allowed"),
+            ("FreshnessSampler", {"max_staleness": 1, "inner": 5}, "inner of FreshnessSampler must be a sampler"),
+            ("SequentialSampler", {"inner": object()}, "plain values, or pass an instance"),
+            ("SequentialSampler", [1], "a mapping of the arguments"),
+            (GRPOGroupNSampler(2), {"n_samples_per_prompt": 2}, "nothing where controller.sampler is an instance"),
+        ],
+    )
+    def test_wrong_arguments(self, sampler, args, words):
+        """Wrong arguments are found where the conf is read, and named by their key."""
+        conf = held(sampler)
+        conf.controller.sampler_args = args
+        with pytest.raises(InvalidArgumentError, match=f"controller.sampler.*{words}"):
+            Settings.from_config(conf)
+
+    def test_arguments_travel(self):
+        """As JSON values, interpolations resolved."""
+        args = {"token_budget": "${controller.budget}", "dp_size": 2}
+        conf = {"controller": {"sampler": "TokenBudgetSampler", "sampler_args": args, "budget": 64}}
+        settings = Settings.from_config(conf)
+        assert Settings.from_json(settings.to_json()).sampler_args == {"token_budget": 64, "dp_size": 2}
+        assert Settings.from_config().sampler_args == {}
+        assert Settings.from_config({"controller": {"sampler_args": None}}).sampler_args == {}
 
     @pytest.mark.parametrize("separator", [":", "."])
     def test_import_path(self, separator):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
+import json
 import logging
 import math
 import os
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 RUNTIMES = ("auto", "local", "ray")
 BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
 LEAST_ARENA = 64 * 1024  # one granule of `storage.extents`
-SAMPLERS = ("SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler")
+SAMPLERS = (
+    "SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler", "TokenBudgetSampler",
+    "PrioritySampler", "FreshnessSampler",
+)  # fmt: skip
 
 
 def _refuse(key: str, value: object, wanted: str) -> InvalidArgumentError:
@@ -197,13 +201,15 @@ class Settings:
     """The conf as the servers and their launcher read it: checked and flat.
 
     name: of the system, None for the user's default. sampler: a built-in name or an import path; None where the
-    conf holds an instance or a class that cannot be imported (`sampler_object`). total_storage_size: rows over all
-    units, None unlimited. arena_bytes: of one unit. Timeouts are seconds. Each field's key in the conf is in `KEYS`.
+    conf holds an instance or a class that cannot be imported (`sampler_object`). sampler_args: what its class is made
+    with, JSON values. total_storage_size: rows over all units, None unlimited. arena_bytes: of one unit. Timeouts
+    are seconds. Each field's key in the conf is in `KEYS`.
     """
 
     name: str | None
     runtime: str
     sampler: str | None
+    sampler_args: dict[str, Any]
     polling_mode: bool
     storage_backend: str
     total_storage_size: int | None
@@ -229,6 +235,7 @@ class Settings:
             name=None if name is None else _checked_name(KEYS["name"], name),
             runtime=_checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
             sampler=_sampler_path(given["sampler"]),
+            sampler_args=_sampler_args(given["sampler"], given["sampler_args"]),
             polling_mode=_checked_bool(KEYS["polling_mode"], given["polling_mode"]),
             storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
             total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
@@ -263,6 +270,7 @@ KEYS = {
     "name": "system.name",
     "runtime": "runtime",
     "sampler": "controller.sampler",
+    "sampler_args": "controller.sampler_args",
     "polling_mode": "controller.polling_mode",
     "storage_backend": "backend.storage_backend",
     "total_storage_size": "backend.SimpleStorage.total_storage_size",
@@ -307,6 +315,27 @@ def _sampler_path(value: object) -> str | None:
         return value
     _check_sampler(value)
     return _import_path(value) if isinstance(value, type) else None
+
+
+def _sampler_args(sampler: object, value: Any) -> dict[str, Any]:
+    """The arguments of the conf's sampler as JSON values; those of a built-in one are tried here."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _refuse(KEYS["sampler_args"], value, "a mapping of the arguments of controller.sampler")
+    from omegaconf import DictConfig, OmegaConf
+
+    plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else dict(value)
+    try:
+        args: dict[str, Any] = json.loads(json.dumps(plain))
+    except (TypeError, ValueError) as error:
+        wanted = f"plain values, or pass an instance as controller.sampler ({error})"
+        raise _refuse(KEYS["sampler_args"], plain, wanted) from None
+    if args and not isinstance(sampler, (str, type)):
+        raise _refuse(KEYS["sampler_args"], args, "nothing where controller.sampler is an instance, which has its own")
+    if sampler in SAMPLERS:
+        sampler_from(sampler, args)
+    return args
 
 
 def sampler_object(conf: DictConfig | Mapping[str, Any] | None) -> object | None:
@@ -356,19 +385,39 @@ def _imported(name: str, module: str, attribute: str) -> Any:
     return found
 
 
-def sampler_from(value: object) -> object:
-    """A sampler from a built-in name, an import path, a class (made without arguments) or an instance.
+def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object:
+    """A sampler from a built-in name, an import path, a class (made with `args`) or an instance.
 
-    Errors: InvalidArgumentError (a ValueError) naming an unknown one, or a class that needs arguments.
+    args: an `inner` of a sampler around others is a name or path, or a mapping of `sampler` and `sampler_args`.
+    Errors: InvalidArgumentError (a ValueError) naming an unknown one, or a class that takes other arguments.
     """
     if isinstance(value, str):
         value = sampler_class(value)
     _check_sampler(value)
     if not isinstance(value, type):
         return value
+    given = dict(args or {})
     try:
-        made: object = value()
-    except TypeError as error:
-        wanted = f"a class that is made without arguments, or an instance ({error})"
-        raise _refuse(KEYS["sampler"], value, wanted) from error
+        if "inner" in given and _wraps(value):
+            given["inner"] = _inner(given["inner"])
+        made: object = value(**given)
+    except (TypeError, InvalidArgumentError) as error:
+        if not given:
+            wanted = (
+                f"a class that is made without arguments, or with controller.sampler_args, or an instance ({error})"
+            )
+            raise _refuse(KEYS["sampler"], value, wanted) from error
+        raise _refuse(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
     return made
+
+
+def _wraps(value: type) -> bool:
+    return issubclass(value, importlib.import_module("transfer_queue.sampler.wrapper").SamplerWrapper)
+
+
+def _inner(value: Any) -> object:
+    if isinstance(value, Mapping):
+        if "sampler" not in value or not set(value) <= {"sampler", "sampler_args"}:
+            raise InvalidArgumentError(f"inner is {value!r}, and as a mapping has the keys sampler and sampler_args")
+        return sampler_from(value["sampler"], value.get("sampler_args"))
+    return sampler_from(value) if isinstance(value, str) else value

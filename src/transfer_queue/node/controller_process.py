@@ -28,9 +28,9 @@ def build_controller(system: SystemFolder, config: str, key: bytes, sampler: Pic
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     made: Any
     if sampler is not None:
-        made = sampler_from(load(sampler))
+        made = sampler_from(load(sampler), settings.sampler_args)
     elif settings.sampler is not None:
-        made = sampler_from(settings.sampler)
+        made = sampler_from(settings.sampler, settings.sampler_args)
     else:
         raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
     controller = Controller(made, config=config, capacity=settings.total_storage_size)
