@@ -17,7 +17,7 @@ from transfer_queue.sampler import (
     RankAwareSampler,
     SeqlenBalancedSampler,
 )
-from transfer_queue.sampler.wrapper import built_in, deals
+from transfer_queue.sampler.wrapper import built_in, dealer
 
 WHO = {"task_name": "t", "partition_id": "p"}
 priorities = st.dictionaries(st.integers(0, 30), st.integers(-3, 3) | st.floats(-3, 3), max_size=20)
@@ -74,7 +74,7 @@ def test_a_balanced_deal_of_the_highest():
     shares = sampler.deal(list(range(12)), 2, partition=Partition(tags), batch_index=0)
     assert {rank: sorted(rows) for rank, (rows, _) in shares.items()} == {0: [8, 11], 1: [9, 10]}
     assert sampler.deal_key({"batch_index": 3}) == (0, 3)
-    assert (sampler.n_samples_per_prompt, sampler.dp_size) == (1, 2)
+    assert sampler.n_samples_per_prompt == 1
     assert not hasattr(PrioritySampler(), "n_samples_per_prompt")
 
 
@@ -147,4 +147,4 @@ def test_what_deals_by_itself():
         (replaced, False, False),
     ]:
         for sampler in (inner, PrioritySampler(inner=inner), PrioritySampler(inner=PrioritySampler(inner=inner))):
-            assert (deals(sampler), built_in(sampler)) == (by_deal, ours), inner
+            assert (dealer(sampler) is (inner if by_deal else None), built_in(sampler)) == (True, ours), inner

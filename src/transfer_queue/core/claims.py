@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Union, cast
 
@@ -23,8 +23,8 @@ from transfer_queue.core.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages import Claim
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
-from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
-from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, deals
+from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, ReadyIndexes
+from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, shown
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
@@ -153,12 +153,20 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
         return []
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
+    passed = _asked(sampler, sampler.passes_over, partition.offered(ready), **sampling)
+    if not isinstance(passed, Mapping):
+        raise SamplerError(
+            f"{type(sampler).__name__}.passes_over must give a dict of rows by reason, and gave {passed!r:.200}; "
+            f"nothing was passed over"
+        )
     records: list[r.AnyRecord] = []
-    for reason, rows in _asked(sampler, sampler.passes_over, partition.offered(ready), **sampling).items():
-        if not built_in(sampler):
-            _checked(partition, sampler, ready, (), rows)
-        if len(rows):
-            records.append(r.PassedOver(claim.partition, claim.task, _column(rows), str(reason)))
+    gone = np.zeros(0, "i8")
+    for reason, rows in passed.items():
+        column = np.array(rows, "i8") if built_in(sampler) else _checked(partition, sampler, ready, (), rows)[1]
+        left = np.setdiff1d(column, gone)
+        gone = np.union1d(gone, left)
+        if len(left):
+            records.append(ends.passing(partition, claim.task, left, str(reason)))
     return records
 
 
@@ -168,8 +176,9 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
     if partition is None:
         return NOTHING
     sampler = samplers.of(claim.sampling)
-    if deals(sampler):
-        outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), claim)
+    inner = dealer(sampler)
+    if inner is not None:
+        outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim)
     else:
         outcome = _decide_by_sample(partition, sampler, claim)
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
@@ -179,7 +188,10 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
     return outcome
 
 
-def _decide_by_deal(state: State, partition: Partition, sampler: Dealer, claim: Claim) -> Outcome:
+def _decide_by_deal(
+    state: State, partition: Partition, sampler: Dealer, inner: RankConsistentSampler, claim: Claim
+) -> Outcome:
+    """sampler: as it was set, inner: the one inside of all others, itself where there is none around it."""
     sampling = sampling_of(claim)
     key = _asked(sampler, sampler.deal_key, sampling)
     dealt = partition.dealt.get(claim.task)
@@ -210,7 +222,7 @@ def _decide_by_deal(state: State, partition: Partition, sampler: Dealer, claim: 
     offered = partition.offered(ready)
     sampling["partition"] = PartitionView(partition)
     if partition.sealed and claim.count > 0 and key is not None and deals_itself(sampler):
-        end = _end(state, partition, sampler, ready, claim, key, sampling)
+        end = _end(state, partition, sampler, inner, ready, claim, key, sampling)
         given = ends.decide(end)
         return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
     if ready.total >= claim.count > 0:
@@ -219,18 +231,24 @@ def _decide_by_deal(state: State, partition: Partition, sampler: Dealer, claim: 
             return _dealt(partition, sampler, ready, claim, key, shares)
     if not is_final(partition, ready, sampler):
         return NOTHING
-    if sampler.drop_last and deals_itself(sampler):
-        return Outcome(None, ends.drop(_end(state, partition, sampler, ready, claim, (0, 0), sampling)), ended=True)
+    if inner.drop_last and deals_itself(sampler):
+        return Outcome(
+            None, ends.drop(_end(state, partition, sampler, inner, ready, claim, (0, 0), sampling)), ended=True
+        )
     # counted only here, where there are fewer groups than a deal takes
-    rest = _asked(sampler, sampler.remainder, offered, **sampling)
-    shares = _asked(sampler, sampler.deal, offered, rest, **sampling) if 0 < rest < claim.count else None
+    if inner.deals_finally:
+        shares = _asked(sampler, sampler.deal, offered, claim.count, **sampling, final=True)
+    else:
+        rest = _asked(sampler, sampler.remainder, offered, **sampling)
+        shares = _asked(sampler, sampler.deal, offered, rest, **sampling) if 0 < rest < claim.count else {}
     return _dealt(partition, sampler, ready, claim, key, shares) if shares else ENDED
 
 
 def _end(
     state: State,
     partition: Partition,
-    sampler: RankConsistentSampler,
+    sampler: Dealer,
+    inner: RankConsistentSampler,
     ready: ReadySet,
     claim: Claim,
     key: tuple[int, int],
@@ -241,11 +259,12 @@ def _end(
     unit = size or 1
     offered = partition.offered(ready)
     return ends.End(
-        partition, sampler, ready, offered, claim, key, _ranks(state, sampler, claim, key), unit,
+        partition, inner, ready, cast(ReadyIndexes, shown(sampler, offered, sampling)), claim, key,
+        _ranks(state, inner, claim, key), unit,
         groups=size is not None and (size > 1 or partition.groups.explicit),
         have=available(partition, ready, sampler) // unit,
         final=lambda: is_final(partition, ready, sampler),
-        deal=lambda count: _asked(sampler, sampler.deal, offered, count, **sampling),
+        deal=lambda count, **more: _asked(sampler, sampler.deal, offered, count, **sampling, **more),
     )  # fmt: skip
 
 

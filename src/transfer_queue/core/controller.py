@@ -262,9 +262,6 @@ class Controller:
         """What a claim gets, after what its sampler passes over is gone."""
         for record in claims.passes_over(self.state, self.samplers, claim):
             self._apply(record)
-            assert isinstance(record, r.PassedOver)
-            for freed in clears.finished(self.state.partitions[claim.partition], indexes_in(record.rows)):
-                self._apply(freed)
         return claims.decide(self.state, self.samplers, claim)
 
     def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:

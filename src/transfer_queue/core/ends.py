@@ -25,9 +25,9 @@ import numpy as np
 from transfer_queue.core import records as r
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.partition import Partition
-from transfer_queue.core.ready import Ready, ReadySet
+from transfer_queue.core.ready import ReadySet
 from transfer_queue.messages import Claim
-from transfer_queue.sampler.base import RankConsistentSampler, Share
+from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes, Share
 
 REMAINDER = "remainder"  # the reason of what is passed over here
 
@@ -47,7 +47,7 @@ class End:
     partition: Partition
     sampler: RankConsistentSampler
     ready: ReadySet
-    offered: Ready
+    offered: ReadyIndexes
     claim: Claim
     key: Key
     ranks: set[int]
@@ -55,7 +55,7 @@ class End:
     groups: bool
     have: int
     final: Callable[[], bool]
-    deal: Callable[[int], dict[int, Share]]
+    deal: Callable[..., dict[int, Share]]
 
     @cached_property
     def dealt(self) -> DealtBatches:
@@ -73,12 +73,25 @@ class End:
 
 def decide(end: End) -> Given | None:
     """What the claim gets; None: it waits."""
+    if end.sampler.deals_finally:
+        return _by_itself(end)
     return _by_round(end) if end.sampler.deals_rounds else _by_rank(end)
 
 
 def drop(end: End) -> list[r.AnyRecord]:
     """Passes over everything that is left."""
     return _given(end, {}, end.have)[1]
+
+
+def _by_itself(end: End) -> Given | None:
+    """For a sampler that says itself what the last rounds are."""
+    shares = end.deal(end.claim.count)
+    if not shares:
+        if not end.final():
+            return None
+        shares = end.deal(end.claim.count, final=True)
+    cut = {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(shares.items())}
+    return _given(end, cut, 0 if shares else end.have)
 
 
 def _by_round(end: End) -> Given | None:

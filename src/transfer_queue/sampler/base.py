@@ -126,11 +126,13 @@ class RankConsistentSampler(BaseSampler):
     until `clear_cache`.
 
     deals_rounds: a deal gives every rank its share, not only to the rank that asks.
+    deals_finally: `deal` takes `final=True`, and says with it what the last rounds of a sealed partition are.
     dp_size: how many ranks there are, None where it is not known. drop_last: after a seal, what is less than
     batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
     """
 
     deals_rounds = False
+    deals_finally = False
     dp_size: int | None = None
     drop_last = False
 

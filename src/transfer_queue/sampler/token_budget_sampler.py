@@ -28,6 +28,10 @@ class TokenBudgetSampler(RankConsistentSampler):
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all ranks.
     """
 
+    deals_rounds = True
+    deals_finally = True
+    dp_size: int
+
     def __init__(
         self,
         token_budget: int,
@@ -49,9 +53,6 @@ class TokenBudgetSampler(RankConsistentSampler):
         """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
         super().validate(batch_size, sampling_config)
         self._check(batch_size)
-        rank = natural(sampling_config, "dp_rank") or 0
-        if rank >= self.dp_size:
-            raise InvalidArgumentError(f"dp_rank ({rank}) must be less than the sampler's dp_size ({self.dp_size})")
 
     def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
         """(sampled, consumed) of the caller's dp_rank; ([], []) where the micro-batches are not full.

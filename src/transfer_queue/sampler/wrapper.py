@@ -38,16 +38,6 @@ class SamplerWrapper(BaseSampler):
         """Samples in a group of the sampler inside; AttributeError where it deals single ones."""
         return self.inner.n_samples_per_prompt  # type: ignore[attr-defined,no-any-return]
 
-    @property
-    def dp_size(self) -> int:
-        """The ranks of the sampler inside; AttributeError where it does not know them."""
-        return self.inner.dp_size  # type: ignore[attr-defined,no-any-return]
-
-    @property
-    def drop_last(self) -> bool:
-        """That of the sampler inside; AttributeError where it has none."""
-        return self.inner.drop_last  # type: ignore[attr-defined,no-any-return]
-
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """As the sampler inside."""
         self.inner.validate(batch_size, sampling_config)
@@ -61,11 +51,11 @@ class SamplerWrapper(BaseSampler):
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """As the sampler inside, which must be a rank-consistent one."""
-        return self._dealer().deal_key(sampling_config)
+        return self._dealing().deal_key(sampling_config)
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
         """What the sampler inside, a rank-consistent one, deals of the rows that it is shown."""
-        return self._dealer().deal(self.view(ready_indexes, config), batch_size, **config)
+        return self._dealing().deal(self.view(ready_indexes, config), batch_size, **config)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """As the sampler inside."""
@@ -92,7 +82,7 @@ class SamplerWrapper(BaseSampler):
         self.inner.load_checkpoint(state)
         self._states = self.inner._states
 
-    def _dealer(self) -> RankConsistentSampler | SamplerWrapper:
+    def _dealing(self) -> RankConsistentSampler | SamplerWrapper:
         if not isinstance(self.inner, (RankConsistentSampler, SamplerWrapper)):
             raise InvalidArgumentError(
                 f"{type(self.inner).__name__} deals nothing to ranks; put {type(self).__name__} around a "
@@ -116,8 +106,17 @@ def built_in(sampler: BaseSampler) -> bool:
     return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
 
 
-def deals(sampler: BaseSampler) -> bool:
-    """Whether `deal` stands for this sampler: nobody wrote another `sample` for it, nor for what is inside."""
-    if not isinstance(sampler, (RankConsistentSampler, SamplerWrapper)) or overrides_sample(sampler):
-        return False
-    return not isinstance(sampler, SamplerWrapper) or deals(sampler.inner)
+def dealer(sampler: BaseSampler) -> RankConsistentSampler | None:
+    """The innermost sampler, where `deal` stands for it and for all around it: nobody wrote another `sample`."""
+    if overrides_sample(sampler):
+        return None
+    if isinstance(sampler, SamplerWrapper):
+        return dealer(sampler.inner)
+    return sampler if isinstance(sampler, RankConsistentSampler) else None
+
+
+def shown(sampler: BaseSampler, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
+    """The ready rows as the innermost sampler is shown them. config: what `sample` takes by keyword."""
+    if not isinstance(sampler, SamplerWrapper):
+        return ready_indexes
+    return shown(sampler.inner, sampler.view(ready_indexes, config), config)
