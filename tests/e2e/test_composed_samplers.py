@@ -1,0 +1,107 @@
+"""A system whose sampler is made of several: instances travel into the controller, and by name with arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+
+SECONDS = 60
+
+
+def put(client: Any, tags: list[dict[str, Any]], partition: str = "p") -> list[int]:
+    """New samples with these tags."""
+    meta = client.get_meta(["x"], len(tags), partition, mode="insert", timeout=SECONDS)
+    meta.update_custom_meta(tags)
+    client.put(TensorDict({"x": torch.tensor(meta.global_indexes)}, batch_size=[len(tags)]), meta)
+    return list(meta.global_indexes)
+
+
+def fetch(client: Any, count: int, **sampling: Any) -> Any:
+    return client.get_meta(["x"], count, "p", task_name="t", sampling_config=sampling or None, timeout=SECONDS)
+
+
+def test_freshness_around_priority_around_groups() -> None:
+    sampler = tq.FreshnessSampler(tq.PrioritySampler(inner=tq.GRPOGroupNSampler(2)), max_staleness=1)
+    tq.init({"system": {"name": "composed"}, "controller": {"sampler": sampler}})
+    try:
+        client = tq.get_client()
+        client.create_partition("p", timeout=SECONDS)
+        versions, priorities = [3, 3, 3, 1, 3, 2, 3, 3], [0, 1, 9, 9, 5, 0, 0, 0]
+        tags = [{"policy_version": v, "priority": p} for v, p in zip(versions, priorities, strict=True)]
+        put(client, tags)
+        client.set_policy_version("p", 3)
+        both = [fetch(client, 2, dp_rank=rank, batch_index=0) for rank in (0, 1)]
+        assert [meta.global_indexes for meta in both] == [[4, 5], [0, 1]]
+        assert client.get_data(both[0])["x"].tolist() == [4, 5]
+        again = fetch(client, 2, dp_rank=0, batch_index=0)
+        assert again.global_indexes == [4, 5], "as before, though newer ones are ready"
+        client.seal("p")
+        assert fetch(client, 2, dp_rank=0, batch_index=1).global_indexes == [], "one group for two ranks is nobody's"
+        (partition,) = client.status().partitions
+        assert partition.passed == {"t": {"stale: more than 1 policy versions behind": 2, "remainder": 2}}
+    finally:
+        tq.close()
+
+
+def test_token_budget_by_name_and_arguments() -> None:
+    args = {"max_staleness": 0, "inner": {"sampler": "TokenBudgetSampler", "sampler_args": {"token_budget": 10}}}
+    conf = {"system": {"name": "named"}, "controller": {"sampler": "FreshnessSampler", "sampler_args": args}}
+    tq.init(conf)
+    try:
+        client = tq.get_client()
+        put(client, [{"total_lengths": 6}, {"total_lengths": 4}, {"total_lengths": 1}])
+        assert fetch(client, 3, batch_index=0).global_indexes == [0, 1]
+    finally:
+        tq.close()
+
+
+SCRIPT = """
+import json, torch, transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import BaseSampler
+
+class Again(BaseSampler):  # the first ready rows, with replacement: sampled, not consumed
+    wants_list = {wants_list}
+    def sample(self, ready_indexes, batch_size, *args, fail=False, **kwargs):
+        if fail:
+            raise KeyError("as asked")
+        rows = ready_indexes[:1] * batch_size
+        return rows, [row for row in rows if row < 0 or isinstance(ready_indexes, list) != {wants_list}]
+
+if __name__ == "__main__":
+    tq.init({{"system": {{"name": "again"}}, "controller": {{"sampler": {sampler}}}}})
+    client = tq.get_client()
+    client.put(TensorDict({{"x": torch.arange(2)}}, batch_size=[2]), partition_id="p")
+    got = [client.get_meta(["x"], 2, "p", task_name="t").global_indexes for _ in range(2)]
+    try:
+        client.get_meta(["x"], 1, "p", task_name="t", sampling_config={{"fail": True}})
+    except tq.SamplerError as error:
+        print(json.dumps([got, str(error)]))
+    tq.close()
+"""
+
+
+@pytest.mark.parametrize("sampler", ["Again", "Again()", "'script:Again'"], ids=["class", "instance", "path"])
+@pytest.mark.parametrize("wants_list", [True, False])
+def test_a_users_sampler(tmp_path: Path, sampler: str, wants_list: bool) -> None:
+    """By class, instance and import path; a list or lazily; replacement; its error with its traceback."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(sampler=sampler, wants_list=wants_list))
+    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, env=environment
+    )
+    got, words = json.loads(done.stdout or "[0, 0]")
+    assert got == [[0, 0], [0, 0]], done.stderr
+    assert "KeyError: 'as asked'" in words
+    assert "script.py" in words
+    assert 'raise KeyError("as asked")' in words
