@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test docs contract lint types bench ci clean
+.PHONY: help venv demo test soak docs contract lint types bench ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -9,6 +9,7 @@ CONTRACT ?= ../shared/contract
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
 	@echo "make test      the tests"
+	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make lint      ruff"
@@ -24,6 +25,9 @@ demo: venv
 
 test: venv
 	.venv/bin/python -m pytest --ignore=tests/test_docs.py $(ARGS)
+
+soak: venv
+	.venv/bin/python -W ignore tests/long/soak.py $(ARGS)
 
 docs: venv
 	.venv/bin/python -m pytest tests/test_docs.py $(ARGS)

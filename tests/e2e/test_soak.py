@@ -1,0 +1,27 @@
+"""The soak itself is `make soak`; here it runs short, to be known to measure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[1] / "long" / "soak.py"
+
+
+@pytest.mark.slow
+def test_measures_every_process() -> None:
+    """With a bound that all exceed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", SOAK, "--batches", "200", "--bound", "-1000"], capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    _, *lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:10]] == [str(2 + 20 * tenth) for tenth in range(10)]
+    names = ("arena", "controller", "unit-0", "supervisor", "producer", "consumer", "consumer's worker 0")
+    for name in names:
+        assert f"  {name} " in lines[0]
+        assert any(line.startswith(f"{name}: ") for line in lines)
+    assert lines[-1] == f"grew by more than -1000 MiB: {', '.join(sorted(names))}"
