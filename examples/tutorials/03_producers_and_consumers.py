@@ -102,7 +102,6 @@ def update() -> list[int]:
 
 # %%
 def train(config) -> None:
-    """Runs all of them to the end."""
     client = tq.get_client()
     client.create_partition(
         TRAIN, producers=2, free_when=tq.consumed_by["update"], max_staleness=1, rows_per_version=ROWS
@@ -130,7 +129,6 @@ def train(config) -> None:
 
 # %%
 def no_room() -> None:
-    """Puts more than the policy, and then the system, take in."""
     client = tq.get_client()
     rows = TensorDict({"answer": torch.zeros(8, 6)}, batch_size=[8])
     client.create_partition("ahead", max_staleness=0, rows_per_version=8)

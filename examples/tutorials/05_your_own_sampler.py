@@ -1,0 +1,154 @@
+# %% [markdown]
+# # Your own sampler
+#
+# A class with one method decides which of the ready samples a task gets next, and which are consumed by that.
+
+# %%
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+
+# %% [markdown]
+# ## The class
+#
+# `sample` is given the global indexes of the samples that are ready for the task that asks, and that it has not
+# consumed. It returns two lists: what the batch holds, in its order, and what is consumed. `([], [])` means: not now;
+# the fetch then waits for more.
+#
+# By keyword it gets what the caller wrote into `sampling_config`, and `partition`, through which it reads the samples'
+# tags. It runs in the controller and never sees a value, so what it decides by must be in a tag.
+#
+# This one prefers prompts that the policy solves half of the time, which teach a GRPO group most.
+
+
+# %%
+class Curriculum(tq.BaseSampler):
+    """Deals the samples whose tag `pass_rate` is nearest to a target."""
+
+    def __init__(self, target: float = 0.5) -> None:
+        super().__init__()
+        self.target = target
+
+    def sample(self, ready_indexes, batch_size, *args, partition, target=None, **kwargs):
+        """The nearest to the target of the caller, or else to that of the sampler."""
+        if len(ready_indexes) < batch_size:
+            return [], []
+        target = self.target if target is None else target
+        tags = partition.get_custom_meta(ready_indexes)
+        chosen = sorted(ready_indexes, key=lambda index: abs(tags[index]["pass_rate"] - target))[:batch_size]
+        return chosen, chosen
+
+
+# %% [markdown]
+# ## Try it alone
+#
+# A sampler is an object with a method; a test of it needs no system, no processes and no tensors.
+
+
+# %%
+class Rates(dict):
+    """Stands for a partition: global index -> pass rate."""
+
+    def get_custom_meta(self, indexes):
+        return {index: {"pass_rate": self[index]} for index in indexes}
+
+
+rates = Rates({0: 0.0, 1: 1.0, 2: 0.6, 3: 0.5})
+assert Curriculum().sample([0, 1, 2, 3], 2, partition=rates) == ([3, 2], [3, 2])
+assert Curriculum(target=1.0).sample([0, 1], 1, partition=rates) == ([1], [1])
+assert Curriculum().sample([0, 1], 3, partition=rates) == ([], [])
+
+# %% [markdown]
+# ## Let the system use it
+#
+# `controller.sampler` takes an instance, a class, which is made without arguments, or an import path
+# "package.module:Class", which fits into a YAML file. All three are used below.
+#
+# The controller imports the module that the class is in. That may be the script itself, whose work is then under
+# `if __name__ == "__main__"`. A module of its own that does not import torch keeps the controller small.
+
+
+# %%
+def put_prompts() -> None:
+    """Prompts 0 to 4 with pass rates 0, 0.25, ... 1; tags come together with the fields."""
+    tags = [{"pass_rate": step / 4} for step in range(5)]
+    fields = TensorDict({"prompt": torch.arange(5)}, batch_size=[5])
+    tq.kv_batch_put([f"prompt_{n}" for n in range(5)], "train_0", fields=fields, tags=tags)
+
+
+def deals() -> None:
+    tq.init({"controller": {"sampler": Curriculum(target=0.5)}})
+    client = tq.get_client()
+    put_prompts()
+    first = client.get_meta("prompt", 1, "train_0", task_name="rollout")
+    assert client.get_data(first)["prompt"].tolist() == [2]
+
+    # what stands in sampling_config comes by keyword
+    hard = client.get_meta("prompt", 2, "train_0", task_name="rollout", sampling_config={"target": 0.0})
+    assert client.get_data(hard)["prompt"].tolist() == [0, 1]
+    tq.close()
+
+
+# %% [markdown]
+# ## Samples more than once
+#
+# What is dealt need not be consumed. A replay buffer that draws with replacement consumes nothing, and repeats
+# indexes as it likes. `self._states` is a dict for what a sampler wants to remember between calls.
+
+
+# %%
+class Replay(tq.BaseSampler):
+    """Mixes the newest sample with an older one."""
+
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        """Newest, older, newest, older, ...; the older one is another in each batch."""
+        if not len(ready_indexes):
+            return [], []
+        turn = self._states["turn"] = self._states.get("turn", -1) + 1
+        older = ready_indexes[turn % len(ready_indexes)]
+        return [older if place % 2 else ready_indexes[-1] for place in range(batch_size)], []
+
+
+def replays() -> None:
+    tq.init({"controller": {"sampler": Replay}})
+    client = tq.get_client()
+    put_prompts()
+    batches = [client.get_meta("prompt", 4, "train_0", task_name="update") for _ in range(2)]
+    assert [client.get_data(batch)["prompt"].tolist() for batch in batches] == [[4, 0, 4, 0], [4, 1, 4, 1]]
+    assert not client.check_consumption_status("update", "train_0")
+    tq.close()
+
+
+# %% [markdown]
+# ## Mistakes reach their caller
+#
+# An exception in a sampler, or a row that it was not offered, is a `SamplerError` at the fetch that asked, with the
+# sampler's own traceback. Nothing is dealt, and the system goes on.
+
+
+# %%
+def fails() -> None:
+    """A sample comes without the tag that the sampler reads."""
+    tq.init({"controller": {"sampler": f"{Path(__file__).stem}:Curriculum"}})
+    client = tq.get_client()
+    tq.kv_put("prompt_0", "train_0", fields={"prompt": torch.tensor(0)})
+    try:
+        client.get_meta("prompt", 1, "train_0", task_name="rollout")
+    except tq.SamplerError as error:
+        assert "KeyError: 'pass_rate'" in str(error)
+    else:
+        raise AssertionError("the sampler's mistake was hidden")
+
+    tq.kv_put("prompt_0", "train_0", tag={"pass_rate": 0.5})
+    assert len(client.get_meta("prompt", 1, "train_0", task_name="rollout")) == 1
+    tq.close()
+
+
+# %%
+if __name__ == "__main__":
+    deals()
+    replays()
+    fails()

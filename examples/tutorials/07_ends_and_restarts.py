@@ -1,0 +1,169 @@
+# %% [markdown]
+# # Ends and restarts
+#
+# How a stream ends on every rank alike, what is left over, and what happens when a process dies.
+
+# %%
+import os
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+
+
+def rows(field: str, values: torch.Tensor) -> TensorDict:
+    return TensorDict({field: values}, batch_size=[len(values)])
+
+
+def loader_of(config, partition_id: str, dp_rank: int, finite: bool = False) -> tq.StreamingDataLoader:
+    """A rank's loader of batches of four answers, in micro-batches of two."""
+    return tq.StreamingDataLoader(
+        tq.StreamingDataset(config, 4, 2, ["answer"], partition_id, "update", dp_rank, finite)
+    )
+
+
+# %% [markdown]
+# ## Every rank gets the same number of batches
+#
+# A rank with a batch more than the others would wait for them in its all-reduce for ever. So after the seal a batch is
+# dealt only if every rank gets one. A remainder is divided over one last, smaller round. With `drop_last=True`, or
+# where it has less than one sample a rank, it is passed over: the task counts it as consumed, and `explain` says why.
+#
+# Here two producers put eleven answers for two ranks, and the partition is sealed when both have called `seal`.
+
+
+# %%
+def ends(drop_last: bool, expected: list[list[int]]) -> str:
+    config = tq.init({"controller": {"sampler": tq.RankAwareSampler(dp_size=2, drop_last=drop_last)}})
+    client = tq.get_client()
+    client.create_partition("train_0", producers=2)
+    for count in (6, 5):
+        assert not client.status().partitions[0].sealed
+        last = client.put(rows("answer", torch.arange(count)), partition_id="train_0")
+        client.seal("train_0")
+    loaders = [loader_of(config, "train_0", dp_rank) for dp_rank in (0, 1)]
+    assert [[len(meta) for _, meta in loader] for loader in loaders] == expected
+    why = client.explain("train_0", global_index=last.global_indexes[-1], task="update", fields="answer")
+    tq.close()
+    return why
+
+
+# %% [markdown]
+# ## A group that can never be whole
+#
+# When the partition is sealed and an answer of a prompt's group was never put, the group is orphaned. Samplers of
+# groups do not deal it, nobody waits for it, and `status` counts it.
+
+
+# %%
+def orphaned() -> None:
+    client = tq.get_client()
+    client.create_partition("groups", group_size=2)
+    put = client.put(rows("answer", torch.arange(3)), partition_id="groups", group_ids=["a", "a", "b"])
+    client.seal("groups")
+    by_group = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": 2}
+    batches = [client.await_batch("answer", 2, "groups", "update", by_group) for _ in range(2)]
+    assert [(len(meta), ended) for meta, ended in batches] == [(2, False), (0, True)]
+    assert "orphaned: 1 more were never put" in client.explain("groups", global_index=put.global_indexes[2])
+    assert client.status().partitions[0].orphaned_groups == 1
+
+
+# %% [markdown]
+# ## Without a seal
+#
+# Where all samples are there before the training begins, `should_check_consumption_status=True` (`finite` here) ends a
+# loader when its task has consumed them all. It knows no rounds: the rank that asks first may take everything. Ranks
+# that must end alike need a seal.
+
+
+# %%
+def unsealed(config) -> None:
+    tq.get_client().put(rows("answer", torch.arange(8)), partition_id="fixed")
+    loaders = [loader_of(config, "fixed", dp_rank, finite=True) for dp_rank in (0, 1)]
+    assert [[len(meta) for _, meta in loader] for loader in loaders] == [[2, 2, 2, 2], []]
+
+
+# %% [markdown]
+# ## A rank that dies, and comes back
+#
+# It saves the place of its loader with its checkpoint. The process that replaces it loads the place, and gets the
+# micro-batch that the dead one would have got next. This one is killed in the middle of its second batch.
+
+
+# %%
+def trainer(config, checkpoint: Path, life: int) -> None:
+    """Marks what it trains on with its life; the first one ends after three micro-batches."""
+    tq.init(config)
+    loader = loader_of(config, "train_1", dp_rank=0, finite=True)
+    if checkpoint.exists():
+        loader.load_state_dict(torch.load(checkpoint))
+    for step, (_, meta) in enumerate(loader, 1):
+        tq.get_client().put(rows("trained_in", torch.full((len(meta),), life)), metadata=meta)
+        torch.save(loader.state_dict(), checkpoint)
+        if (life, step) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+    tq.close()
+
+
+def run(function, *arguments) -> int | None:
+    process = get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def restarted(config) -> None:
+    client = tq.get_client()
+    client.put(rows("answer", torch.arange(8)), partition_id="train_1")
+    with TemporaryDirectory() as folder:
+        assert run(trainer, config, Path(folder) / "place.pt", 1) == -signal.SIGKILL
+        assert run(trainer, config, Path(folder) / "place.pt", 2) == 0
+    trained = client.get_meta("trained_in", None, "train_1", mode="force_fetch")
+    assert client.get_data(trained)["trained_in"].tolist() == [1, 1, 1, 1, 1, 1, 2, 2]
+
+
+# %% [markdown]
+# ## A producer that dies
+#
+# What it has put stays. What it has reserved keeps the stream open until the partition is sealed: then it expires, as
+# nobody will write it, and the stream ends. What a timeout, `explain` and `tq status` say tells what is missing.
+
+
+# %%
+def producer(config) -> None:
+    tq.init(config)
+    client = tq.get_client()
+    client.put(rows("answer", torch.arange(4)), partition_id="train_2")
+    client.get_meta("answer", 4, "train_2", mode="insert")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def expired(config) -> None:
+    client = tq.get_client()
+    assert run(producer, config) == -signal.SIGKILL
+    assert "misses the fields ['answer'] (it has none of them)" in client.explain(
+        "train_2", task="reward", fields="answer"
+    )
+    client.seal("train_2")  # by the one who started the producer, and knows that it has gone
+    for expected in ((4, False), (0, True)):
+        meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
+        assert (len(meta), ended) == expected
+    assert client.status().partitions[-1].dropped == {"reserved by a client that is gone": 4}
+
+
+# %%
+if __name__ == "__main__":
+    assert "was dealt to task 'update' in batch 1 of dp_rank 1" in ends(False, [[2, 2, 2], [2, 2, 1]])
+    assert "was passed over for task 'update': remainder" in ends(True, [[2, 2], [2, 2]])
+
+    config = tq.init({"controller": {"sampler": "RankAwareSampler"}})
+    orphaned()
+    unsealed(config)
+    restarted(config)
+    expired(config)
+    tq.close()
