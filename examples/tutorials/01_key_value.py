@@ -96,7 +96,8 @@ def look(rewards: dict[str, float]) -> None:
 # `kv_batch_put` writes columns: one row a key. What it returns, a `KVBatchMeta`, names keys, tags and fields without
 # any values; it pickles, so it is what you send to another process instead of the batch.
 #
-# Cleared samples give their memory back. Nothing is cleared behind your back, so clear what you no longer need.
+# Cleared samples give their memory back. Nothing is cleared by itself unless the partition was made so, so clear what
+# you no longer need.
 
 
 # %%

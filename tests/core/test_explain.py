@@ -7,7 +7,7 @@ from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import ClearPartition, Explain, Reserve, Seal
-from transfer_queue.sampler import RankAwareSampler
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 
 def explain(h: Harness, partition: str = "p", **which: object) -> str:
@@ -57,6 +57,28 @@ def test_consumption(h: Harness) -> None:
     assert text.endswith("is not consumed by task 't'; is ready for task 't' and waits for a claim that takes it.")
     assert "is ready for" not in explain(h, row=0, task="t", fields=["x"])
     assert "is not consumed by task 'u'" in explain(h, row=0, task="u")
+
+
+def test_a_sample_whose_group_is_not_whole_is_not_ready() -> None:
+    """Nor one without a group: the sampler would not deal it."""
+    h = Harness(GRPOGroupNSampler(2))
+    h.put(2, groups=["g", "g"])
+    h.put(1, ("y",), rows=[0])
+    h.put(1)
+    wanted = {"task": "t", "fields": ["x", "y"]}
+    text = explain(h, row=0, **wanted)
+    assert text.endswith("group 'g', which waits for sample 1 (misses ['y']); is not consumed by task 't'.")
+    assert explain(h, row=0, task="t", fields=["x"]).endswith(
+        "is ready for task 't' and waits for a claim that takes it."
+    )
+    assert explain(h, row=2, task="t", fields=["x"]).endswith("never deal it; is not consumed by task 't'.")
+    h.put(1, ("y",), rows=[1])
+    assert "is ready for task 't'" in explain(h, row=0, **wanted)
+
+
+def test_a_sample_without_fields_is_not_ready(h: Harness) -> None:
+    h.ask(Reserve("p", 1, None, 0))
+    assert explain(h, row=0, task="t").endswith("nothing was written yet; is not consumed by task 't'.")
 
 
 def test_dealt_batches() -> None:

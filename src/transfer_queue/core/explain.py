@@ -66,10 +66,13 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
         words.append(f"has all the fields {have}")
     else:
         words.append("is reserved; nothing was written yet")
-    words += _group_words(partition, position, fields, dealt)
+    group, hindrance = _group_words(partition, position, fields, dealt)
+    words += [group + hindrance] if group + hindrance else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
         words.append(_task_words(partition, position, task))
-    if request.task is not None and not lack and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]:
+    held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, and this one it does not
+    open_ = request.task is not None and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]
+    if open_ and fields and not lack and not held:
         words.append(f"is ready for task {request.task!r} and waits for a claim that takes it")
     return words
 
@@ -90,41 +93,42 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     return f"was consumed by task {task!r}"
 
 
-def _group_words(partition: Partition, position: int, fields: list[str], dealt: int | None) -> list[str]:
+def _group_words(partition: Partition, position: int, fields: list[str], dealt: int | None) -> tuple[str, str]:
+    """Which group a row belongs to, and why that is not dealt; "" where there is nothing to say."""
     groups = partition.groups
     size = groups.size or dealt
     if not groups.explicit:
-        return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else []
+        return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else ("", "")
     number = int(groups.of(np.array([position]), 1)[0])
     if number < 0:
-        return ["belongs to no group, while others here have a group_id: group samplers never deal it"]
+        return "", "belongs to no group, while others here have a group_id: group samplers never deal it"
     group = groups.declared[number]
     words = f"is one of {len(group.members)} samples of group {group.name!r}"
     if groups.size is not None:
         words += f" (group_size {groups.size})"
     if group.cleared:
-        return [words + f", which is orphaned: {group.cleared} of its members were cleared, it can never be whole"]
+        return words, f", which is orphaned: {group.cleared} of its members were cleared, it can never be whole"
     if size is not None and len(group.members) > size:
-        return [words + f", which is over-long: the sampler deals groups of {size}, it can never be dealt"]
+        return words, f", which is over-long: the sampler deals groups of {size}, it can never be dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
-        return [words + f", which is orphaned: {absent} more were never put, and the partition is sealed"]
-    return [words + _waits_for(partition, group.members, fields, absent)]
+        return words, f", which is orphaned: {absent} more were never put, and the partition is sealed"
+    return words, _waits_for(partition, group.members, fields, absent)
 
 
-def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> list[str]:
+def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
     first = position // size * size
     there = range(first, min(first + size, partition.rows.end))
     words = f"is number {position - first + 1} of the {size} samples that make a group by order of reservation"
     if partition.rows.dead(there):
-        return [words + ", which is orphaned: some of them were cleared, it can never be whole"]
+        return words, ", which is orphaned: some of them were cleared, it can never be whole"
     clients = len(np.unique(partition.rows.owners_of(np.array(there))))
     if clients > 1:
         words += f" (reserved by {clients} clients: put them with group_ids=, so that prompts are not mixed up)"
     absent = size - len(there)
     if absent and partition.sealed:
-        return [words + f", which is orphaned: {absent} of them were never put, and the partition is sealed"]
-    return [words + _waits_for(partition, list(there), fields, absent)]
+        return words, f", which is orphaned: {absent} of them were never put, and the partition is sealed"
+    return words, _waits_for(partition, list(there), fields, absent)
 
 
 def _waits_for(partition: Partition, members: list[int], fields: list[str], absent: int) -> str:

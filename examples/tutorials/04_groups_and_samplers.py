@@ -1,0 +1,141 @@
+# %% [markdown]
+# # Groups and samplers
+#
+# Whole GRPO groups, even ranks, token budgets, priority, freshness, and dynamic sampling with a refill.
+#
+# A sampler decides which ready samples make the next batch. It is set once for a system, in `controller.sampler`.
+
+# %%
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+
+
+def start(sampler: tq.BaseSampler) -> tq.TransferQueueClient:
+    """A system with this sampler; fetches that cannot be met answer at once, which suits a page."""
+    tq.close()
+    tq.init({"controller": {"sampler": sampler, "polling_mode": True}})
+    return tq.get_client()
+
+
+def put(prompt: str, lengths: list[int], partition_id: str = "train_0", **tag) -> tq.BatchMeta:
+    """Answers of one prompt, of so many tokens; their lengths and `tag` come with them."""
+    meta = client.get_meta("answer", len(lengths), partition_id, mode="insert")
+    meta.update_custom_meta([{"prompt": prompt, "total_lengths": length, **tag} for length in lengths])
+    rows = [torch.zeros(length) for length in lengths]
+    answers = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return client.put(TensorDict({"answer": answers}, batch_size=[len(rows)]), meta, group_ids=[prompt] * len(rows))
+
+
+def fetch(rows: int, fields: str | list[str] = "answer", partition_id: str = "train_0", **sampling) -> list[str]:
+    """The prompts of the next samples for the task `update`."""
+    meta = client.get_meta(fields, rows, partition_id, task_name="update", sampling_config=sampling)
+    return [tag["prompt"] for tag in meta.custom_meta]
+
+
+# %% [markdown]
+# ## Groups, whole or not at all
+#
+# Name each sample's prompt with `group_ids=`: then it does not matter when, in which order and by which worker the
+# answers of a prompt are put. Without it a group is a run of samples by order of reservation, which is right only while
+# one worker reserves all answers of a prompt together.
+#
+# `GRPOGroupNSampler` deals a group when all its answers have all the fields that are asked for.
+
+# %%
+client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))
+first = put("a", [3])
+put("b", [5, 1])
+put("a", [4])
+assert fetch(2) == ["a", "a"]  # the second answer of "a" came last; the group is whole, and the oldest
+client.reset_consumption("train_0")
+
+client.put(TensorDict({"reward": torch.tensor([1.0])}, batch_size=[1]), metadata=first)
+assert fetch(2, ["answer", "reward"]) == []
+why = client.explain("train_0", global_index=first.global_indexes[0], task="update", fields=["answer", "reward"])
+print(why)
+assert "is one of 2 samples of group 'a', which waits for sample" in why
+
+# %% [markdown]
+# ## Ranks with as many tokens each
+#
+# `SeqlenBalancedSampler` deals to all ranks at once, whole groups, so that the sums of the tag `total_lengths` are near
+# to each other. `batch_size` is what one rank gets.
+
+# %%
+client = start(tq.SeqlenBalancedSampler(n_samples_per_prompt=2, dp_size=2))
+for prompt, length in (("a", 90), ("b", 80), ("c", 20), ("d", 10)):
+    put(prompt, [length, length])
+assert fetch(4, dp_rank=0, batch_index=0) == ["a", "a", "d", "d"]  # 200 tokens
+assert fetch(4, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 200 tokens
+
+# %% [markdown]
+# ## Micro-batches by tokens
+#
+# `TokenBudgetSampler` fills each rank's batch with whole groups up to a budget. `batch_size` is then the most samples.
+# All ranks get the same number of batches, so nobody waits alone in a collective.
+
+# %%
+client = start(tq.TokenBudgetSampler(token_budget=100, n_samples_per_prompt=2, dp_size=2))
+for prompt, length in (("a", 40), ("b", 30), ("c", 15), ("d", 10), ("e", 45)):
+    put(prompt, [length, length])
+assert fetch(8, dp_rank=0, batch_index=0) == ["a", "a", "d", "d"]  # 100 tokens
+assert fetch(8, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 90 tokens; "e" fits to no rank, and is next
+
+# %% [markdown]
+# ## Priority and freshness, around any of them
+#
+# `PrioritySampler` shows the sampler inside the highest priority first. `FreshnessSampler` passes over what was made by
+# a policy that is too old, whole groups at a time. Both read tags, and one may be inside the other.
+
+# %%
+groups = tq.GRPOGroupNSampler(n_samples_per_prompt=2)
+client = start(tq.FreshnessSampler(tq.PrioritySampler(tag="priority", inner=groups), max_staleness=1))
+put("old", [1, 1], policy_version=3, priority=9.0)
+put("dull", [1, 1], policy_version=5, priority=0.1)
+put("urgent", [1, 1], policy_version=4, priority=2.0)
+client.set_policy_version("train_0", 5)
+assert fetch(2) == ["urgent", "urgent"]
+assert fetch(2) == ["dull", "dull"]
+assert fetch(2) == []
+[train] = client.status().partitions
+assert train.passed["update"] == {"stale: more than 1 policy versions behind": 2}
+
+# %% [markdown]
+# ## Dynamic sampling: drop, and be refilled
+#
+# DAPO throws away groups whose rewards are all alike, since they teach nothing, and wants as many new ones. `drop`
+# takes groups out and counts them by reason. `want` says how many whole groups a task wants to be there or on their way;
+# producers ask `wanted` how many are missing, and with `most=` take some of them upon themselves. Given a `timeout`,
+# they wait there until some are.
+
+# %%
+client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))
+client.create_partition("dapo", group_size=2)
+client.want("dapo", groups=3, task_name="update")
+
+
+def rollout(made: int) -> int:
+    """Makes as many groups as are missing, after so many others; the first two prompts are of no use."""
+    for number in range(made, made + client.wanted("dapo", "update", most=8)):
+        meta = put(f"prompt_{number}", [2, 2], "dapo")
+        rewards = torch.tensor([0.0, 0.0] if number < 2 else [0.0, 1.0])
+        client.put(TensorDict({"reward": rewards}, batch_size=[2]), metadata=meta)
+        made += 1
+    return made
+
+
+made = rollout(0)
+assert made == 3
+assert client.wanted("dapo", "update") == 0
+
+for prompt in ("prompt_0", "prompt_1"):  # the reward task finds that their rewards are all alike
+    assert client.drop("dapo", groups=prompt, reason="all rewards alike") == 2
+assert client.wanted("dapo", "update") == 2
+made = rollout(made)
+assert made == 5
+assert fetch(6, ["answer", "reward"], "dapo") == ["prompt_2"] * 2 + ["prompt_3"] * 2 + ["prompt_4"] * 2
+[dapo] = client.status().partitions
+assert dapo.dropped == {"all rewards alike": 4}
+tq.close()
