@@ -17,6 +17,7 @@ from transfer_queue.sampler import (
     GRPOGroupNSampler,
     PrioritySampler,
     RankAwareSampler,
+    SamplerWrapper,
     SeqlenBalancedSampler,
     SequentialSampler,
     TokenBudgetSampler,
@@ -330,6 +331,22 @@ def test_a_users_sampler_may_take_the_rows_lazily() -> None:
         h.put(3)
         assert h.dealt(1) == [2]
         assert not isinstance(lazy.shown[-1], list)
+
+
+class OnlyEven(SamplerWrapper):
+    """Shows the rows of even index to the sampler inside."""
+
+    def view(self, ready_indexes: Any, config: Any) -> Any:
+        return [row for row in ready_indexes if row % 2 == 0]
+
+
+def test_a_users_wrapper() -> None:
+    h = Harness(OnlyEven(RankAwareSampler()))
+    h.put(8)
+    assert h.dealt(2, **rank(0)) == [0, 2]
+    assert h.dealt(2, **rank(1)) == [4, 6]
+    assert h.dealt(2, **rank(0)) == [0, 2], "kept by the controller"
+    assert h.dealt(2, **rank(0, 1)) == []
 
 
 class Picky(Mine):

@@ -43,6 +43,7 @@ from transfer_queue.messages import (
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,
+    PrioritySampler,
     RankAwareSampler,
     SeqlenBalancedSampler,
     SequentialSampler,
@@ -55,6 +56,8 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
     "rank_aware": RankAwareSampler,
     "groups": lambda: GRPOGroupNSampler(GROUP),
     "balanced": lambda: SeqlenBalancedSampler(GROUP, RANKS),
+    "sequential by n": lambda: PrioritySampler("n"),
+    "groups by n": lambda: PrioritySampler("n", GRPOGroupNSampler(GROUP), aging=0.5),
 }
 PARTITIONS = st.sampled_from(["p", "p", "p", "p", "q"])
 TASKS = st.sampled_from(["t", "t", "t", "u"])
@@ -142,7 +145,7 @@ class Model:
 class Interleavings(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(SAMPLERS)))
     def start(self, name: str) -> None:
-        self.sampler = name
+        self.sampler = name.split()[0]
         self.h = Harness(SAMPLERS[name]())
         self.model: dict[str, Model] = {}
         self.seen = len(self.h.records)

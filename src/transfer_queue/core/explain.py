@@ -216,6 +216,7 @@ def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None =
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
     words = f"{begin}; {ready} available."
     if ready >= claim.count:
-        words += " Enough are ready, but the sampler made no batch of them (whole groups, or all ranks' shares)."
+        words += " Enough are ready, but the sampler made no batch of them"
+        words += " (whole groups, all ranks' shares, or full micro-batches)."
     sealed = " The partition is sealed: no new rows will come." if partition.sealed else ""
     return f"{words} {nearest(partition, claim.task, claim.fields, dealt)}{sealed}{_flow_words(partition)}"

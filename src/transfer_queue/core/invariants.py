@@ -10,9 +10,12 @@ from collections import Counter
 import numpy as np
 
 from transfer_queue.core.partition import Partition
+from transfer_queue.core.ranking import Bits, Ranking
 from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Watches, share_key
+from transfer_queue.sampler.tags import number as number_of
+from transfer_queue.sampler.views import Key
 
 
 class BrokenInvariant(AssertionError):
@@ -147,6 +150,33 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
         again = fresh.whole_groups(size, partition.groups)
         _require(whole.order == again.order, f"4: whole groups of {size} in {ready.fields} are not these")
         _require(whole.counts == again.counts, f"7: groups of {size} in {ready.fields} miscount their ready members")
+        if whole.rankings:
+            members = partition.groups.members_of([group for _, group in again.order], size)
+            marked = [np.flatnonzero(bits) + (key << 12) for key, bits in sorted(whole.bits.items())]
+            rows = np.concatenate([np.zeros(0, "i8"), *marked])
+            _require(
+                rows.tolist() == members.tolist(), f"7: other rows than those of whole groups of {size} are ranked"
+            )
+            _rankings(partition, whole.rankings, whole.bits)
+    _rankings(partition, ready.rankings, ready.bits)
+
+
+def _rankings(partition: Partition, rankings: dict[Key, Ranking], bits: Bits) -> None:
+    for key, ranking in rankings.items():
+        for number, chunk in partition.rows.chunks.items():
+            tags = chunk.tags or [None] * chunk.capacity
+            values = [number_of((tag or {}).get(key.tag)) for tag in tags]
+            wrong = {at for at, value in enumerate(values) if value is None}
+            column = np.array([np.nan if value is None else value for value in values])
+            same = np.array_equal(chunk.numbers[key.tag], column, equal_nan=True) and chunk.wrong[key.tag] == wrong
+            _require(same, f"7: the column of tag {key.tag!r} of {partition.name} holds other numbers than the tags")
+            if number in ranking.dirty:
+                continue
+            at = np.flatnonzero(bits[number]) if number in bits else np.zeros(0, "i8")
+            highest = float(key.of(column[at], chunk.index[at]).max()) if len(at) else None
+            _require(
+                ranking.highest.get(number) == highest, f"7: chunk {number} is ranked by another row than its highest"
+            )
 
 
 def _blocks(state: State, needed: Counter[int]) -> None:

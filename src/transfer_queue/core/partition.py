@@ -270,7 +270,7 @@ class Partition:
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
         """Merges tags into rows, or replaces them."""
-        noted: set[tuple[int, str]] = set()
+        noted: dict[tuple[int, str], tuple[list[int], list[Any]]] = {}
         for p, tag in zip(positions.tolist(), tags, strict=True):
             if tag is None or not (tag or replace):
                 continue
@@ -285,9 +285,11 @@ class Partition:
             chunk.tags[p & MASK] = merged or None
             for name in self.rows.watched:
                 if replace or name in tag:
-                    chunk.note(p & MASK, name, merged.get(name))
-                    noted.add((p >> CHUNK_BITS, name))
-        for key, name in noted:
+                    places, values = noted.setdefault((p >> CHUNK_BITS, name), ([], []))
+                    places.append(p & MASK)
+                    values.append(merged.get(name))
+        for (key, name), (places, values) in noted.items():
+            self.rows.chunks[key].note(name, places, values)
             for ready in self.ready.values():
                 ready.retagged(key, name)
 

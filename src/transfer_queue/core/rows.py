@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.tags import number
+from transfer_queue.sampler.tags import number, numbers_of
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -130,18 +130,24 @@ class Chunk:
         """Keeps this tag as a column from now on."""
         self.numbers[tag] = np.full(self.capacity, math.nan)
         self.wrong[tag] = set()
-        for at, tags in enumerate(self.tags or ()):
-            if tags and tag in tags:
-                self.note(at, tag, tags[tag])
+        have = [at for at, tags in enumerate(self.tags or ()) if tags and tag in tags]
+        self.note(tag, have, [self.tags[at][tag] for at in have])  # type: ignore[index]
 
-    def note(self, at: int, tag: str, value: object) -> None:
-        """A watched tag of a row has this value now, None without any."""
-        found = number(value)
-        self.numbers[tag][at] = math.nan if found is None else found
-        if found is None:
-            self.wrong[tag].add(at)
-        else:
-            self.wrong[tag].discard(at)
+    def note(self, tag: str, at: list[int], values: list[Any]) -> None:
+        """A watched tag of these rows has these values now, None where it has none."""
+        found = numbers_of(values)
+        if found is not None:
+            self.numbers[tag][at] = found
+            if self.wrong[tag]:
+                self.wrong[tag].difference_update(at)
+            return
+        for one, value in zip(at, values, strict=True):
+            single = number(value)
+            self.numbers[tag][one] = math.nan if single is None else single
+            if single is None:
+                self.wrong[tag].add(one)
+            else:
+                self.wrong[tag].discard(one)
 
     def group_column(self) -> np.ndarray:
         """The group column, made where missing."""

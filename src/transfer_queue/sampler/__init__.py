@@ -12,6 +12,7 @@ from transfer_queue.sampler.rank_aware_sampler import RankAwareSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.sequential_sampler import SequentialSampler
 from transfer_queue.sampler.token_budget_sampler import TokenBudgetSampler
+from transfer_queue.sampler.wrapper import SamplerWrapper
 
 __all__ = [
     "BaseSampler",
@@ -19,6 +20,7 @@ __all__ = [
     "GRPOGroupNSampler",
     "PrioritySampler",
     "RankAwareSampler",
+    "SamplerWrapper",
     "SeqlenBalancedSampler",
     "SequentialSampler",
     "TokenBudgetSampler",

@@ -37,6 +37,17 @@ def number(value: object) -> float | None:
     return None if math.isnan(found) else found
 
 
+def numbers_of(values: list[Any]) -> Floats | None:
+    """Plain ints and floats as floats, without a step for each; None where one is something else, or no number."""
+    if not set(map(type, values)) <= {int, float}:
+        return None
+    try:
+        found = np.array(values, np.float64)
+    except OverflowError:
+        return None
+    return None if np.isnan(found).any() else found
+
+
 def numbers(indexes: Sequence[int], tag: str, partition: Tagged | None) -> Floats:
     """This tag of these rows, NaN where it is missing. Raises InvalidArgumentError for one that is no number."""
     tags = partition.get_custom_meta(list(indexes)) if partition is not None else {}
