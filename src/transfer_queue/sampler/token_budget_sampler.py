@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
 
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
-from transfer_queue.sampler.balance import balance
+from transfer_queue.sampler.balance import balance, pack
 from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
 from transfer_queue.sampler.groups import whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
@@ -94,7 +94,6 @@ class TokenBudgetSampler(RankConsistentSampler):
         full = taken < len(groups) or taken == ranks * held
         if not all(bins) or not (full or (final and not self.drop_last)):
             return {}
-        self._deal_anew(bins, lengths, held)
         shares = {}
         for rank, places in enumerate(bins):
             sampled = list(chain.from_iterable(groups[place] for place in sorted(places)))
@@ -102,42 +101,41 @@ class TokenBudgetSampler(RankConsistentSampler):
         return shares
 
     def _filled(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
-        """Which groups each rank gets, by place: the first ones, until one fits to no rank.
+        """Which groups each rank gets, by place: as many of the first ones as a quick search makes fit.
 
-        Each goes to the rank with the fewest tokens of those that have room; where none has, all are dealt anew. As an
-        empty rank takes any group, none is empty when one fits nowhere.
+        First each goes to the rank with the fewest tokens, until that has no room; as an empty rank takes any group,
+        none is empty then. Packed tightly, some more may fit; so many are then divided evenly.
         """
+        bins = self._in_order(lengths, ranks, held)
+        count = sum(map(len, bins))
+        if not all(bins):
+            return bins
+        filled = accumulate(min(length, self.token_budget) for length in lengths[: ranks * held])
+        most = sum(1 for tokens in filled if tokens <= ranks * self.token_budget)
+        while count < most:
+            middle = (count + most + 1) // 2
+            if len(pack(lengths[:middle], self.token_budget)) <= ranks:
+                count = middle
+            else:
+                most = middle - 1
+        try:
+            parts = balance(lengths[:count], ranks, max_tokens=self.token_budget)
+        except BalanceInputError:
+            return bins
+        return parts if max(map(len, parts)) <= held else bins
+
+    def _in_order(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
         bins: list[list[int]] = [[] for _ in range(ranks)]
         # (tokens, rank) of those that have room for one more, the lightest first; -1 tokens where it is empty
         open_ = [(-1.0, rank) for rank in range(ranks)] if held else []
         for place, length in enumerate(lengths):
-            if open_ and (open_[0][0] < 0 or open_[0][0] + length <= self.token_budget):
-                load, rank = heapq.heappop(open_)
-                bins[rank].append(place)
-                if len(bins[rank]) < held:
-                    heapq.heappush(open_, (max(load, 0.0) + length, rank))
-            elif not all(bins) or not self._deal_anew(bins, lengths, held, place):
+            if not open_ or (open_[0][0] + length > self.token_budget and open_[0][0] >= 0):
                 break
-            else:
-                loads = [sum(lengths[member] for member in members) for members in bins]
-                open_ = [(loads[rank], rank) for rank in range(ranks) if len(bins[rank]) < held]
-                heapq.heapify(open_)
+            load, rank = heapq.heappop(open_)
+            bins[rank].append(place)
+            if len(bins[rank]) < held:
+                heapq.heappush(open_, (max(load, 0.0) + length, rank))
         return bins
-
-    def _deal_anew(self, bins: list[list[int]], lengths: list[float], held: int, *more: int) -> bool:
-        """Deals the groups of all ranks, and `more`, as evenly as can be; False, and nothing, where no way is found
-        that keeps the budget and the most samples of a micro-batch."""
-        places = sorted(chain(*bins, more))
-        if len(places) > len(bins) * held:
-            return False
-        try:
-            parts = balance([lengths[place] for place in places], len(bins), max_tokens=self.token_budget)
-        except BalanceInputError:
-            return False
-        if max(map(len, parts)) > held:
-            return False
-        bins[:] = [[places[position] for position in part] for part in parts]
-        return True
 
     def _lengths(self, groups: list[list[int]], partition: Tagged | None) -> list[float]:
         """The tokens of each group."""
