@@ -14,7 +14,7 @@ import numpy as np
 
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.errors import by_name
@@ -119,6 +119,7 @@ class Harness:
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
+        self.works: list[Work] = []  # given away and not done, oldest first
         self.refused: list[tuple[int, str]] = []
         self.records: list[Any] = []
         self.clients: dict[str, Client] = {}
@@ -144,6 +145,8 @@ class Harness:
                 self.replies[answered] = effect.reply
             elif isinstance(effect, RefuseLeases):
                 self.refused.append((effect.unit, effect.words))
+            elif isinstance(effect, Work):
+                self.works.append(effect)
             else:
                 assert isinstance(effect, FreeExtents)
                 for extent in effect.extents:
@@ -206,6 +209,15 @@ class Harness:
         assert isinstance(effect, Send)
         assert not self.controller.records
         return effect.reply
+
+    def work(self) -> None:
+        """The oldest work that the controller gave away is done."""
+        work = self.works.pop(0)
+        try:
+            outcome = work.run()
+        except Exception as error:
+            outcome = error
+        self.take(self.controller.worked(work.number, outcome, self.now))
 
     def tick(self, now: float) -> None:
         """Time passes."""

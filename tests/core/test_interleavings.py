@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from transfer_queue.core import claims
 from transfer_queue.core.records import Dealt, PassedOver
 from transfer_queue.messages import (
     Cancel,
@@ -58,6 +59,7 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
     "balanced": lambda: SeqlenBalancedSampler(GROUP, RANKS),
     "sequential by n": lambda: PrioritySampler("n"),
     "groups by n": lambda: PrioritySampler("n", GRPOGroupNSampler(GROUP), aging=0.5),
+    "balanced later": lambda: SeqlenBalancedSampler(GROUP, RANKS),
 }
 PARTITIONS = st.sampled_from(["p", "p", "p", "p", "q"])
 TASKS = st.sampled_from(["t", "t", "t", "u"])
@@ -69,7 +71,7 @@ TAGS = st.sampled_from([None, {}, {"n": 1}, {"n": 2, "s": "x"}, {"n": harness.DE
 
 KINDS = [
     *("insert",) * 3, *("write",) * 4, *("by_keys",) * 2, "join", *("claim",) * 6,
-    *("retry",) * 2, *("clear_rows",) * 2, *("end",) * 2, *("world",) * 2,
+    *("work",) * 3, *("retry",) * 2, *("clear_rows",) * 2, *("end",) * 2, *("world",) * 2,
 ]  # fmt: skip
 
 # (task, rows of a share) dealt by the last event -> rows of the whole deal, and whether they were ready for each who
@@ -146,6 +148,7 @@ class Interleavings(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(SAMPLERS)))
     def start(self, name: str) -> None:
         self.sampler = name.split()[0]
+        claims.LONG = 0 if name == "balanced later" else 512  # every deal takes a while
         self.h = Harness(SAMPLERS[name]())
         self.model: dict[str, Model] = {}
         self.seen = len(self.h.records)
@@ -266,6 +269,9 @@ class Interleavings(RuleBasedStateMachine):
             batch, wait = draw(st.sampled_from([None, 0, 0, 0, 1, 2])), draw(st.sampled_from([None, 25.0, 25.0, 25.0]))
             what = draw(st.sampled_from(["claim", "claim", "claim", "probe", "finite"]))
             self.claim(partition, draw(TASKS), draw(FIELDS), draw(st.sampled_from([1, 1, 2])), who, batch, wait, what)
+        elif kind == "work":
+            if self.h.works:
+                self.work()
         elif kind == "retry":
             if self.requests:
                 self.retry(draw(st.sampled_from(self.requests[-12:])))
@@ -374,6 +380,11 @@ class Interleavings(RuleBasedStateMachine):
             self.waiting[client, sequence] = request
             self.requests.append((client, sequence, request))
             self.settle()
+
+    def work(self) -> None:
+        """A deal that was begun some events ago is made."""
+        self.h.work()
+        self.settle()
 
     def retry(self, which: Any) -> None:
         """The same request again: the same answer, or the same place in the queue."""
@@ -532,8 +543,9 @@ class Interleavings(RuleBasedStateMachine):
         for (client, sequence), claim in self.waiting.items():
             assert self.h.parked(sequence, client)
             model = self.model.get(claim.partition)
-            if model is None:
+            if model is None or self.h.controller.works.busy(claim.partition, claim.task):
                 continue
+            assert claim.wait is not None, "only a deal under way keeps it"
             ready = model.ready(claim.task, claim.fields)
             key = self.key(claim)
             assert key is None or key not in model.batches, "its batch was dealt"
@@ -583,7 +595,10 @@ class Interleavings(RuleBasedStateMachine):
                 assert [place[field] for place in found] == [model.rows[i].values[field] for i in rows]
 
     def teardown(self) -> None:
+        claims.LONG = 512
         if hasattr(self, "h"):
+            while self.h.works:
+                self.work()
             harness.made.remove(self.h)
             self.h.replay()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Union, cast
 
 import numpy as np
@@ -18,12 +19,12 @@ import numpy as np
 from transfer_queue.core import ends
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
-from transfer_queue.core.ready import ReadySet
+from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages import Claim
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
-from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, ReadyIndexes
+from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, shown
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
@@ -50,14 +51,64 @@ class PartitionView:
         live = wanted[there].tolist()
         return {i: dict(tag) for i, tag in zip(live, tags, strict=True)} if tags is not None else {i: {} for i in live}
 
+    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
+        """The tags of live rows (i8 global indexes), not copied: a tag that is set is another dict."""
+        tags: list[dict[str, Any] | None] = [None] * len(rows)
+        for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
+            if chunk.tags is not None:
+                first, last = int(at[0]), int(at[-1])
+                if last - first == len(at) - 1 and (np.diff(at) == 1).all():
+                    found: Sequence[dict[str, Any] | None] = chunk.tags[first : last + 1]
+                else:
+                    found = itemgetter(*at.tolist(), 0)(chunk.tags)[:-1]
+                if isinstance(where, slice):
+                    tags[where] = found
+                else:
+                    for place, tag in zip(where.tolist(), found, strict=True):
+                        tags[place] = tag
+        return tags
+
+
+class LongDeal(Exception):
+    """A deal that is not to be computed in the loop. count: the batch_size with which it was prepared."""
+
+    def __init__(self, deal: Deal, count: int) -> None:
+        super().__init__()
+        self.deal = deal
+        self.count = count
+
+
+class Made:
+    """A long deal of a partition, computed meanwhile."""
+
+    def __init__(self, partition: Partition, long: LongDeal, shares: Shares) -> None:
+        self.partition = partition
+        self.long = long
+        self.shares = shares
+
+    def holds(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
+        """Whether it is a deal of so many rows a share that could be made now: its rows ready, its groups whole."""
+        if partition is not self.partition or count != self.long.count:
+            return False
+        positions = partition.rows.positions_of(self.long.deal.rows)
+        if (positions < 0).any() or not ready.has_all(positions, partition.rows):
+            return False
+        if not partition.groups.explicit:
+            return True  # a group by order of reservation ends with a row
+        groups, sizes = np.unique(partition.groups.of(positions, unit), return_counts=True)
+        return bool((sizes == unit).all()) and all(
+            partition.groups.size_of(group, unit) == unit for group in groups.tolist()
+        )
+
 
 class Outcome:
     """What a claim gets: rows (global indexes in dealt order), the records that say so, or the end.
 
-    rows None: nothing now. ended: nothing ever.
+    rows None: nothing now. ended: nothing ever. busy: nothing until the long deal is made that is under way for its
+    task; long: this one.
     """
 
-    __slots__ = ("ended", "records", "rows")
+    __slots__ = ("busy", "ended", "long", "records", "rows")
 
     def __init__(
         self, rows: np.ndarray | None = None, records: Sequence[r.AnyRecord] = (), ended: bool = False
@@ -65,8 +116,18 @@ class Outcome:
         self.rows = rows
         self.records = list(records)
         self.ended = ended
+        self.busy = False
+        self.long: LongDeal | None = None
 
 
+def _waits(long: LongDeal | None = None) -> Outcome:
+    outcome = Outcome()
+    outcome.busy, outcome.long = True, long
+    return outcome
+
+
+LONG = 512  # items; as many are balanced within a millisecond
+Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 NOTHING = Outcome()
 ENDED = Outcome(ended=True)
 
@@ -170,17 +231,22 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
     return records
 
 
-def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
-    """What this claim gets now."""
+def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, made: Made | None = None) -> Outcome:
+    """What this claim gets now. busy: a deal of its task is under way, no other begins. made: one that is ready."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
         return NOTHING
     sampler = samplers.of(claim.sampling)
     inner = dealer(sampler)
     if inner is not None:
-        outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim)
+        try:
+            outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim, busy, made)
+        except LongDeal as long:
+            outcome = Outcome(np.zeros(0, "i8")) if claim.probe else _waits(long)
     else:
-        outcome = _decide_by_sample(partition, sampler, claim)
+        outcome = _waits() if busy else _decide_by_sample(partition, sampler, claim)
+    if outcome.busy:
+        return outcome
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
         return ENDED
     if outcome.rows is not None and claim.since == partition.version:
@@ -189,7 +255,13 @@ def decide(state: State, samplers: Samplers, claim: Claim) -> Outcome:
 
 
 def _decide_by_deal(
-    state: State, partition: Partition, sampler: Dealer, inner: RankConsistentSampler, claim: Claim
+    state: State,
+    partition: Partition,
+    sampler: Dealer,
+    inner: RankConsistentSampler,
+    claim: Claim,
+    busy: bool,
+    made: Made | None,
 ) -> Outcome:
     """sampler: as it was set, inner: the one inside of all others, itself where there is none around it."""
     sampling = sampling_of(claim)
@@ -218,30 +290,55 @@ def _decide_by_deal(
             f"partition {partition.name!r} has groups of {declared} samples (its group_size), but "
             f"{type(sampler).__name__} deals groups of {wanted}; set n_samples_per_prompt to {declared}"
         )
+    if busy:
+        return _waits()
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
     sampling["partition"] = PartitionView(partition)
+
+    def deal(count: int, **more: Any) -> Shares:
+        if made is not None and made.holds(partition, ready, group_size(sampler) or 1, count):
+            return made.shares
+        return _deal(sampler, offered, count, {**sampling, **more})
+
     if partition.sealed and claim.count > 0 and key is not None and deals_itself(sampler):
-        end = _end(state, partition, sampler, inner, ready, claim, key, sampling)
+        end = _end(state, partition, sampler, inner, ready, claim, key, sampling, deal)
         given = ends.decide(end)
         return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
     if ready.total >= claim.count > 0:
-        shares = _asked(sampler, sampler.deal, offered, claim.count, **sampling)
+        shares = deal(claim.count)
         if shares:
             return _dealt(partition, sampler, ready, claim, key, shares)
     if not is_final(partition, ready, sampler):
         return NOTHING
     if inner.drop_last and deals_itself(sampler):
-        return Outcome(
-            None, ends.drop(_end(state, partition, sampler, inner, ready, claim, (0, 0), sampling)), ended=True
-        )
+        end = _end(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
+        return Outcome(None, ends.drop(end), ended=True)
     # counted only here, where there are fewer groups than a deal takes
     if inner.deals_finally:
-        shares = _asked(sampler, sampler.deal, offered, claim.count, **sampling, final=True)
+        shares = deal(claim.count, final=True)
     else:
         rest = _asked(sampler, sampler.remainder, offered, **sampling)
-        shares = _asked(sampler, sampler.deal, offered, rest, **sampling) if 0 < rest < claim.count else {}
+        shares = deal(rest) if 0 < rest < claim.count else {}
     return _dealt(partition, sampler, ready, claim, key, shares) if shares else ENDED
+
+
+def _deal(sampler: Dealer, offered: Ready, count: int, sampling: dict[str, Any]) -> Shares:
+    """Raises LongDeal for one that takes long."""
+    if not deals_itself(sampler):
+        return _asked(sampler, sampler.deal, offered, count, **sampling)  # type: ignore[no-any-return]
+    found: Deal | None = _asked(sampler, sampler.prepare, offered, count, **sampling)
+    if found is None:
+        return {}
+    if found.size > LONG:
+        raise LongDeal(found, count)
+    return _asked(sampler, found.run)  # type: ignore[no-any-return]
+
+
+def computed(sampler: BaseSampler, deal: Deal) -> Shares:
+    """What a long deal of a built-in sampler gives. Touches no state: it runs in a thread of its own."""
+    columns = {rank: np.array(sampled, "i8") for rank, (sampled, _) in _asked(sampler, deal.run).items()}
+    return {rank: (column, column) for rank, column in columns.items()}  # what is sampled is consumed
 
 
 def _end(
@@ -253,18 +350,18 @@ def _end(
     claim: Claim,
     key: tuple[int, int],
     sampling: dict[str, Any],
+    deal: Callable[..., Shares],
 ) -> ends.End:
     """The claim at the end of its partition, with what its samplers' deals need."""
     size = group_size(sampler)
     unit = size or 1
-    offered = partition.offered(ready)
     return ends.End(
-        partition, inner, ready, cast(ReadyIndexes, shown(sampler, offered, sampling)), claim, key,
+        partition, inner, ready, cast(ReadyIndexes, shown(sampler, partition.offered(ready), sampling)), claim, key,
         _ranks(state, inner, claim, key), unit,
         groups=size is not None and (size > 1 or partition.groups.explicit),
         have=available(partition, ready, sampler) // unit,
         final=lambda: is_final(partition, ready, sampler),
-        deal=lambda count, **more: _asked(sampler, sampler.deal, offered, count, **sampling, **more),
+        deal=deal,
     )  # fmt: skip
 
 
@@ -285,7 +382,7 @@ def _dealt(
     ready: ReadySet,
     claim: Claim,
     key: tuple[int, int] | None,
-    shares: dict[int, tuple[list[int], list[int]]],
+    shares: Shares,
 ) -> Outcome:
     if not deals_itself(sampler):
         for sampled, consumed in shares.values():
@@ -294,9 +391,12 @@ def _dealt(
     if mine is None:
         raise SamplerError(f"{type(sampler).__name__}.deal gave nothing to the dp_rank that asked; nothing was dealt")
     kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
-    consumed = [row for _, taken in shares.values() for row in taken]
+    if deals_itself(sampler):
+        consumed = b"".join(share.rows for share in kept)
+    else:
+        consumed = b"".join(_column(taken) for _, taken in shares.values())
     batch_index = key[1] if key is not None else None
-    record = r.Dealt(claim.partition, claim.task, batch_index, claim.count, kept, _column(consumed))
+    record = r.Dealt(claim.partition, claim.task, batch_index, claim.count, kept, consumed)
     return Outcome(np.array(mine[0], "i8"), [record])
 
 
@@ -407,5 +507,5 @@ def _sampler_error(sampler: BaseSampler, error: Exception) -> TransferQueueError
     return kind(f"the sampler {type(sampler).__name__} raised {type(error).__name__}: {error}\n{told}")
 
 
-def _column(rows: list[int]) -> bytes:
+def _column(rows: Any) -> bytes:
     return np.array(rows, "i8").tobytes()

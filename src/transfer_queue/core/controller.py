@@ -3,6 +3,7 @@
     handle(client, peer, envelope, now)   a request arrived on connection `peer` of `client`
     closed(client, peer, now)             that connection ended
     tick(now)                             a deadline may have come (see next_deadline)
+    worked(number, outcome, now)          an effect `Work` was carried out
 
 Each decides on records (puts.py, claims.py), applies them (state.py), and gives effects for the server. Every
 request gets exactly one reply. Replies to what changed something are kept in the state until the client says
@@ -12,6 +13,7 @@ event that completes it, in order of arrival per (partition, task).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,14 +22,15 @@ import numpy as np
 
 from transfer_queue.core import admission, claims, clears, deadlock, demand, puts, retention, watching
 from transfer_queue.core import records as r
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, meta_reply, status
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
-from transfer_queue.errors import CapacityError, DeadlockError, ProtocolError, TransferQueueError
+from transfer_queue.core.works import Works
+from transfer_queue.errors import CapacityError, DeadlockError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
     AnyReply,
     Cancel,
@@ -102,6 +105,7 @@ class Controller:
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
         self.movers = deadlock.Movers()
+        self.works = Works()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
         self._now = 0.0  # of the event under way
@@ -169,6 +173,24 @@ class Controller:
                 effects.append(Send(peer, waiting.sequence, reply))
         return [*effects, *self._settle()]
 
+    def worked(self, number: int, outcome: Any, now: float) -> list[Effect]:
+        """Work has ended. outcome: what it gave, or the exception that it raised.
+
+        Who began the deal gets it where it still can be made, else its claim is decided anew, like all others that
+        wait for the same task.
+        """
+        self._now = now
+        job = self.works.end(number)
+        effects: list[Effect] = []
+        waiting = self.state.waiting.by_waiter.get(job.waiter)
+        if waiting is not None and isinstance(outcome, Exception):
+            error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
+            effects += self._failed(waiting, error)
+        elif waiting is not None:
+            effects += self._retry_claim(waiting, job.made(outcome))
+        self._changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
+        return [*effects, *self._settle()]
+
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
         return status(self.state, dict(self.counters), now, self._size)
@@ -232,10 +254,19 @@ class Controller:
         outcome = self._decide(claim)
         if not claim.hold and not claim.probe:
             self._come_back(client, claim, outcome.rows)
-        if outcome.rows is None and not outcome.ended and claim.wait is not None and claim.wait > 0:
-            self._park(client, peer, envelope.sequence, claim, now, claim.wait)
-            return self._settle()
+        if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
+            self._park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
+            return [*self._began(claim, (client, envelope.sequence), outcome), *self._settle()]
         return [*self._give(client, peer, envelope, claim, outcome), *self._settle()]
+
+    def _began(self, claim: Claim, waiter: Waiter, outcome: claims.Outcome) -> list[Effect]:
+        """The long deal, if the claim began one."""
+        long = outcome.long
+        if long is None:
+            return []
+        partition, sampler = self.state.partitions[claim.partition], self.samplers.of(claim.sampling)
+        job = self.works.begin(partition, claim.task, waiter, long)
+        return [Work(job.number, lambda: claims.computed(sampler, long.deal))]
 
     def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
         if claim.probe or (outcome.rows is None and not outcome.records):
@@ -258,11 +289,12 @@ class Controller:
 
         return self._commit(client, peer, envelope, [*outcome.records, *handed], reply)
 
-    def _decide(self, claim: Claim) -> claims.Outcome:
+    def _decide(self, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:
         """What a claim gets, after what its sampler passes over is gone."""
         for record in claims.passes_over(self.state, self.samplers, claim):
             self._apply(record)
-        return claims.decide(self.state, self.samplers, claim)
+        busy = self.works.busy(claim.partition, claim.task)
+        return claims.decide(self.state, self.samplers, claim, busy, made)
 
     def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:
         """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
@@ -387,7 +419,7 @@ class Controller:
         for unit, extents in self.state.blocks.take_freed(self.unit_peers).items():
             self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
             effects.append(FreeExtents(unit, extents))
-        if self.movers.deadlocked(self.state, self.connections):
+        if not self.works and self.movers.deadlocked(self.state, self.connections):
             effects += self._end_deadlock()
         return effects
 
@@ -461,21 +493,27 @@ class Controller:
             return self._retry_claim(waiting)
         return self._retry_wanted(waiting) if isinstance(waiting.request, Wanted) else self._retry_put(waiting)
 
-    def _retry_claim(self, waiting: Waiting) -> list[Effect]:
+    def _retry_claim(self, waiting: Waiting, made: claims.Made | None = None) -> list[Effect]:
         claim = waiting.claim
         waiter = waiting.waiter
         peer = self.peers.get(waiter)
         if peer is None:
             return []
         try:
-            outcome = self._decide(claim)
+            outcome = self._decide(claim, made)
         except TransferQueueError as error:
-            self._unpark(waiter)
-            return [self._failure(peer, waiting.sequence, error)]
-        if outcome.rows is None and not outcome.ended:
+            return self._failed(waiting, error)
+        if outcome.busy:
+            return self._began(claim, waiter, outcome)
+        if outcome.rows is None and not outcome.ended and _wait_of(claim):
             return []
         self._unpark(waiter)
         return self._give(waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
+
+    def _failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
+        peer = self.peers.get(waiting.waiter)
+        self._unpark(waiting.waiter)
+        return [] if peer is None else [self._failure(peer, waiting.sequence, error)]
 
     def _retry_put(self, waiting: Waiting) -> list[Effect]:
         waiter = waiting.waiter
@@ -487,8 +525,7 @@ class Controller:
         except CapacityError:
             return []
         except TransferQueueError as error:
-            self._unpark(waiter)
-            return [self._failure(peer, waiting.sequence, error)]
+            return self._failed(waiting, error)
         self._unpark(waiter)
         return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
 
@@ -541,6 +578,9 @@ class Controller:
             partition = self.state.partitions[name]
             if partition.sealed or partition.wholly_consumed(record.task):
                 change.tasks.add(record.task)
+        elif isinstance(record, r.ConsumptionForgotten):
+            self.works.forget(record.partition, record.task)
+            change.everything = True
         elif isinstance(record, r.PassedOver) and not record.freed:
             change.tasks.add(record.task)
         elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
@@ -660,6 +700,11 @@ class Controller:
         if self.unit_peers.get(request.unit) != peer:
             raise ProtocolError("only the unit itself may say that a writer of its is gone")
         return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
+
+
+def _wait_of(claim: Claim) -> float:
+    """Seconds for which a claim that cannot be met stays parked; 0 for one that is answered at once."""
+    return max(0.0, claim.wait or 0.0)
 
 
 _MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {

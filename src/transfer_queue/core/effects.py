@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Union
+from collections.abc import Callable
+from typing import Any, Union
 
 import msgspec
 
@@ -31,4 +32,14 @@ class RefuseLeases(msgspec.Struct, frozen=True):
     words: str
 
 
-Effect = Union[RefuseLeases, Send, FreeExtents]
+class Work(msgspec.Struct, frozen=True):
+    """Compute `run()`, which takes long and touches nothing of the core, elsewhere than in the loop.
+
+    What it returns, or the exception that it raises, goes to `Controller.worked` under this number.
+    """
+
+    number: int
+    run: Callable[[], Any]
+
+
+Effect = Union[Work, RefuseLeases, Send, FreeExtents]

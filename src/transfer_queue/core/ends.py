@@ -14,11 +14,11 @@ The last is done at once for all ranks, so that a row that is cleared later take
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
 from transfer_queue.messages import Claim
-from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes, Share
+from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes
 
 REMAINDER = "remainder"  # the reason of what is passed over here
 
@@ -55,7 +55,7 @@ class End:
     groups: bool
     have: int
     final: Callable[[], bool]
-    deal: Callable[..., dict[int, Share]]
+    deal: Callable[..., Mapping[int, tuple[Any, Any]]]
 
     @cached_property
     def dealt(self) -> DealtBatches:
@@ -190,7 +190,7 @@ def _may_reach(end: End, need: int) -> bool:
 # --- rows and records
 
 
-def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, list[int]]:
+def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
     """One deal, cut into shares of so many units: a sampler's groups lie one behind the other in what it deals."""
     total = sum(sizes) * end.unit
     rows = end.deal(total)[end.key[0]][0] if total else []
@@ -198,7 +198,7 @@ def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, list[int]]:
     return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
 
 
-def _given(end: End, cut: dict[Key, list[int]], rest: int) -> Given:
+def _given(end: End, cut: dict[Key, Any], rest: int) -> Given:
     """Records the shares, and the passing over of the last `rest` of the other units."""
     claim = end.claim
     shares: dict[tuple[int, int], list[r.Share]] = {}
@@ -209,9 +209,10 @@ def _given(end: End, cut: dict[Key, list[int]], rest: int) -> Given:
         for (number, size), kept in shares.items()
     ]
     if rest:
-        dealt = set(chain.from_iterable(cut.values()))
-        left = [row for row in _all_rows(end) if row not in dealt][-rest * end.unit :]
-        records.append(passing(end.partition, claim.task, np.array(left, "i8"), REMAINDER))
+        everything = _all_rows(end)
+        dealt = np.concatenate([np.zeros(0, "i8"), *(np.array(rows, "i8") for rows in cut.values())])
+        left = everything[~np.isin(everything, dealt)][-rest * end.unit :]
+        records.append(passing(end.partition, claim.task, left, REMAINDER))
     mine = cut.get(end.key)
     return None if mine is None else np.array(mine, "i8"), records
 
@@ -222,10 +223,15 @@ def passing(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r
     return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
 
 
-def _all_rows(end: End) -> list[int]:
+def _all_rows(end: End) -> np.ndarray:
     """The rows of all units that are ready."""
-    return list(chain.from_iterable(end.offered.whole_groups(end.unit))) if end.groups else end.offered[:]
+    if not end.groups:
+        return np.array(end.offered[:], "i8")
+    first = getattr(end.offered, "first_groups", None)
+    if first is not None:
+        return np.asarray(first(end.unit, end.have)).reshape(-1)
+    return np.array(list(chain.from_iterable(end.offered.whole_groups(end.unit))), "i8")
 
 
-def _column(rows: list[int]) -> bytes:
+def _column(rows: Any) -> bytes:
     return np.array(rows, "i8").tobytes()

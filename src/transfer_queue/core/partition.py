@@ -305,13 +305,15 @@ class Partition:
                 if ready.task == task:
                     ready.update(key, chunk, fresh, self.groups)
 
-    def deal(self, task: str, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> None:
-        """Keeps a dealt batch."""
+    def deal(
+        self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]], positions: np.ndarray
+    ) -> None:
+        """Keeps dealt batches: (dp_rank, rows) each. positions: of all their rows, one behind the other."""
         dealt = self.dealt.setdefault(task, DealtBatches())
-        number = dealt.add(dp_rank, batch_index, batch_size, rows)
-        positions = self.rows.positions_of(rows)
-        for _, chunk, at, _ in self.rows.split(positions[positions >= 0]):
-            chunk.dealt_column(task)[at] = number
+        issued = [dealt.add(dp_rank, batch_index, batch_size, rows) for dp_rank, rows in shares]
+        numbers = np.repeat(np.array(issued, "i8"), [len(rows) for _, rows in shares])
+        for _, chunk, at, where in self.rows.split(positions):
+            chunk.dealt_column(task)[at] = numbers[where]
 
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
         """See `records.PassedOver`."""

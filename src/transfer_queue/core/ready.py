@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -21,6 +21,9 @@ FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
 
 if TYPE_CHECKING:
     from transfer_queue.core.groups import Groups
+
+
+MANY = 32  # groups that change at once are taken out of a list in one go
 
 
 def ones(bits: np.ndarray) -> np.ndarray:
@@ -174,6 +177,14 @@ class ReadySet:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
+    def has_all(self, positions: np.ndarray, rows: Rows) -> bool:
+        """Whether all these rows are ready."""
+        for key, _, at, _ in rows.split(positions):
+            bits = self.bits.get(key)
+            if bits is None or (at >= len(bits)).any() or not bits[at].all():
+                return False
+        return True
+
     def __contains__(self, position: int) -> bool:
         bits = self.bits.get(position >> CHUNK_BITS)
         at = position & MASK
@@ -241,9 +252,27 @@ class WholeGroups:
             if not len(positions):
                 continue
             names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
+            names, counts = names[names >= 0], counts[names >= 0]
+            if step < 0 and len(names) > MANY:
+                self._many_left(names.tolist(), counts.tolist(), groups)
+                continue
             for group, count in zip(names.tolist(), counts.tolist(), strict=True):
-                if group >= 0:
-                    self.joined(group, step * count, groups)
+                self.joined(group, step * count, groups)
+
+    def _many_left(self, names: list[int], counts: list[int], groups: Groups) -> None:
+        """Members of many groups became unready: none of these is whole any more."""
+        for group, count in zip(names, counts, strict=True):
+            now = self.counts.get(group, 0) - count
+            if now:
+                self.counts[group] = now
+            else:
+                self.counts.pop(group, None)
+        ends = [min(names), max(names)]  # by order of reservation they begin in the order of their numbers
+        firsts = [groups.first_of(group, self.size) for group in (names if groups.explicit else ends)]
+        start = bisect_left(self.order, (min(firsts), -1))
+        stop = bisect_left(self.order, (max(firsts) + 1, -1))
+        left = set(names)
+        self.order[start:stop] = [entry for entry in self.order[start:stop] if entry[1] not in left]
 
     def joined(self, group: int, delta: int, groups: Groups) -> None:
         """A group has `delta` ready members more, or its size has changed."""
@@ -335,6 +364,19 @@ class Ready(Sequence[int]):
         for key in self._ready.keys:
             found = ones(self._ready.bits[key])
             yield from self._rows.chunks[key].index[found].tolist()
+
+    def first_groups(self, size: int, count: int) -> np.ndarray:
+        """i8 [groups, size]: the first `count` groups, or as many as there are, in the order of `whole_groups`."""
+        if size == 1 and not self._groups.explicit:
+            return self._rows.indexes_of(self._ready.positions(count)).reshape(-1, 1)
+        numbers = [group for _, group in islice(self._ready.whole_groups(size, self._groups).order, count)]
+        if not numbers:
+            return np.zeros((0, size), "i8")
+        if self._groups.explicit:
+            members = np.sort(np.array([self._groups.declared[group].members for group in numbers], "i8"), axis=1)
+        else:
+            members = np.array(numbers, "i8")[:, None] * size + np.arange(size)
+        return self._rows.indexes_of(members.reshape(-1)).reshape(members.shape)
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
         """Groups of `size` whose members are all ready, by first member; members ascending."""

@@ -119,12 +119,14 @@ class State:
 
     def _dealt(self, record: r.Dealt) -> None:
         partition = self._changed(record.partition)
+        consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
         if record.batch_index is not None:
-            for share in record.shares:
-                rows = np.frombuffer(share.rows, "<i8")
-                partition.deal(record.task, share.dp_rank, record.batch_index, record.batch_size, rows)
-        positions = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
-        partition.consume(record.task, positions)
+            column = b"".join(share.rows for share in record.shares)
+            same = column == record.consumed  # as all built-in samplers have it
+            positions = consumed if same else partition.rows.positions_of(np.frombuffer(column, "<i8"))
+            shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
+            partition.deal(record.task, record.batch_index, record.batch_size, shares, positions)
+        partition.consume(record.task, consumed)
 
     def _passed_over(self, record: r.PassedOver) -> None:
         partition = self._changed(record.partition)

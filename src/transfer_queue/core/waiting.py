@@ -6,6 +6,7 @@ First come, first served; a deadline each.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -217,7 +218,8 @@ class WaitingRoom:
     def next_deadline(self) -> float | None:
         """When the next wait ends, None where nobody waits."""
         self._trim()
-        return self._deadlines[0][0] if self._deadlines else None
+        first = self._deadlines[0][0] if self._deadlines else math.inf
+        return first if first < math.inf else None
 
     def expired(self, now: float) -> Iterator[Waiting]:
         """Those whose deadline has come, in order of deadline; each must be removed before the next is taken."""

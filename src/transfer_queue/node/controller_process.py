@@ -34,7 +34,9 @@ def build_controller(system: SystemFolder, config: str, key: bytes, sampler: Pic
     else:
         raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
     controller = Controller(made, config=config, capacity=settings.total_storage_size)
-    server = Server(ControllerService(controller), key)
+    service = ControllerService(controller)
+    server = Server(service, key)
+    service.attach(server.call_soon)
     server.listen(str(system.controller))
     if settings.metrics_enabled:
         _serve_metrics(server, controller, settings.metrics_port)

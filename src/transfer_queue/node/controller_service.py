@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Union
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
 from transfer_queue.messages import Envelope, Failure, Free, Refuse, RegisterUnit, SpaceShort, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.service import EnvelopeService
+from transfer_queue.node.worker import Worker
 
 logger = logging.getLogger(__name__)
 
+CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
 FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort)
 
 
@@ -25,6 +29,12 @@ class ControllerService(EnvelopeService):
     def __init__(self, controller: Controller) -> None:
         super().__init__()
         self._controller = controller
+        self._worker = Worker()
+        self._call_soon: CallSoon | None = None
+
+    def attach(self, call_soon: CallSoon) -> None:
+        """Says how other threads reach the loop: `net.server.Server.call_soon`. Before the first request."""
+        self._call_soon = call_soon
 
     def opened(self, peer: int, hello: Hello) -> None:
         """See `net.server.Service.opened`."""
@@ -51,6 +61,15 @@ class ControllerService(EnvelopeService):
         """See `net.server.Service.ticked`."""
         return self._carried_out(self._controller.tick(now))
 
+    def _begin(self, work: Work) -> None:
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(outcome: Any) -> None:
+            call_soon(lambda: self._carried_out(self._controller.worked(work.number, outcome, time.monotonic())))
+
+        self._worker.begin(work.run, done)
+
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
         self._controller.take_records()  # nobody keeps a journal of them
         return list(self._outgoing(effects))
@@ -59,6 +78,8 @@ class ControllerService(EnvelopeService):
         for effect in effects:
             if isinstance(effect, Send):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
+            elif isinstance(effect, Work):
+                self._begin(effect)
             elif isinstance(effect, FreeExtents):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:

@@ -10,14 +10,29 @@ from __future__ import annotations
 import copy
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+
+import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
 
 # What one caller gets: the indexes in the batch, in its order, and those that are consumed with it.
 Share: TypeAlias = tuple[list[int], list[int]]
 Self = TypeVar("Self", bound="BaseSampler")
+
+
+@dataclass(frozen=True)
+class Deal:
+    """A deal whose samples are chosen. size: how many items it divides. rows: their indexes, i8.
+
+    run: computes the shares from copies alone, so that it may run in another thread while all else changes.
+    """
+
+    size: int
+    rows: np.ndarray
+    run: Callable[[], dict[int, Share]]
 
 
 @runtime_checkable
@@ -150,6 +165,11 @@ class RankConsistentSampler(BaseSampler):
         config: what `sample` takes by keyword. A share that is not to be kept has the key 0.
         Raises InvalidArgumentError for a batch_size that can never be dealt.
         """
+
+    def prepare(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> Deal | None:
+        """The same as `deal` in two steps, the first of which is short; None where it cannot be met now."""
+        shares = self.deal(ready_indexes, batch_size, **config)
+        return Deal(0, np.zeros(0, "i8"), lambda: shares) if shares else None
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """Raises InvalidArgumentError for a batch_size or a rank that can never be right."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+
 from transfer_queue.sampler.base import ReadyIndexes
 
 
@@ -14,10 +16,18 @@ def pick_groups(ready_indexes: Sequence[int], size: int, count: int) -> list[lis
     Where the ready indexes know their groups these are taken. Else a group is a run of `size` consecutive
     indexes, taken greedily from the lowest.
     """
+    picked: list[list[int]] = pick_rows(ready_indexes, size, count).tolist()
+    return picked
+
+
+def pick_rows(ready_indexes: Sequence[int], size: int, count: int) -> np.ndarray:
+    """The same as i8 [count, size]; [0, size] where there are fewer."""
+    none = np.zeros((0, size), "i8")
     if len(ready_indexes) < size * count:
-        return []
-    picked = list(islice(whole_groups(ready_indexes, size), count))
-    return picked if len(picked) == count else []
+        return none
+    first = getattr(ready_indexes, "first_groups", None)  # all at once, where they can
+    found = first(size, count) if first is not None else list(islice(whole_groups(ready_indexes, size), count))
+    return np.array(found, "i8").reshape(-1, size) if len(found) == count else none
 
 
 def whole_groups(ready_indexes: Sequence[int], size: int) -> Iterator[list[int]]:

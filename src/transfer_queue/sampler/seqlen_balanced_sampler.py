@@ -10,9 +10,12 @@ from itertools import chain, pairwise
 from numbers import Real
 from typing import Any, Protocol
 
+import numpy as np
+
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.base import (
+    Deal,
     RankConsistentSampler,
     Share,
     check_batch_size,
@@ -20,7 +23,7 @@ from transfer_queue.sampler.base import (
     positive,
     saved,
 )
-from transfer_queue.sampler.groups import pick_groups, whole_groups
+from transfer_queue.sampler.groups import pick_rows, whole_groups
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
 
@@ -93,25 +96,22 @@ class SeqlenBalancedSampler(RankConsistentSampler):
 
         Without a partition the split is equal, in order. Raises InvalidArgumentError for a tag that is no length.
         """
+        found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
+        return {} if found is None else found.run()
+
+    def prepare(
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
+    ) -> Deal | None:
+        """Chooses the groups and takes their tags; what is left to do, and may fail, is to balance them."""
         ranks = self._ranks_of(config)
         count = self._groups_in(batch_size, ranks)
-        groups = pick_groups(ready_indexes, self.n_samples_per_prompt, count)
+        groups = pick_rows(ready_indexes, self.n_samples_per_prompt, count)
         if len(groups) < count:
-            return {}
-        if count == 0:
-            return {rank: ([], []) for rank in range(ranks)}
-        even = count % ranks == 0
-        if partition is None:
-            parts = _in_order(count, ranks)
-        else:
-            parts = get_seqlen_balanced_partitions(_group_lengths(groups, partition), ranks, even)
-        shares = {}
-        for rank, part in enumerate(parts):
-            sampled = list(chain.from_iterable(groups[position] for position in part))
-            shares[rank] = (sampled, list(sampled))
-        if not even:
-            _warn_uneven([len(sampled) for sampled, _ in shares.values()], self.n_samples_per_prompt)
-        return shares
+            return None
+        rows = groups.reshape(-1)
+        tags = None if partition is None or not count else _tags(rows, partition)
+        size = self.n_samples_per_prompt
+        return Deal(count, rows, lambda: _shares(groups.tolist(), tags, ranks, size))
 
     def clear_cache(self, partition_id: str) -> None:
         """Forgets what was dealt of this partition."""
@@ -155,10 +155,37 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         return count
 
 
-def _group_lengths(groups: list[list[int]], partition: Tagged) -> list[float]:
-    """The sum of the lengths of each group's samples, by their tags."""
-    tags = partition.get_custom_meta(list(chain.from_iterable(groups)))
-    return [sum(_length(index, tags.get(index)) for index in group) for group in groups]
+def _tags(rows: np.ndarray, partition: Tagged) -> list[Mapping[str, Any] | None]:
+    """The tags of these rows, at once where the partition can."""
+    tags_of = getattr(partition, "tags_of", None)
+    if tags_of is not None:
+        return tags_of(rows)  # type: ignore[no-any-return]
+    wanted = rows.tolist()
+    found = partition.get_custom_meta(wanted)
+    return [found.get(row) for row in wanted]
+
+
+def _shares(
+    groups: list[list[int]], tags: list[Mapping[str, Any] | None] | None, ranks: int, size: int
+) -> dict[int, Share]:
+    """The groups of all ranks. tags: of each sample; None splits them equally, in order."""
+    count = len(groups)
+    if not count:
+        return {rank: ([], []) for rank in range(ranks)}
+    even = count % ranks == 0
+    if tags is None:
+        parts = _in_order(count, ranks)
+    else:
+        lengths = list(map(_length, chain.from_iterable(groups), tags))
+        sums = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
+        parts = get_seqlen_balanced_partitions(sums, ranks, even)
+    shares = {}
+    for rank, part in enumerate(parts):
+        sampled = list(chain.from_iterable(groups[position] for position in part))
+        shares[rank] = (sampled, list(sampled))
+    if not even:
+        _warn_uneven([len(sampled) for sampled, _ in shares.values()], size)
+    return shares
 
 
 def _length(index: int, tags: Mapping[str, Any] | None) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, Share, overrides_sample
+from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, Share, overrides_sample
 
 
 class SamplerWrapper(BaseSampler):
@@ -56,6 +56,10 @@ class SamplerWrapper(BaseSampler):
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
         """What the sampler inside, a rank-consistent one, deals of the rows that it is shown."""
         return self._dealing().deal(self.view(ready_indexes, config), batch_size, **config)
+
+    def prepare(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> Deal | None:
+        """As the sampler inside, of the rows that it is shown."""
+        return self._dealing().prepare(self.view(ready_indexes, config), batch_size, **config)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """As the sampler inside."""

@@ -39,6 +39,7 @@ from transfer_queue.wire.framing import FrameReader, pack_frame
 
 T = TypeVar("T")
 UNIT_PEER = 0  # the controller's connection to the unit, which is no network connection here
+MOST_WORK_SECONDS = 0.1  # of virtual time that the core's long work takes
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
 
@@ -398,10 +399,24 @@ class Cluster:
         for effect in effects:
             if isinstance(effect, core_effects.Send):
                 self._answer(effect.peer, effect.sequence, effect.reply)
+            elif isinstance(effect, core_effects.Work):
+                self._begin(effect)
             elif isinstance(effect, core_effects.FreeExtents):
                 self._unit(self.unit.free(effect.extents))
             elif isinstance(effect, core_effects.RefuseLeases):
                 self._unit(self.unit.refuse(effect.words))
+
+    def _begin(self, work: core_effects.Work) -> None:
+        """Work takes a while, drawn by the seed."""
+
+        def done() -> None:
+            try:
+                outcome = work.run()
+            except Exception as error:
+                outcome = error
+            self._core(self.controller.worked(work.number, outcome, self.clock.now))
+
+        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
 
     def _unit(self, effects: list[unit_effects.Effect]) -> None:
         for effect in [*effects, *self.unit.shortage()]:
