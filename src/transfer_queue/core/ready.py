@@ -271,8 +271,11 @@ class WholeGroups:
         firsts = [groups.first_of(group, self.size) for group in (names if groups.explicit else ends)]
         start = bisect_left(self.order, (min(firsts), -1))
         stop = bisect_left(self.order, (max(firsts) + 1, -1))
-        left = set(names)
-        self.order[start:stop] = [entry for entry in self.order[start:stop] if entry[1] not in left]
+        left, among = set(names), self.order[start:stop]
+        self.order[start:stop] = [entry for entry in among if entry[1] not in left]
+        if self.rankings:
+            gone = [group for _, group in among if group in left]
+            self._mark(np.sort(groups.members_of(gone, self.size)), 0)
 
     def joined(self, group: int, delta: int, groups: Groups) -> None:
         """A group has `delta` ready members more, or its size has changed."""
