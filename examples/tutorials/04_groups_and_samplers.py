@@ -106,9 +106,9 @@ assert train.passed["update"] == {"stale: more than 1 policy versions behind": 2
 # ## Dynamic sampling: drop, and be refilled
 #
 # DAPO throws away groups whose rewards are all alike, since they teach nothing, and wants as many new ones. `drop`
-# takes groups out and counts them by reason. `want` says how many whole groups a task wants to be there or on their way;
-# producers ask `wanted` how many are missing, and with `most=` take some of them upon themselves. Given a `timeout`,
-# they wait there until some are.
+# takes groups out and counts them by reason. `want` says how many whole groups a task wants to be there or on their
+# way; producers ask `wanted` how many are missing, and with `most=` take some of them upon themselves. Given a
+# `timeout`, they wait there until some are.
 
 # %%
 client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 
 
-def rows(field: str, values: torch.Tensor) -> TensorDict:
+def column(field: str, values: torch.Tensor) -> TensorDict:
     return TensorDict({field: values}, batch_size=[len(values)])
 
 
@@ -44,7 +44,7 @@ def ends(drop_last: bool, expected: list[list[int]]) -> str:
     client.create_partition("train_0", producers=2)
     for count in (6, 5):
         assert not client.status().partitions[0].sealed
-        last = client.put(rows("answer", torch.arange(count)), partition_id="train_0")
+        last = client.put(column("answer", torch.arange(count)), partition_id="train_0")
         client.seal("train_0")
     loaders = [loader_of(config, "train_0", dp_rank) for dp_rank in (0, 1)]
     assert [[len(meta) for _, meta in loader] for loader in loaders] == expected
@@ -64,7 +64,7 @@ def ends(drop_last: bool, expected: list[list[int]]) -> str:
 def orphaned() -> None:
     client = tq.get_client()
     client.create_partition("groups", group_size=2)
-    put = client.put(rows("answer", torch.arange(3)), partition_id="groups", group_ids=["a", "a", "b"])
+    put = client.put(column("answer", torch.arange(3)), partition_id="groups", group_ids=["a", "a", "b"])
     client.seal("groups")
     by_group = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": 2}
     batches = [client.await_batch("answer", 2, "groups", "update", by_group) for _ in range(2)]
@@ -83,7 +83,7 @@ def orphaned() -> None:
 
 # %%
 def unsealed(config) -> None:
-    tq.get_client().put(rows("answer", torch.arange(8)), partition_id="fixed")
+    tq.get_client().put(column("answer", torch.arange(8)), partition_id="fixed")
     loaders = [loader_of(config, "fixed", dp_rank, finite=True) for dp_rank in (0, 1)]
     assert [[len(meta) for _, meta in loader] for loader in loaders] == [[2, 2, 2, 2], []]
 
@@ -103,7 +103,7 @@ def trainer(config, checkpoint: Path, life: int) -> None:
     if checkpoint.exists():
         loader.load_state_dict(torch.load(checkpoint))
     for step, (_, meta) in enumerate(loader, 1):
-        tq.get_client().put(rows("trained_in", torch.full((len(meta),), life)), metadata=meta)
+        tq.get_client().put(column("trained_in", torch.full((len(meta),), life)), metadata=meta)
         torch.save(loader.state_dict(), checkpoint)
         if (life, step) == (1, 3):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -119,7 +119,7 @@ def run(function, *arguments) -> int | None:
 
 def restarted(config) -> None:
     client = tq.get_client()
-    client.put(rows("answer", torch.arange(8)), partition_id="train_1")
+    client.put(column("answer", torch.arange(8)), partition_id="train_1")
     with TemporaryDirectory() as folder:
         assert run(trainer, config, Path(folder) / "place.pt", 1) == -signal.SIGKILL
         assert run(trainer, config, Path(folder) / "place.pt", 2) == 0
@@ -138,7 +138,7 @@ def restarted(config) -> None:
 def producer(config) -> None:
     tq.init(config)
     client = tq.get_client()
-    client.put(rows("answer", torch.arange(4)), partition_id="train_2")
+    client.put(column("answer", torch.arange(4)), partition_id="train_2")
     client.get_meta("answer", 4, "train_2", mode="insert")
     os.kill(os.getpid(), signal.SIGKILL)
 
