@@ -146,9 +146,8 @@ def producer(config) -> None:
 def expired(config) -> None:
     client = tq.get_client()
     assert run(producer, config) == -signal.SIGKILL
-    assert "misses the fields ['answer'] (it has none of them)" in client.explain(
-        "train_2", task="reward", fields="answer"
-    )
+    why = client.explain("train_2", task="reward", fields="answer")
+    assert "misses the fields ['answer'] (it has none of them)" in why
     client.seal("train_2")  # by the one who started the producer, and knows that it has gone
     for expected in ((4, False), (0, True)):
         meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
