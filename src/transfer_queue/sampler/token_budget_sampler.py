@@ -11,9 +11,11 @@ import numpy as np
 
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
-from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, check_batch_size, natural, positive
 from transfer_queue.sampler.groups import whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
+
+PACKINGS = 8  # that a search for the most groups takes, about
 
 
 class TokenBudgetSampler(RankConsistentSampler):
@@ -70,6 +72,17 @@ class TokenBudgetSampler(RankConsistentSampler):
         return None if batch is None else (rank, batch)
 
     def deal(
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
+    ) -> dict[int, Share]:
+        """The micro-batches of all ranks, by rank; {} while they are not full, unless it is a last deal (`final`).
+
+        Without batch_index one micro-batch for this caller alone. Raises InvalidArgumentError for a missing length,
+        and one that is no finite number of 0 or more.
+        """
+        found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
+        return {} if found is None else found.run()
+
+    def prepare(
         self,
         ready_indexes: Sequence[int],
         batch_size: int,
@@ -77,39 +90,36 @@ class TokenBudgetSampler(RankConsistentSampler):
         partition: Tagged | None = None,
         final: bool = False,
         **config: Any,
-    ) -> dict[int, Share]:
-        """The micro-batches of all ranks, by rank; {} while they are not full, unless it is a last deal (`final`).
-
-        Without batch_index one micro-batch for this caller alone. Raises InvalidArgumentError for a missing length,
-        and one that is no finite number of 0 or more.
-        """
+    ) -> Deal | None:
+        """Finds that the micro-batches can be full; what is left to do is to fill them as well as can be."""
         self._check(batch_size)
         ranks = 1 if config.get("batch_index") is None else self.dp_size
         held = batch_size // self.n_samples_per_prompt
         # one group more than the ranks can hold tells whether all of them are full
         groups = list(islice(whole_groups(ready_indexes, self.n_samples_per_prompt), ranks * held + 1))
         lengths = self._lengths(groups, partition)
-        bins = self._filled(lengths, ranks, held)
+        bins = self._in_order(lengths, ranks, held)
         taken = sum(map(len, bins))
         full = taken < len(groups) or taken == ranks * held
         if not all(bins) or not (full or (final and not self.drop_last)):
-            return {}
-        shares = {}
-        for rank, places in enumerate(bins):
-            sampled = list(chain.from_iterable(groups[place] for place in sorted(places)))
-            shares[rank] = (sampled, list(sampled))
-        return shares
+            return None
 
-    def _filled(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
+        def run() -> dict[int, Share]:
+            shares = {}
+            for rank, places in enumerate(self._filled(bins, lengths, held)):
+                sampled = list(chain.from_iterable(groups[place] for place in sorted(places)))
+                shares[rank] = (sampled, list(sampled))
+            return shares
+
+        rows = np.array(groups, "i8").reshape(-1)
+        return Deal(PACKINGS * len(groups), rows, run)
+
+    def _filled(self, bins: list[list[int]], lengths: list[float], held: int) -> list[list[int]]:
         """Which groups each rank gets, by place: as many of the first ones as a quick search makes fit.
 
-        First each goes to the rank with the fewest tokens, until that has no room; as an empty rank takes any group,
-        none is empty then. Packed tightly, some more may fit; so many are then divided evenly.
+        bins: those that fit in order, none empty. Packed tightly, some more may fit; so many are divided evenly.
         """
-        bins = self._in_order(lengths, ranks, held)
-        count = sum(map(len, bins))
-        if not all(bins):
-            return bins
+        ranks, count = len(bins), sum(map(len, bins))
         filled = accumulate(min(length, self.token_budget) for length in lengths[: ranks * held])
         most = sum(1 for tokens in filled if tokens <= ranks * self.token_budget)
         while count < most:
@@ -125,6 +135,10 @@ class TokenBudgetSampler(RankConsistentSampler):
         return parts if max(map(len, parts)) <= held else bins
 
     def _in_order(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
+        """Each of the first groups to the rank with the fewest tokens, by place, until that has no room.
+
+        As an empty rank takes any group, one stays empty only where there are fewer groups than ranks.
+        """
         bins: list[list[int]] = [[] for _ in range(ranks)]
         # (tokens, rank) of those that have room for one more, the lightest first; -1 tokens where it is empty
         open_ = [(-1.0, rank) for rank in range(ranks)] if held else []
