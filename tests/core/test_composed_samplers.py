@@ -372,3 +372,18 @@ def test_a_users_sampler_may_pass_over() -> None:
     picky.passed = [1]
     with pytest.raises(SamplerError, match="passes_over must give a dict"):
         h.dealt(1)
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_large_micro_batch_is_filled_beside_the_loop(final: bool) -> None:
+    h = Harness(FreshnessSampler(TokenBudgetSampler(1000, dp_size=2), 1))
+    count = 999 if final else 1001
+    h.put(count, tags=by("total_lengths", *[2] * count))
+    if final:
+        h.ask(Seal("p"))
+    first = h.claim(600, wait=10, **rank(0))
+    assert h.parked(first)
+    h.work()
+    found = [h.got(first), h.dealt(600, **rank(1))]
+    assert sorted(row for rows in found for row in rows or ()) == list(range(min(count, 1000)))
+    assert sorted(len(rows or ()) for rows in found) == ([499, 500] if final else [500, 500])
