@@ -46,6 +46,7 @@ def test_all_fields_are_needed(h: Harness) -> None:
     assert h.dealt(1, fields=("z",)) == []
 
 
+@pytest.mark.design("replacing a value does not un-consume its row")
 def test_a_replaced_value_does_not_unconsume(h: Harness) -> None:
     h.put(2)
     h.dealt(2)
@@ -91,6 +92,9 @@ def test_without_a_wait_the_answer_comes_at_once(h: Harness, wait: float | None)
 # ---------------------------------------------------------------- parked
 
 
+@pytest.mark.design(
+    "a claim that cannot be met is parked with its deadline and answered by the publish that completes it"
+)
 def test_the_publish_that_completes_it_answers(h: Harness) -> None:
     sequence = h.claim(3, fields=("x", "y"), wait=10)
     assert h.state.partitions == {}, "a claim creates nothing"
@@ -102,6 +106,7 @@ def test_the_publish_that_completes_it_answers(h: Harness) -> None:
     assert h.controller.peers == {}
 
 
+@pytest.mark.design("parked claims are served first come, first served per (partition, task)")
 def test_first_come_first_served(h: Harness) -> None:
     sequences = [h.claim(2, wait=10, name=name) for name in "abc"]
     other = h.claim(2, "u", wait=10, name="d")
@@ -125,6 +130,7 @@ def test_order_holds_over_different_fields(h: Harness) -> None:
     assert h.got(early_fields, "b") == [1]
 
 
+@pytest.mark.design("a large parked claim does not starve smaller ones")
 def test_a_large_claim_does_not_starve_smaller_ones(h: Harness) -> None:
     large = h.claim(10, wait=100, name="large")
     for turn in range(4):
@@ -282,6 +288,7 @@ def test_clearing_what_was_unfinished_ends_a_sealed_stream(h: Harness) -> None:
     assert h.dealt(5, fields=("x", "y")) is None
 
 
+@pytest.mark.design("a loader ends in finite mode when the partition is wholly consumed")
 def test_finite_ends_with_the_partition_consumed(h: Harness) -> None:
     assert h.dealt(1, finite=True) == [], "nothing at all is no end"
     h.put(2, pre_allocate=3)
@@ -319,6 +326,7 @@ def test_the_end_of_a_probes_wait_is_no_error(h: Harness) -> None:
 # ---------------------------------------------------------------- connections, retries
 
 
+@pytest.mark.design("a parked claim whose connection ended is cancelled before it can be met")
 def test_a_claim_ends_with_its_connection_before_it_can_be_met(h: Harness) -> None:
     lost, kept = h.claim(2, wait=10, name="a"), h.claim(2, wait=10, name="b")
     h.disconnect("a")
@@ -339,6 +347,7 @@ def test_only_what_waits_on_that_connection_ends(h: Harness) -> None:
     assert rows_of(h.replies[second_peer, second]) == [0]
 
 
+@pytest.mark.design("the same request id on a new connection re-attaches to it")
 def test_the_same_request_on_a_new_connection_attaches_again(h: Harness) -> None:
     request = Claim("p", "t", ["x"], 2, {}, 10.0)
     sequence = h.send(request, "a")
@@ -365,6 +374,7 @@ def test_an_old_copy_does_not_take_the_request_back_to_its_dead_connection(h: Ha
     assert rows_of(h.replies[new, sequence]) == [0]
 
 
+@pytest.mark.design("every request gets exactly one reply, and a retry the same answer")
 def test_a_retry_of_a_dealt_claim_gets_the_same_rows(h: Harness) -> None:
     h.put(4)
     request = Claim("p", "t", ["x"], 2)
@@ -550,3 +560,25 @@ def test_a_partition_made_anew_never_shows_an_old_version(h: Harness) -> None:
         seen.add(h.state.partitions["p"].version)
         h.ask(ClearPartition("p"))
     assert len(seen) == 3
+
+
+@pytest.mark.design("nobody sleeps or polls, one waiting consumer holds up no one")
+def test_who_waits_holds_up_nobody(h: Harness) -> None:
+    """A thousand claims wait: others are answered at once, and nothing is due before a deadline."""
+    waiting = [h.claim(1, "late", ("never",), name=f"r{i}", wait=100) for i in range(1000)]
+    h.put(2)
+    assert h.dealt(2) == [0, 1]
+    assert h.controller.next_deadline() == 100
+    h.put(1, ("never",), rows=[1])
+    assert [h.reply(s, f"r{i}") is not None for i, s in enumerate(waiting)] == [True] + [False] * 999
+
+
+@pytest.mark.design("global indexes are never reused")
+def test_indexes_are_never_used_again(h: Harness) -> None:
+    seen = set(h.put(3))
+    h.clear(seen)
+    for name in ("p", "q", "p"):
+        fresh = h.put(2, partition=name)
+        assert seen.isdisjoint(fresh)
+        seen |= set(fresh)
+        h.ask(ClearPartition(name))

@@ -21,6 +21,9 @@ def waits(h: Harness, name: str = "w") -> int:
     return h.send(h.publish(1, name=name, wait=1000.0), name)
 
 
+@pytest.mark.design(
+    "when every put waits for space and every claim for rows, the puts fail at once, with the cycle in words"
+)
 def test_it_is_told_at_once_by_the_last_who_comes_to_wait():
     h = full()
     put = waits(h)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from harness import Harness, rows_of
 
+from transfer_queue.core.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages import ClearPartition, Failure, ResetConsumption, Seal
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler.base import Share
 
 
 @pytest.fixture(params=[RankAwareSampler, lambda: GRPOGroupNSampler(2)], ids=["rank_aware", "grpo"])
@@ -60,6 +64,7 @@ def test_replicas_that_wait_are_met_together(ranks: Harness) -> None:
     assert ranks.got(other, "d") == [2, 3]
 
 
+@pytest.mark.design("the same key asked with another batch_size is a ValueError")
 def test_another_batch_size_is_an_error(ranks: Harness) -> None:
     ranks.put(6)
     waiting = ranks.claim(8, wait=10, name="late", dp_rank=0, batch_index=0)
@@ -71,6 +76,10 @@ def test_another_batch_size_is_an_error(ranks: Harness) -> None:
     assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
 
 
+@pytest.mark.design(
+    "a dealt batch is kept until all its rows are cleared or its partition is dropped",
+    "a later ask for a batch that is gone is an error and never fresh rows",
+)
 def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
     ranks.put(6)
     ranks.dealt(2, dp_rank=0, batch_index=0)
@@ -84,6 +93,7 @@ def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
     assert {rank: issued.state() for rank, issued in dealt.issued.items()} == {0: [(0, 1)], 1: [(0, 0)]}
 
 
+@pytest.mark.design("issued batch indexes are kept as intervals")
 def test_issued_batches_take_bounded_space(ranks: Harness) -> None:
     for number in range(50):
         ranks.put(2)
@@ -115,6 +125,7 @@ def test_a_dropped_partition_begins_anew(ranks: Harness) -> None:
     assert ranks.dealt(2, dp_rank=0, batch_index=0) == [4, 5]
 
 
+@pytest.mark.design("reset_consumption forgets that task's dealt batches")
 def test_a_reset_forgets(ranks: Harness) -> None:
     ranks.put(4)
     ranks.dealt(2, dp_rank=0, batch_index=0)
@@ -128,6 +139,7 @@ def test_a_reset_forgets(ranks: Harness) -> None:
     assert ranks.dealt(4, dp_rank=1, batch_index=0) == []
 
 
+@pytest.mark.design("a replica that lags still gets its last batch")
 def test_the_last_batch_is_there_for_who_lags(ranks: Harness) -> None:
     ranks.put(4)
     ranks.dealt(4, dp_rank=0, batch_index=0)
@@ -184,6 +196,7 @@ def lengths(*values: int) -> list[dict[str, int]]:
     return [{"total_lengths": value} for value in values]
 
 
+@pytest.mark.design("a balanced deal takes all ranks' shares out of the ready set at once")
 def test_one_deal_takes_all_shares() -> None:
     h = balanced()
     h.put(6, tags=lengths(9, 1, 5, 5, 7, 7))
@@ -305,3 +318,29 @@ def test_a_users_deal() -> None:
     assert not isinstance(h.reply(waiting, "r"), Failure)
     h.put(1)
     assert h.got(waiting) == [3, 0]
+
+
+@pytest.mark.design("a Dealt record carries the outcome; replay never calls a sampler")
+def test_replay_calls_no_sampler() -> None:
+    """The state that a replay makes has every deal, though no sampler is there to ask."""
+
+    class Once(RankAwareSampler):
+        """Deals in live operation alone."""
+
+        live = True
+
+        def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+            assert self.live
+            return super().deal(ready_indexes, batch_size, **config)
+
+    sampler = Once()
+    h = Harness(sampler)
+    h.put(4)
+    rows = h.dealt(2, dp_rank=1, batch_index=3)
+    sampler.live = False
+    state = State()
+    for record in h.records:
+        state.apply(record)
+    batch = state.partitions["p"].dealt["t"].find(1, 3)
+    assert batch is not None
+    assert batch.rows.tolist() == rows

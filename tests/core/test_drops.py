@@ -74,6 +74,7 @@ class TestDrop:
 class TestNeverPut:
     """Reserved rows may still be published after a seal, or expire with their owner."""
 
+    @pytest.mark.design("reserved rows expire with their owner")
     def test_they_expire_with_their_owner(self):
         h = Harness()
         h.put(2)
@@ -103,6 +104,7 @@ class TestNeverPut:
         h.ask(Seal("p"))
         assert dropped(h) == {}
 
+    @pytest.mark.design("reserved rows may still be published")
     def test_a_living_owner_may_still_publish(self):
         h = Harness()
         h.ask(Reserve("p", 2, None, 0), "alive")

@@ -174,6 +174,7 @@ def test_a_sampler_of_other_groups_is_refused() -> None:
 # ---------------------------------------------------------------- orphans and ends
 
 
+@pytest.mark.design("an orphaned group is reported, explained, ignored for the end")
 def test_an_orphan_is_reported_and_explained(g: Harness) -> None:
     g.put(4, groups=["g", "g", "k", "k"])
     g.clear([1])
@@ -196,6 +197,7 @@ def test_orphans_by_order_are_explained(g: Harness) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.design("an orphaned group is reported, explained, ignored for the end")
 def test_orphans_are_ignored_for_the_end(g: Harness, declared: bool) -> None:
     """A member that was never written holds up nobody once its group can never be whole."""
     groups = ["a", "a", "b", "b"] if declared else None

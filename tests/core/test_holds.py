@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import Harness, column
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ def live(h: Harness) -> list[int]:
     return rows.indexes_of(rows.live_positions()).tolist()
 
 
+@pytest.mark.design("free_when=consumed_by[tasks] per partition frees rows by themselves")
 def test_a_row_goes_when_all_tasks_are_through():
     h = made()
     h.put(4)

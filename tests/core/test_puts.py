@@ -196,6 +196,7 @@ def test_pre_allocated_rows_belong_to_nobody(h: Harness) -> None:
     assert h.put(2) == [1, 2]
 
 
+@pytest.mark.design("never-reserved pre-allocated rows vanish")
 def test_pre_allocated_rows_vanish_at_the_seal(h: Harness) -> None:
     h.put(2, pre_allocate=5)
     h.ask(Seal("p"))
@@ -208,6 +209,7 @@ def test_pre_allocated_rows_vanish_at_the_seal(h: Harness) -> None:
 # ---------------------------------------------------------------- seals
 
 
+@pytest.mark.design("seal forbids new rows, not new fields")
 def test_a_sealed_partition_takes_fields_but_no_rows(h: Harness) -> None:
     h.put(1, keys=["a"])
     h.ask(Seal("p"))
@@ -223,6 +225,7 @@ def test_a_sealed_partition_takes_fields_but_no_rows(h: Harness) -> None:
     assert h.dealt(1, fields=("x", "y", "z")) == [0]
 
 
+@pytest.mark.design("producers=N seals after N seals")
 def test_every_producer_seals(h: Harness) -> None:
     h.create(producers=3, pre_allocate=1)
     waiting = h.claim(1, wait=10)

@@ -31,6 +31,7 @@ def fragmented(h: Harness) -> list[int]:
     return with_y
 
 
+@pytest.mark.design("built-in samplers work on a lazy sequence of ready indexes")
 def test_lazy_sequence(h: Harness) -> None:
     expected = fragmented(h)
     ready = ready_of(h, fields=("x", "y"))
@@ -93,6 +94,7 @@ def test_follows_every_change(h: Harness) -> None:
     assert list(ready_of(h)) == [row for row in sorted(produced) if "x" in produced[row]]
 
 
+@pytest.mark.design("least-recently-used ready sets are dropped and rebuilt")
 def test_least_recently_used_are_dropped(h: Harness) -> None:
     h.put(5)
     for number in range(MAX_READY_SETS):
@@ -175,6 +177,7 @@ def test_tags_alone_make_nothing_ready(h: Harness) -> None:
     assert len(ready_of(h)) == 0
 
 
+@pytest.mark.design("a claim costs what its batch costs")
 def test_a_claim_looks_only_where_its_rows_are(h: Harness) -> None:
     """What a claim costs does not grow with the partition: the chunks before and after its rows are not read."""
 

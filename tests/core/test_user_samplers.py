@@ -47,6 +47,7 @@ def u(mine: Mine) -> Harness:
     return Harness(mine)
 
 
+@pytest.mark.design("a user's sampler that wants a list gets one")
 def test_what_it_is_given(u: Harness, mine: Mine) -> None:
     u.put(3, tags=[{"n": 1}, {}, {"n": 3}])
     assert u.dealt(2, dp_rank=4, anything={"a": [1]}) == [2, 1]
@@ -104,6 +105,7 @@ def test_nonsense(u: Harness, mine: Mine, wrong: object) -> None:
 
 @pytest.mark.parametrize("rows", [[5], [0], [-1], [1 << 60]], ids=["unknown", "consumed", "negative", "large"])
 @pytest.mark.parametrize("where", ["sampled", "consumed"])
+@pytest.mark.design("a sampler that returns rows it was not offered fails its caller; nothing is dealt")
 def test_rows_not_offered(u: Harness, mine: Mine, rows: list[int], where: str) -> None:
     mine.act = lambda ready, size, **_: ([0], [0])
     u.put(3)
@@ -115,6 +117,7 @@ def test_rows_not_offered(u: Harness, mine: Mine, rows: list[int], where: str) -
     assert u.state.snapshot() == before
 
 
+@pytest.mark.design("a sampler that raises fails its caller; nothing is dealt")
 def test_an_error_of_its_own_comes_with_its_traceback(u: Harness, mine: Mine) -> None:
     def act(ready: list[int], size: int, **_: object) -> None:
         raise KeyError("no such thing")

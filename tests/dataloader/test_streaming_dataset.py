@@ -130,6 +130,7 @@ class TestEnds:
         a.put(numbers(12), partition_id="p")
         assert values(list(dataset())) == list(range(12))
 
+    @pytest.mark.design("a loader ends when its partition is sealed and no dealt batch for it remains")
     def test_sealed(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
         a.seal("p")
@@ -642,6 +643,7 @@ class TestErrors:
         with pytest.raises(InvalidArgumentError, match=words):
             dataset(**more)
 
+    @pytest.mark.design("clearing part of a dealt batch: later callers get StorageKeyNotFoundError naming the rows")
     def test_rows_cleared_between_fetch_and_read(
         self, a: Client, b: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch
     ) -> None:
