@@ -58,6 +58,7 @@ def passed(h: Harness) -> dict[tuple[str, str], int]:
 # ---------------------------------------------------------------- the remainder
 
 
+@pytest.mark.design("the remainder is dealt over dp_size")
 def test_the_remainder_is_divided_over_all_ranks() -> None:
     h = sealed(RankAwareSampler(dp_size=3), 19)
     assert sizes(h, 3, 0) == [4, 4, 4]
@@ -125,6 +126,7 @@ def test_a_balanced_remainder() -> None:
     ],
     ids=["rank_aware", "grpo", "balanced"],
 )
+@pytest.mark.design("the remainder is dropped and reported where dp_size is unknown or drop_last is set")
 def test_drop_last(sampler: BaseSampler, rows: int, over: int) -> None:
     h = sealed(sampler, rows)
     assert sizes(h, 2, 0) == [4, 4]
@@ -316,6 +318,7 @@ def test_the_claims_dp_size_is_checked() -> None:
 # ---------------------------------------------------------------- told
 
 
+@pytest.mark.design("the remainder is dropped and reported where dp_size is unknown or drop_last is set")
 def test_what_was_passed_over_is_told() -> None:
     h = sealed(RankAwareSampler(dp_size=4), 6)
     h.put(1, ("y",), rows=[5])
