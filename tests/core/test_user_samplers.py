@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from harness import Harness, rows_of
 
-from transfer_queue.errors import InvalidArgumentError, SamplerError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError
 from transfer_queue.messages import ClearPartition, Seal
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 
 class Mine(BaseSampler):
@@ -246,6 +246,37 @@ def test_a_subclass_with_the_bases_cache() -> None:
     h.ask(ClearPartition("p"))
     h.put(2)
     assert h.dealt(2, dp_rank=0, batch_index=0) == [8, 9]
+
+
+class Balancing(SeqlenBalancedSampler):
+    """A subclass that looks at what it has dealt, as old ones do."""
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        assert kwargs["batch_index"] not in self._states.get("p", {}).get("t", {}).get(kwargs["dp_rank"], {})
+        return super().sample(*args, **kwargs)
+
+
+@pytest.mark.design("_states on a sampler is a view of the dealt batches for old subclasses")
+def test_the_core_owns_what_an_old_subclass_has_dealt() -> None:
+    """All ranks' shares are dealt at once and kept by the core; `_states` shows them, and stays as small."""
+    sampler = Balancing(dp_size=2)
+    h = Harness(sampler)
+    for index in range(100):
+        rows = h.put(4)
+        first = h.dealt(2, dp_rank=0, batch_index=index)
+        later = h.put(4)
+        second = h.dealt(2, dp_rank=1, batch_index=index)
+        assert sorted([*first, *second]) == rows, "the other rank's share was dealt with the first"
+        assert sampler._states["p"]["t"][1][index][0] == second
+        assert h.dealt(2, dp_rank=0, batch_index=index) == first
+        with pytest.raises(InvalidArgumentError, match="was dealt with batch_size 2"):
+            h.dealt(3, dp_rank=0, batch_index=index)
+        h.clear([*rows, *later])
+    with pytest.raises(BatchGoneError):
+        h.dealt(2, dp_rank=0, batch_index=99)
+    kept = sampler._states["p"]["t"]
+    assert sum(map(len, kept.values())) < 100, "what is gone is forgotten"
+    assert len(sampler._balanced_cache) < 100
 
 
 class Groups(GRPOGroupNSampler):

@@ -7,17 +7,15 @@ state, and its outcome is checked: rows that it was not offered fail its caller,
 
 from __future__ import annotations
 
-import operator
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, Union, cast
 
 import numpy as np
 
 from transfer_queue.core import ends
 from transfer_queue.core import records as r
+from transfer_queue.core.asking import PartitionView, asked, checked, dealt_together, forget_gone, sampler_error, two
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
@@ -28,45 +26,6 @@ from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, shown
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
-
-
-class PartitionView:
-    """A partition as samplers see it; read-only.
-
-    group_size: members of a declared group, where known. policy_version: as `set_policy_version` said last, 0 at first.
-    """
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-        self.partition_id = partition.name
-        self.group_size = partition.groups.size
-        self.policy_version = partition.policy_version
-
-    def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """{global index: tag} of those of these rows that live."""
-        wanted = np.asarray(indexes, "i8")
-        positions = self._partition.rows.positions_of(wanted)
-        there = positions >= 0
-        tags = self._partition.tags_of(positions[there])
-        live = wanted[there].tolist()
-        return {i: dict(tag) for i, tag in zip(live, tags, strict=True)} if tags is not None else {i: {} for i in live}
-
-    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
-        """The tags of live rows (i8 global indexes), not copied: a tag that is set is another dict."""
-        tags: list[dict[str, Any] | None] = [None] * len(rows)
-        for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
-            if chunk.tags is not None:
-                first, last = int(at[0]), int(at[-1])
-                if last - first == len(at) - 1 and (np.diff(at) == 1).all():
-                    found: Sequence[dict[str, Any] | None] = chunk.tags[first : last + 1]
-                else:
-                    found = itemgetter(*at.tolist(), 0)(chunk.tags)[:-1]
-                if isinstance(where, slice):
-                    tags[where] = found
-                else:
-                    for place, tag in zip(where.tolist(), found, strict=True):
-                        tags[place] = tag
-        return tags
 
 
 class LongDeal(Exception):
@@ -183,7 +142,7 @@ def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> in
 def forget(sampler: BaseSampler, partition: str) -> None:
     """A partition is dropped: a user's sampler forgets what it keeps of it."""
     if not deals_itself(sampler):
-        _asked(sampler, sampler.clear_cache, partition)
+        asked(sampler, sampler.clear_cache, partition)
 
 
 def sampling_of(claim: Claim) -> dict[str, Any]:
@@ -203,7 +162,7 @@ def check(samplers: Samplers, claim: Claim) -> None:
     except TransferQueueError:
         raise
     except Exception as error:
-        raise _sampler_error(sampler, error) from None
+        raise sampler_error(sampler, error) from None
 
 
 def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRecord]:
@@ -214,7 +173,7 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
         return []
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
-    passed = _asked(sampler, sampler.passes_over, partition.offered(ready), **sampling)
+    passed = asked(sampler, sampler.passes_over, partition.offered(ready), **sampling)
     if not isinstance(passed, Mapping):
         raise SamplerError(
             f"{type(sampler).__name__}.passes_over must give a dict of rows by reason, and gave {passed!r:.200}; "
@@ -223,7 +182,7 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
     records: list[r.AnyRecord] = []
     gone = np.zeros(0, "i8")
     for reason, rows in passed.items():
-        column = np.array(rows, "i8") if built_in(sampler) else _checked(partition, sampler, ready, (), rows)[1]
+        column = np.array(rows, "i8") if built_in(sampler) else checked(partition, sampler, ready, (), rows)[1]
         left = np.setdiff1d(column, gone)
         gone = np.union1d(gone, left)
         if len(left):
@@ -254,6 +213,31 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
     return outcome
 
 
+def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> Outcome | None:
+    """The batch that was dealt under this key before; None where none was.
+
+    Raises BatchGoneError where its rows are cleared, InvalidArgumentError for another batch_size.
+    """
+    dealt = partition.dealt.get(claim.task)
+    if key is None or dealt is None:
+        return None
+    batch = dealt.find(*key)
+    words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
+    if batch is not None:
+        if batch.batch_size != claim.count:
+            raise InvalidArgumentError(
+                f"{words} with batch_size {batch.batch_size} and is asked with {claim.count}; all replicas of a rank "
+                f"must ask alike"
+            )
+        return Outcome(batch.rows)
+    if dealt.gone(*key):
+        raise BatchGoneError(
+            f"{words} before, and its rows are cleared since; it is not replaced by other rows. Ask for the next "
+            f"batch_index, or clear rows only when all replicas have fetched them."
+        )
+    return None
+
+
 def _decide_by_deal(
     state: State,
     partition: Partition,
@@ -265,24 +249,10 @@ def _decide_by_deal(
 ) -> Outcome:
     """sampler: as it was set, inner: the one inside of all others, itself where there is none around it."""
     sampling = sampling_of(claim)
-    key = _asked(sampler, sampler.deal_key, sampling)
-    dealt = partition.dealt.get(claim.task)
-    if key is not None and dealt is not None:
-        batch = dealt.find(*key)
-        if batch is not None:
-            if batch.batch_size != claim.count:
-                raise InvalidArgumentError(
-                    f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was "
-                    f"dealt with batch_size {batch.batch_size} and is asked with {claim.count}; all replicas of a "
-                    f"rank must ask alike"
-                )
-            return Outcome(batch.rows)
-        if dealt.gone(*key):
-            raise BatchGoneError(
-                f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt "
-                f"before, and its rows are cleared since; it is not replaced by other rows. Ask for the next "
-                f"batch_index, or clear rows only when all replicas have fetched them."
-            )
+    key = asked(sampler, sampler.deal_key, sampling)
+    known = _known(partition, claim, key)
+    if known is not None:
+        return known
     declared = partition.groups.size
     wanted = getattr(sampler, "n_samples_per_prompt", declared)
     if declared is not None and wanted != declared:
@@ -318,7 +288,7 @@ def _decide_by_deal(
     if inner.deals_finally:
         shares = deal(claim.count, final=True)
     else:
-        rest = _asked(sampler, sampler.remainder, offered, **sampling)
+        rest = asked(sampler, sampler.remainder, offered, **sampling)
         shares = deal(rest) if 0 < rest < claim.count else {}
     return _dealt(partition, sampler, ready, claim, key, shares) if shares else ENDED
 
@@ -326,18 +296,18 @@ def _decide_by_deal(
 def _deal(sampler: Dealer, offered: Ready, count: int, sampling: dict[str, Any]) -> Shares:
     """Raises LongDeal for one that takes long."""
     if not deals_itself(sampler):
-        return _asked(sampler, sampler.deal, offered, count, **sampling)  # type: ignore[no-any-return]
-    found: Deal | None = _asked(sampler, sampler.prepare, offered, count, **sampling)
+        return asked(sampler, sampler.deal, offered, count, **sampling)  # type: ignore[no-any-return]
+    found: Deal | None = asked(sampler, sampler.prepare, offered, count, **sampling)
     if found is None:
         return {}
     if found.size > LONG:
         raise LongDeal(found, count)
-    return _asked(sampler, found.run)  # type: ignore[no-any-return]
+    return asked(sampler, found.run)  # type: ignore[no-any-return]
 
 
 def computed(sampler: BaseSampler, deal: Deal) -> Shares:
     """What a long deal of a built-in sampler gives. Touches no state: it runs in a thread of its own."""
-    columns = {rank: np.array(sampled, "i8") for rank, (sampled, _) in _asked(sampler, deal.run).items()}
+    columns = {rank: np.array(sampled, "i8") for rank, (sampled, _) in asked(sampler, deal.run).items()}
     return {rank: (column, column) for rank, column in columns.items()}  # what is sampled is consumed
 
 
@@ -386,7 +356,7 @@ def _dealt(
 ) -> Outcome:
     if not deals_itself(sampler):
         for sampled, consumed in shares.values():
-            _checked(partition, sampler, ready, sampled, consumed)
+            checked(partition, sampler, ready, sampled, consumed)
     mine = shares.get(key[0] if key is not None else 0)
     if mine is None:
         raise SamplerError(f"{type(sampler).__name__}.deal gave nothing to the dp_rank that asked; nothing was dealt")
@@ -401,74 +371,63 @@ def _dealt(
 
 
 def _decide_by_sample(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
+    if deals_itself(sampler):
+        return _decide_plainly(partition, sampler, claim)
     sampling = sampling_of(claim)
+    ranked = sampler if isinstance(sampler, RankConsistentSampler) else None
+    key = None if ranked is None else asked(sampler, ranked.deal_key, sampling)
+    known = _known(partition, claim, key)
+    if known is not None:
+        return known
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
-    built_in = deals_itself(sampler)
-    kept = not built_in and bool(_asked(sampler, sampler.has_cached_result, claim.partition, claim.task, sampling))
-    size = claim.count
-    final = False
-    if ready.total < size and not kept:
-        final = is_final(partition, ready, sampler)
-        if not final:
-            return NOTHING
-        size = min(size, _asked(sampler, sampler.remainder, offered, **sampling))
-        if size <= 0:
-            return ENDED
-    if claim.probe and not built_in:
+    kept = key is None and bool(asked(sampler, sampler.has_cached_result, claim.partition, claim.task, sampling))
+    size, final = _size(partition, sampler, ready, claim, sampling) if not kept else (claim.count, False)
+    if size <= 0:
+        return ENDED if final else NOTHING
+    if claim.probe:
         # a user's sampler may have side effects: it is asked only by a claim that takes what it deals
         return Outcome(np.zeros(0, "i8"))
+    if ranked is not None and claim.task in partition.dealt:
+        forget_gone(ranked, partition, claim.task)
     sampling["partition"] = PartitionView(partition)
-    if built_in:
-        sampled, _ = _asked(sampler, sampler.sample, offered, size, **sampling)
-        rows = taken = np.array(sampled, "i8")
-    else:
-        given = list(offered) if getattr(sampler, "wants_list", True) else offered
-        sampled, consumed = _two(sampler, _asked(sampler, sampler, given, size, **sampling))
-        rows, taken = _checked(partition, sampler, None if kept else ready, sampled, consumed)
+    given = list(offered) if getattr(sampler, "wants_list", True) else offered
+    sampled, consumed = two(sampler, asked(sampler, sampler, given, size, **sampling))
+    rows, taken = checked(partition, sampler, None if kept else ready, sampled, consumed)
     if not len(rows):
         return ENDED if final else NOTHING
+    if ranked is not None and key is not None:
+        shares = dealt_together(ranked, partition, claim.task, key, (rows.tolist(), taken.tolist()))
+        return _dealt(partition, ranked, ready, claim, key, shares)
     record = r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, rows.tobytes())], taken.tobytes())
     return Outcome(rows, [record] if len(taken) else [])
 
 
-def _two(sampler: BaseSampler, outcome: Any) -> tuple[Any, Any]:
-    try:
-        sampled, consumed = outcome
-    except (TypeError, ValueError):
-        raise SamplerError(
-            f"{type(sampler).__name__}.sample must give (sampled, consumed), two lists of global indexes, and gave "
-            f"{outcome!r:.200}; nothing was dealt"
-        ) from None
-    return sampled, consumed
+def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
+    """With a built-in sampler whose batches belong to nobody."""
+    sampling = sampling_of(claim)
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    size, final = _size(partition, sampler, ready, claim, sampling)
+    if size <= 0:
+        return ENDED if final else NOTHING
+    sampling["partition"] = PartitionView(partition)
+    sampled, _ = asked(sampler, sampler.sample, partition.offered(ready), size, **sampling)
+    rows = np.array(sampled, "i8")
+    if not len(rows):
+        return ENDED if final else NOTHING
+    column = rows.tobytes()
+    return Outcome(rows, [r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, column)], column)])
 
 
-def _checked(
-    partition: Partition, sampler: BaseSampler, ready: ReadySet | None, sampled: Any, consumed: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """What a user's sampler gave, as columns: only rows that it was offered.
-
-    ready None: the sampler said that it has dealt this batch before; then some of its rows may be cleared since.
-    """
-    try:
-        rows = np.array([operator.index(row) for row in sampled], "i8")
-        taken = np.array([operator.index(row) for row in consumed], "i8")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SamplerError(
-            f"{type(sampler).__name__}.sample must give (sampled, consumed), two lists of global indexes: {error}; "
-            f"nothing was dealt"
-        ) from None
-    if ready is None:
-        return rows, taken[partition.rows.positions_of(taken) >= 0]
-    both = np.concatenate([rows, taken])
-    positions = partition.rows.positions_of(both)
-    strange = [row for row, p in zip(both.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
-    if strange:
-        raise SamplerError(
-            f"{type(sampler).__name__} gave {len(strange)} rows that it was not offered, among them "
-            f"{strange[:5]}; nothing was dealt"
-        )
-    return rows, taken
+def _size(
+    partition: Partition, sampler: BaseSampler, ready: ReadySet, claim: Claim, sampling: dict[str, Any]
+) -> tuple[int, bool]:
+    """(batch_size for a deal now, 0 for none; whether it is one of the last, the rest after a seal)."""
+    if ready.total >= claim.count:
+        return claim.count, False
+    if not is_final(partition, ready, sampler):
+        return 0, False
+    return min(claim.count, asked(sampler, sampler.remainder, partition.offered(ready), **sampling)), True
 
 
 def is_final(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> bool:
@@ -490,21 +449,6 @@ def _only_hopeless(partition: Partition, ready: ReadySet, size: int) -> bool:
             if not partition.groups.hopeless(group, size, sealed=True):
                 return False
     return True
-
-
-def _asked(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
-    try:
-        return function(*arguments, **keywords)
-    except TransferQueueError:
-        raise
-    except Exception as error:
-        raise _sampler_error(sampler, error) from None
-
-
-def _sampler_error(sampler: BaseSampler, error: Exception) -> TransferQueueError:
-    kind = InvalidArgumentError if isinstance(error, ValueError) else SamplerError
-    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return kind(f"the sampler {type(sampler).__name__} raised {type(error).__name__}: {error}\n{told}")
 
 
 def _column(rows: Any) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
@@ -211,6 +211,13 @@ class RankConsistentSampler(BaseSampler):
         except InvalidArgumentError:
             return False
         return key is not None and self._cached(partition_id, task_name, *key) is not None
+
+    def keep_only(self, partition_id: str, task_name: str, batches: Collection[tuple[int, int]]) -> None:
+        """Forgets what was dealt to a task, but for these batches: (dp_rank, batch_index)."""
+        ranks = self._states.get(partition_id, {}).get(task_name, {})
+        for rank, kept in ranks.items():
+            for batch_index in [index for index in kept if (rank, index) not in batches]:
+                del kept[batch_index]
 
     def _keep(self, names: tuple[str, str], batch_index: int, shares: dict[int, Share]) -> None:
         """Caches all shares of one deal. names: (partition_id, task_name)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, pairwise
 from numbers import Real
 from typing import Any, Protocol
@@ -118,6 +118,14 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         super().clear_cache(partition_id)
         for key in [key for key in self._balanced_cache if key[0] == partition_id]:
             del self._balanced_cache[key]
+
+    def keep_only(self, partition_id: str, task_name: str, batches: Collection[tuple[int, int]]) -> None:
+        """Forgets what was dealt to a task, but for these batches: (dp_rank, batch_index)."""
+        super().keep_only(partition_id, task_name, batches)
+        indexes = {batch_index for _, batch_index in batches}
+        for key in [key for key in self._balanced_cache if key[:2] == (partition_id, task_name)]:
+            if key[2] not in indexes:
+                del self._balanced_cache[key]
 
     def save_checkpoint(self) -> dict[str, Any]:
         """What `load_checkpoint` takes; a copy."""
