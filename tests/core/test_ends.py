@@ -153,43 +153,71 @@ def test_without_a_batch_index_the_rest_is_the_askers() -> None:
 
 
 def test_who_is_behind_comes_first() -> None:
-    h = Harness(RankAwareSampler(dp_size=2))
-    h.put(16)
-    assert [ask(h, 0, number) for number in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    h = Harness(RankAwareSampler())
+    h.put(24)
+    assert [ask(h, 1, 0), *(ask(h, 0, number) for number in range(3))] == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15],
+    ]  # fmt: skip
     h.ask(Seal("p"))
-    assert ask(h, 0, 2) is None, "8 rows are the two batches that rank 1 lacks"
-    assert [ask(h, 1, number) for number in range(3)] == [[8, 9, 10, 11], [12, 13, 14, 15], None]
+    assert ask(h, 0, 3) is None, "8 rows are the two batches that rank 1 lacks"
+    assert [ask(h, 1, number) for number in (1, 2, 3)] == [[16, 17, 18, 19], [20, 21, 22, 23], None]
 
 
 def test_what_is_left_is_divided_over_owed_batches_and_a_last_round() -> None:
-    h = Harness(RankAwareSampler(dp_size=2))
-    h.put(15)
-    assert ask(h, 0, 0) == [0, 1, 2, 3]
-    h.ask(Seal("p"))
-    waiting = h.claim(4, wait=10, name="b", dp_rank=1, batch_index=0)
-    assert h.got(waiting, "b") == [4, 5, 6, 7], "owed, and all shares can be full"
-    assert ask(h, 0, 1) == [8, 9, 10, 11]
-    assert ask(h, 1, 1) == [12, 13, 14]
-    h = Harness(RankAwareSampler(dp_size=2))
-    h.put(14)
-    assert ask(h, 0, 0) == [0, 1, 2, 3]
-    h.ask(Seal("p"))
-    assert [ask(h, 0, 1), ask(h, 1, 0), ask(h, 1, 1)] == [[8, 9, 10], [4, 5, 6, 7], [11, 12, 13]]
-    assert [ask(h, 0, 2), ask(h, 1, 2)] == [None, None]
+    def ahead(rows: int) -> Harness:
+        h = Harness(RankAwareSampler())
+        h.put(rows)
+        assert [ask(h, 1, 0), ask(h, 0, 0), ask(h, 0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        h.ask(Seal("p"))
+        return h
+
+    h = ahead(23)
+    waiting = h.claim(4, wait=10, name="b", dp_rank=1, batch_index=1)
+    assert h.got(waiting, "b") == [12, 13, 14, 15], "owed, and all shares can be full"
+    assert ask(h, 0, 2) == [16, 17, 18, 19]
+    assert ask(h, 1, 2) == [20, 21, 22]
+    h = ahead(22)
+    assert [ask(h, 0, 2), ask(h, 1, 1), ask(h, 1, 2)] == [[16, 17, 18], [12, 13, 14, 15], [19, 20, 21]]
+    assert [ask(h, 0, 3), ask(h, 1, 3)] == [None, None]
 
 
 def test_too_few_for_those_behind() -> None:
-    h = Harness(RankAwareSampler(dp_size=3))
-    h.put(23)
-    for rank, count in ((0, 4), (1, 1)):
-        for number in range(count):
-            ask(h, rank, number)
+    h = Harness(RankAwareSampler())
+    h.put(27)
+    for rank in range(3):
+        ask(h, rank, 0)
+    for number in (1, 2, 3):
+        ask(h, 0, number)
     h.ask(Seal("p"))
     assert ask(h, 0, 4) is None
-    assert [len(ask(h, 1, number) or []) for number in range(5)] == [4, 1, 0, 0, 0]
-    assert [len(ask(h, 2, number) or []) for number in range(3)] == [1, 1, 0]
+    assert [len(ask(h, 1, number) or []) for number in range(5)] == [4, 1, 1, 0, 0]
+    assert [len(ask(h, 2, number) or []) for number in range(3)] == [4, 1, 0]
     words = h.ask(Explain("p", task="t", fields=["x"])).value
-    assert "different numbers of batches (0: 4, 1: 2, 2: 2)" in words
+    assert "different numbers of batches (0: 4, 1: 3, 2: 2)" in words
+
+
+@pytest.mark.parametrize("sampler", [RankAwareSampler(dp_size=2), GRPOGroupNSampler(2, dp_size=2)])
+def test_with_dp_size_no_rank_is_ever_ahead(sampler: BaseSampler) -> None:
+    """A round is dealt when it is there for all ranks; a seal at any moment leaves nobody behind."""
+    h = Harness(sampler)
+    h.put(6)
+    waiting = h.claim(4, wait=10, dp_rank=0, batch_index=0)
+    assert h.parked(waiting, "r")
+    h.put(6)
+    assert h.got(waiting) == [0, 1, 2, 3]
+    assert ask(h, 0, 1) == [], "four rows are rank 1's, four are no round"
+    assert ask(h, 1, 0) == [4, 5, 6, 7]
+    h.ask(Seal("p"))
+    assert [ask(h, 1, 1), ask(h, 0, 1)] == [[10, 11], [8, 9]]
+    assert [ask(h, 0, 2), ask(h, 1, 2)] == [None, None]
+
+
+def test_ranks_that_do_not_agree_on_their_number() -> None:
+    h = Harness(RankAwareSampler())
+    h.put(12)
+    assert ask(h, 1, 0) == [0, 1, 2, 3]
+    with pytest.raises(InvalidArgumentError, match="must ask with the same dp_size"):
+        ask(h, 0, 0, dp_size=2)
 
 
 def test_ranks_ask_with_batch_sizes_of_their_own() -> None:
@@ -225,21 +253,22 @@ def test_a_claim_may_say_how_many_ranks_there_are() -> None:
 
 
 def test_full_batches_flow_while_more_is_to_come() -> None:
-    h = Harness(RankAwareSampler(dp_size=2))
-    h.put(17, ("prompt",))
+    h = Harness(RankAwareSampler())
+    h.put(25, ("prompt",))
+    h.put(8, rows=range(8))
+    assert [ask(h, 0, 0), ask(h, 1, 0)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     h.ask(Seal("p"))
-    h.put(4, rows=range(4))
-    assert ask(h, 0, 0) == [0, 1, 2, 3]
-    h.put(4, rows=range(4, 8))
-    assert ask(h, 0, 1) == [4, 5, 6, 7], "9 rows to come are enough for the 2 batches that rank 1 lacks"
-    h.put(4, rows=range(8, 12))
-    ahead = h.claim(4, wait=10, name="a", dp_rank=0, batch_index=2)
-    assert h.parked(ahead, "a"), "a round more cannot be full for both ranks"
-    assert ask(h, 1, 0) == [8, 9, 10, 11]
-    h.put(4, rows=range(12, 16))
-    assert ask(h, 1, 1) == [12, 13, 14, 15]
+    for number in (1, 2):
+        h.put(4, rows=range(4 + 4 * number, 8 + 4 * number))
+        assert ask(h, 0, number) == list(range(4 + 4 * number, 8 + 4 * number))
+    h.put(4, rows=range(16, 20))
+    ahead = h.claim(4, wait=10, name="a", dp_rank=0, batch_index=3)
+    assert h.parked(ahead, "a"), "9 rows were to come, the 2 batches that rank 1 lacks: no round more can be full"
+    assert ask(h, 1, 1) == [16, 17, 18, 19]
+    h.put(4, rows=range(20, 24))
+    assert ask(h, 1, 2) == [20, 21, 22, 23]
     assert h.parked(ahead, "a"), "one row is to come, and no decision can be made before"
-    h.put(1, rows=[16])
+    h.put(1, rows=[24])
     assert h.got(ahead, "a") is None
     assert passed(h) == {("t", "remainder"): 1}
 
@@ -250,9 +279,9 @@ def test_a_clear_may_make_it_final() -> None:
     h.ask(Seal("p"))
     h.put(6, rows=range(6))
     waiting = [h.claim(4, wait=10, name=f"c{rank}", dp_rank=rank, batch_index=0) for rank in (0, 1)]
-    assert [h.got(waiting[0], "c0"), h.parked(waiting[1], "c1")] == [[0, 1, 2, 3], True]
+    assert [h.parked(waiting[0], "c0"), h.parked(waiting[1], "c1")] == [True, True]
     h.clear([7])
-    assert h.got(waiting[1], "c1") == [4, 5]
+    assert [h.got(waiting[0], "c0"), h.got(waiting[1], "c1")] == [[0, 1, 2, 3], [4, 5]]
     assert [ask(h, rank, 1) for rank in (0, 1)] == [None, None], "row 6 is of a group that can never be whole"
 
 
@@ -262,15 +291,13 @@ def test_groups_that_never_can_be_whole_do_not_count() -> None:
     h.clear([9, 11, 13, 15])
     h.ask(Seal("p"))
     h.put(4, rows=range(4))
-    first = h.claim(4, wait=10, name="a", dp_rank=0, batch_index=0)
-    assert h.got(first, "a") == [0, 1, 2, 3]
+    assert [ask(h, 0, 0, 2), ask(h, 1, 0, 2)] == [[0, 1], [2, 3]]
     h.put(2, rows=[4, 5])
-    second = h.claim(2, wait=10, name="b", dp_rank=1, batch_index=0)
-    assert h.got(second, "b") == [4, 5]
-    ahead = h.claim(2, wait=10, name="c", dp_rank=1, batch_index=1)
-    assert h.parked(ahead, "c")
+    waiting = h.claim(2, wait=10, name="c", dp_rank=0, batch_index=1)
+    assert h.parked(waiting, "c")
     h.put(2, rows=[6, 7])
-    assert h.got(ahead, "c") is None, "one group is left, and rows of groups that never will be"
+    assert [h.got(waiting, "c"), ask(h, 1, 1, 2)] == [[4, 5], [6, 7]]
+    assert ask(h, 0, 2, 2) is None, "what is left are rows of groups that never will be"
 
 
 # ---------------------------------------------------------------- what holds as before

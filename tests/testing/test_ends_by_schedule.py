@@ -193,5 +193,5 @@ def test_every_rank_gets_as_many_and_every_replica_the_same(start: Start, name: 
             schedule.run()
             equal += schedule.check(1 if name.startswith("rank") else GROUP)
             clients[0].clear_partition(schedule.name)
-    # a rank may have been dealt what is ready just before a seal, and no rows come for the others
-    assert equal == schedules if name == "balanced" else equal > 0.9 * schedules, equal
+    # where the number of ranks is not known, one may have been dealt what was ready just before a seal
+    assert equal > 0.9 * schedules if name == "ranks_unnamed" else equal == schedules, equal

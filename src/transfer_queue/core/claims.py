@@ -327,7 +327,7 @@ def _end(
     unit = size or 1
     return ends.End(
         partition, inner, ready, cast(ReadyIndexes, shown(sampler, partition.offered(ready), sampling)), claim, key,
-        _ranks(state, inner, claim, key), unit,
+        _ranks(state, inner, claim, key), inner.ranks(claim.sampling) is not None, unit,
         groups=size is not None and (size > 1 or partition.groups.explicit),
         have=available(partition, ready, sampler) // unit,
         final=lambda: is_final(partition, ready, sampler),
@@ -360,6 +360,13 @@ def _dealt(
     mine = shares.get(key[0] if key is not None else 0)
     if mine is None:
         raise SamplerError(f"{type(sampler).__name__}.deal gave nothing to the dp_rank that asked; nothing was dealt")
+    issued = partition.dealt[claim.task].issued if key is not None and claim.task in partition.dealt else {}
+    twice = [rank for rank in shares if key is not None and key[1] in issued.get(rank, ())]
+    if twice:
+        raise InvalidArgumentError(
+            f"batch {key[1] if key else 0} was dealt to the dp_ranks {twice} by themselves before, and is asked now as "
+            f"one of all ranks; all ranks of task {claim.task!r} must ask with the same dp_size"
+        )
     kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
     if deals_itself(sampler):
         consumed = b"".join(share.rows for share in kept)

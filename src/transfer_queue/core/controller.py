@@ -446,6 +446,7 @@ class Controller:
         if not gained and not others:
             return
         hopes: dict[tuple[tuple[str, ...], BaseSampler], bool] = {}
+        unmet: set[object] = set()  # as these, no other claim can be met
         if not others and not partition.sealed and not self._enough(partition, task, queue):
             return
         for waiting in list(queue.claims.values()):
@@ -456,8 +457,13 @@ class Controller:
                 yield waiting
                 continue
             ready = partition.ready_set(task, fields)
+            alike = fields, claim.count, _but_for_its_share(claim)
+            if alike in unmet:
+                continue
             if claims.available(partition, ready, sampler) >= claim.count:
                 yield waiting
+                if not partition.sealed and waiting.waiter in queue.claims:
+                    unmet.add(alike)
                 if not others and not partition.sealed and not self._enough(partition, task, queue):
                     return
             elif partition.sealed:
@@ -700,6 +706,12 @@ class Controller:
         if self.unit_peers.get(request.unit) != peer:
             raise ProtocolError("only the unit itself may say that a writer of its is gone")
         return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
+
+
+def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
+    """What a claim says to its sampler, but for the share that it asks for."""
+    said = claim.sampling.items()
+    return tuple(sorted((name, repr(value)) for name, value in said if name not in ("dp_rank", "batch_index")))
 
 
 def _wait_of(claim: Claim) -> float:

@@ -1,6 +1,7 @@
 """After a seal: every dp_rank gets the same number of batches, and what cannot be dealt so is passed over.
 
-A *round* is one batch_index over all ranks, a *share* one rank's batch of it. A share is *owed* where another rank was
+A *round* is one batch_index over all ranks, a *share* one rank's batch of it. Where the number of ranks is known deals
+are rounds, and so is the last one: nobody is ever ahead. Where it is not, a share is *owed* where another rank was
 dealt the same round. Counted in units (a group where the sampler deals groups, else a row), there are three cases:
 
     enough for all owed shares and this one in full    it is dealt in full, as before the seal
@@ -40,8 +41,9 @@ Given = tuple[Union[np.ndarray, None], list[r.AnyRecord]]
 class End:
     """A claim of a sealed partition for a share that was not dealt yet.
 
-    ranks: all that there are. unit: rows of a unit, have: how many whole ones are ready. groups: whether units are
-    groups. final: whether no more rows will become ready. deal: asks the sampler for a deal of so many rows a share.
+    ranks: all that there are. in_rounds: whether a deal gives every one of them its share. unit: rows of a unit.
+    have: how many whole ones are ready. groups: whether units are groups. final: whether no more rows will become
+    ready. deal: asks the sampler for a deal of so many rows a share.
     """
 
     partition: Partition
@@ -51,6 +53,7 @@ class End:
     claim: Claim
     key: Key
     ranks: set[int]
+    in_rounds: bool
     unit: int
     groups: bool
     have: int
@@ -75,7 +78,7 @@ def decide(end: End) -> Given | None:
     """What the claim gets; None: it waits."""
     if end.sampler.deals_finally:
         return _by_itself(end)
-    return _by_round(end) if end.sampler.deals_rounds else _by_rank(end)
+    return _by_round(end) if end.in_rounds else _by_rank(end)
 
 
 def drop(end: End) -> list[r.AnyRecord]:
@@ -95,19 +98,37 @@ def _by_itself(end: End) -> Given | None:
 
 
 def _by_round(end: End) -> Given | None:
-    """For a sampler whose deals are rounds: nothing is ever owed."""
+    """For deals that are rounds: nothing is ever owed."""
     ranks = len(end.ranks)
     full = end.claim.count * ranks // end.unit
-    count = full
-    if end.have < full:
-        if not end.final():
-            return None
-        count = 0 if end.sampler.drop_last else end.have // ranks * ranks
-    shares = end.deal(end.claim.count if count == full else count // ranks * end.unit) if count else {}
-    cut = {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(shares.items())}
-    rest = end.have - count
     few = full if end.sampler.drop_last else ranks
+    if end.have >= full:
+        count, cut = full, _round(end, end.claim.count)
+    elif not end.final():
+        return None
+    elif end.have < few:
+        count, cut = 0, {}
+    elif end.sampler.deals_rounds:
+        count = end.have // ranks * ranks
+        cut = _round(end, count // ranks * end.unit)
+    else:
+        count = end.have
+        cut = _in_order(end, evenly(count, [full // ranks] * ranks))
+    rest = end.have - count
     return _given(end, cut, rest if rest < few and end.final() else 0)
+
+
+def _round(end: End, count: int) -> dict[Key, Any]:
+    """A deal of so many rows for every rank."""
+    return {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(end.deal(count).items())}
+
+
+def _in_order(end: End, sizes: list[int]) -> dict[Key, Any]:
+    """All that is left, in order, as a round of so many units for each rank."""
+    rows = _all_rows(end)
+    cuts = [0, *accumulate(size * end.unit for size in sizes)]
+    keys = [(rank, end.key[1]) for rank in sorted(end.ranks)]
+    return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
 
 
 def _by_rank(end: End) -> Given | None:

@@ -140,7 +140,7 @@ class RankConsistentSampler(BaseSampler):
     Subclasses say who is meant (`deal_key`) and what is dealt (`deal`). Alone, `sample` caches it; entries stay
     until `clear_cache`.
 
-    deals_rounds: a deal gives every rank its share, not only to the rank that asks.
+    deals_rounds: a deal always gives every rank its share; a smaller last one is made by a deal of its own.
     deals_finally: `deal` takes `final=True`, and says with it what the last rounds of a sealed partition are.
     dp_size: how many ranks there are, None where it is not known. drop_last: after a seal, what is less than
     batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
@@ -275,6 +275,13 @@ def positive(value: int, name: str) -> int:
     if number < 1:
         raise InvalidArgumentError(f"{name} must be positive, but is {number}")
     return number
+
+
+def in_order(ranks: Sequence[int], samples: list[int]) -> dict[int, Share]:
+    """The samples in runs of equal length, one for each rank."""
+    each = len(samples) // len(ranks)
+    runs = [samples[at * each : (at + 1) * each] for at in range(len(ranks))]
+    return {rank: (run, list(run)) for rank, run in zip(ranks, runs, strict=True)}
 
 
 def _names(config: Mapping[str, Any]) -> tuple[str, str]:

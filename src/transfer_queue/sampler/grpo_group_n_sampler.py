@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, in_order, natural, positive
 from transfer_queue.sampler.groups import pick_groups, whole_groups
 
 
@@ -41,14 +41,15 @@ class GRPOGroupNSampler(RankConsistentSampler):
         return None if rank is None or batch is None else (rank, batch)
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
-        """Whole groups, batch_size samples of them, for the dp_rank that asks."""
+        """Whole groups, batch_size samples of them for every rank, or for who asks where dp_size is not known."""
         key = self.deal_key(config)
-        count = self._groups_in(batch_size)
+        known = None if key is None else self.ranks(config)
+        ranks = [key[0] if key else 0] if known is None else range(known)
+        count = self._groups_in(batch_size) * len(ranks)
         groups = pick_groups(ready_indexes, self.n_samples_per_prompt, count)
         if len(groups) < count:
             return {}
-        sampled = list(chain.from_iterable(groups))
-        return {key[0] if key else 0: (sampled, list(sampled))}
+        return in_order(ranks, list(chain.from_iterable(groups)))
 
     def _groups_in(self, batch_size: int) -> int:
         check_batch_size(batch_size)

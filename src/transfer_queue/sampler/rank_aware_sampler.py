@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import RankConsistentSampler, Share, natural, positive
+from transfer_queue.sampler.base import RankConsistentSampler, Share, in_order, natural, positive
 
 
 class RankAwareSampler(RankConsistentSampler):
     """Deals the first ready samples, the same to all replicas of a dp_rank that ask for the same batch_index.
 
-    dp_size: how many ranks there are; through the system a dp_rank beyond it is an error. Where it is None and the
-    sampling_config has none either, the ranks are those that were dealt to or wait. After a seal all ranks get the
-    same number of batches: the rest is divided evenly over a last one, or passed over where some rank would get
-    nothing, or with `drop_last` where some rank would get less than batch_size.
+    dp_size: how many ranks there are; through the system a dp_rank beyond it is an error. Where it is known, here or in
+    the sampling_config, a deal is a round: one batch for every rank, made when enough for all of them is ready, so that
+    no rank is ever a batch ahead that others will not get. After a seal the rest is divided evenly over a last round,
+    or passed over where some rank would get nothing, or with `drop_last` where some rank would get less than
+    batch_size. Where dp_size is not known a batch is dealt to the rank that asks, and after a seal all ranks that
+    were dealt to or wait get the same number of batches as far as what is left suffices.
     Alone, it caches the list of samples in _states[partition_id][task_name][dp_rank][batch_index].
     """
 
@@ -50,12 +52,14 @@ class RankAwareSampler(RankConsistentSampler):
         return rank, batch
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
-        """The first batch_size ready samples for the dp_rank that asks."""
+        """The first ready samples: batch_size for every rank, or for the one that asks where dp_size is not known."""
         rank, _ = self.deal_key(config)
-        if len(ready_indexes) < batch_size:
+        known = self.ranks(config)
+        ranks = [rank] if known is None else range(known)
+        count = batch_size * len(ranks)
+        if len(ready_indexes) < count:
             return {}
-        sampled = [int(index) for index in ready_indexes[:batch_size]]
-        return {rank: (sampled, list(sampled))}
+        return in_order(ranks, [int(index) for index in ready_indexes[:count]])
 
     def _entry(self, share: Share) -> list[int]:
         return share[0]
