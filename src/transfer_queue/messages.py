@@ -611,11 +611,21 @@ class PartitionProgress(Message, frozen=True):
     passed: dict[str, dict[str, int]] = {}
 
 
+class SamplerCost(Message, frozen=True):
+    """A user's sampler: how often it was asked, and for how long it has held up the controller, in seconds."""
+
+    name: str
+    asked: int
+    seconds: float
+    longest: float
+
+
 class SystemStatus(Reply, frozen=True):
-    """All partitions, and counters of the controller."""
+    """All partitions, counters of the controller, and what users' samplers cost it."""
 
     partitions: list[PartitionProgress]
     counters: dict[str, float]
+    samplers: list[SamplerCost] = []
 
 
 class LeaseReply(Reply, frozen=True):

@@ -16,6 +16,9 @@ _HELP = {
     "tq_produced_rows": ("gauge", "Samples of a partition that have a field."),
     "tq_consumed_rows": ("gauge", "Samples of a partition that a task has consumed."),
     "tq_waiting_claims": ("gauge", "Claims of a task that wait for samples."),
+    "tq_sampler_asked_total": ("counter", "Claims that a user's sampler has decided."),
+    "tq_sampler_seconds_total": ("counter", "How long a user's sampler has held up the controller."),
+    "tq_sampler_longest_seconds": ("gauge", "The longest that a user's sampler has held up the controller."),
     "tq_longest_wait_seconds": ("gauge", "How long the oldest waiting claim of a task has waited."),
 }
 
@@ -36,6 +39,11 @@ def exposition(status: SystemStatus) -> str:
             samples["tq_consumed_rows"].append((named, task.consumed))
             samples["tq_waiting_claims"].append((named, task.waiting))
             samples["tq_longest_wait_seconds"].append((named, task.longest_wait))
+    for cost in status.samplers:
+        labels = {"sampler": cost.name}
+        samples["tq_sampler_asked_total"].append((labels, cost.asked))
+        samples["tq_sampler_seconds_total"].append((labels, cost.seconds))
+        samples["tq_sampler_longest_seconds"].append((labels, cost.longest))
     return "\n".join(line for name, found in samples.items() for line in _family(name, found)) + "\n"
 
 

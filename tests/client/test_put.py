@@ -496,3 +496,16 @@ def test_what_is_no_metadata(a: Client, wrong: Any) -> None:
     if wrong is not None:
         with pytest.raises(InvalidArgumentError, match="BatchMeta"):
             a.put(numbers(1), wrong)
+
+
+def test_tags_become_visible_with_their_samples(a: Client) -> None:
+    """No sampler ever sees a new sample without its tag."""
+    meta = a.put(numbers(2), partition_id="p", tags=[{"total_lengths": 3}, {}])
+    assert meta.get_all_custom_meta() == [{"total_lengths": 3}, {}]
+    assert a.get_meta(["x"], 2, "p", task_name="t").get_all_custom_meta() == [{"total_lengths": 3}, {}]
+    a.put(numbers(2, name="y"), meta, tags=[{"score": 1.0}, {"score": 2.0}])
+    shown = a.get_meta(["y"], None, "p", mode="force_fetch")
+    assert shown.get_all_custom_meta() == [{"total_lengths": 3, "score": 1.0}, {"score": 2.0}]
+    for wrong in ([{}], {"a": 1}, 3):
+        with pytest.raises(InvalidArgumentError):
+            a.put(numbers(2), partition_id="p", tags=wrong)  # type: ignore[arg-type]

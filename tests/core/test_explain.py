@@ -37,7 +37,7 @@ def test_not_written(h: Harness) -> None:
     h.create(pre_allocate=1)
     assert "Sample 0 of partition 'p' is pre-allocated, and no put has taken it yet." in explain(h, row=0)
     h.ask(Reserve("p", 2, None, 0))
-    assert "Sample 1 of partition 'p' is reserved; nothing was written yet." in explain(h, row=1)
+    assert "Sample 1 of partition 'p' is reserved by client w; nothing was written yet." in explain(h, row=1)
     assert "misses the fields ['x'] (it has none of them)" in explain(h, row=1, fields=["x"])
 
 

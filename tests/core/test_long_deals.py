@@ -34,6 +34,7 @@ def all_rows(h: Harness, *asked: tuple[int, str]) -> list[int]:
     return sorted(row for sequence, name in asked for row in h.got(sequence, name) or [])
 
 
+@pytest.mark.design("balancing runs off the loop as an effect whose result comes back as an event")
 def test_a_long_deal_is_work(b: Harness) -> None:
     first = ask(b, 0)
     assert [b.parked(first, "c0"), len(b.works)] == [True, 1]

@@ -9,7 +9,8 @@ import pytest
 from harness import Harness, rows_of
 
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError
-from transfer_queue.messages import ClearPartition, Seal
+from transfer_queue.messages import ClearPartition, Seal, Status
+from transfer_queue.metrics import exposition
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 
@@ -246,6 +247,24 @@ def test_a_subclass_with_the_bases_cache() -> None:
     h.ask(ClearPartition("p"))
     h.put(2)
     assert h.dealt(2, dp_rank=0, batch_index=0) == [8, 9]
+
+
+@pytest.mark.design("a user's sampler is timed, and named in the metrics")
+def test_a_users_sampler_is_timed_and_named() -> None:
+    h = Harness(Mine())
+    clock = iter([0.0, 0.25, 1.0, 1.5])
+    h.controller.timer = lambda: next(clock)
+    h.put(2)
+    assert h.dealt(1)
+    assert h.dealt(1)
+    h.controller.timer = lambda: 7.0
+    assert h.dealt(1, "u", sampler="SequentialSampler") == [0]
+    status = h.look(Status())
+    (cost,) = status.samplers
+    assert (cost.name, cost.asked, cost.seconds, cost.longest) == ("Mine", 2, 0.75, 0.5)
+    text = exposition(status)
+    assert 'tq_sampler_seconds_total{sampler="Mine"} 0.75' in text
+    assert 'tq_sampler_longest_seconds{sampler="Mine"} 0.5' in text
 
 
 class Balancing(SeqlenBalancedSampler):

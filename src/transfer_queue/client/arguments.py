@@ -161,6 +161,16 @@ def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None
     return groups
 
 
+def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int) -> list[Any] | None:
+    """Tags, one a row; None stays None."""
+    if tags is None:
+        return None
+    listed = _listed(tags, "tags")
+    if len(listed) != rows:
+        raise InvalidArgumentError(f"{len(listed)} tags for {rows} rows: one dict a row is needed")
+    return listed
+
+
 def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
     """A tag as it travels; None stays None."""
     if tag is None:

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client import arguments, replies
-from transfer_queue.client.arguments import DataParser
+from transfer_queue.client.arguments import DataParser, Tags
 from transfer_queue.client.changes import PartitionChange, partition_change
 from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lookups import joined
@@ -225,13 +225,15 @@ class Operations(KVOperations):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str | int] | None = None,
+        tags: Tags | None = None,
         timeout: float | None = None,
     ) -> Operation[BatchMeta]:
         """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
 
         data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
         the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is.
+        group_ids: one a row, the prompt whose sample it is. tags: one dict a row, to be merged; they become visible
+        together with the values, so that no sampler sees a sample without its tag.
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
@@ -253,6 +255,8 @@ class Operations(KVOperations):
         if metadata is not None and not rows and not arguments.rows_of(data):
             return metadata
         groups = arguments.groups(group_ids, rows)
+        given = arguments.tags(tags, rows)
+        sent = self._tags(given)
         columns = self._parsed(data, rows, data_parser)
         encoded = self._encode(columns, rows)
         if metadata is None:
@@ -260,21 +264,28 @@ class Operations(KVOperations):
             if not encoded.schema:
                 raise InvalidArgumentError("a put of new samples needs at least one field; data has none")
             reply = yield from self._publish(
-                encoded, timeout, partition=partition_id, count=rows, groups=groups, pre_allocate=pre_alloc_sample_num()
-            )
+                encoded, timeout, partition=partition_id, count=rows, groups=groups, tags=sent,
+                pre_allocate=pre_alloc_sample_num(),
+            )  # fmt: skip
             indexes = np.frombuffer(reply.rows, "<i8")
-            return BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
-        tags = self._tags(metadata._changed_tags())
+            meta = BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
+            if given is not None:
+                meta.update_custom_meta(given)
+                meta._tags_saved()
+            return meta
+        if given is not None:
+            metadata.update_custom_meta(given)
+        changed = self._tags(metadata._changed_tags())
         parts = metadata._split_by_partition()
         # all is encoded before anything is published: a value that cannot be stored leaves nothing
         blocks = (
             [encoded] if len(parts) == 1 else [self._encode(arguments.cut(columns, rows, p), len(p)) for _, p in parts]
         )
-        if encoded.schema or tags is not None or groups is not None:
+        if encoded.schema or changed is not None or groups is not None:
             for (name, positions), block in zip(parts, blocks):
                 yield from self._publish(
                     block, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                    tags=None if tags is None else [tags[p] for p in positions.tolist()],
+                    tags=None if changed is None else [changed[p] for p in positions.tolist()],
                     groups=None if groups is None else [groups[p] for p in positions.tolist()],
                 )  # fmt: skip
         metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))

@@ -262,13 +262,15 @@ class Surface(ABC):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str | int] | None = None,
+        tags: Tags | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
 
         data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
         the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is.
+        group_ids: one a row, the prompt whose sample it is. tags: one dict a row, to be merged; they become visible
+        together with the values, so that no sampler sees a sample without its tag.
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
@@ -282,7 +284,9 @@ class Surface(ABC):
             refuses in one leaves what it took for those before it.
         """
         return self._run(
-            self._operations.put(data, metadata, partition_id, data_parser, group_ids=group_ids, timeout=timeout)
+            self._operations.put(
+                data, metadata, partition_id, data_parser, group_ids=group_ids, tags=tags, timeout=timeout
+            )
         )
 
     async def async_put(
@@ -293,13 +297,15 @@ class Surface(ABC):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str | int] | None = None,
+        tags: Tags | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
 
         data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
         the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is.
+        group_ids: one a row, the prompt whose sample it is. tags: one dict a row, to be merged; they become visible
+        together with the values, so that no sampler sees a sample without its tag.
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
@@ -313,7 +319,9 @@ class Surface(ABC):
             refuses in one leaves what it took for those before it.
         """
         return await self._run_async(
-            self._operations.put(data, metadata, partition_id, data_parser, group_ids=group_ids, timeout=timeout)
+            self._operations.put(
+                data, metadata, partition_id, data_parser, group_ids=group_ids, tags=tags, timeout=timeout
+            )
         )
 
     def get_data(self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None) -> TensorDict:

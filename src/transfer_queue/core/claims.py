@@ -20,7 +20,7 @@ from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, TransferQueueError
-from transfer_queue.messages import Claim
+from transfer_queue.messages import Claim, SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, shown
@@ -92,10 +92,25 @@ ENDED = Outcome(ended=True)
 
 
 class Samplers:
-    """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`."""
+    """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
+
+    costs: of a user's samplers, by name: they may hold up the loop for as long as they like.
+    """
 
     def __init__(self, default: BaseSampler) -> None:
         self.default = default
+        self.costs: dict[str, SamplerCost] = {}
+
+    def spent(self, claim: Claim, seconds: float) -> None:
+        """A claim was decided in so many seconds; counted where a user's sampler did it."""
+        sampler = self.of(claim.sampling)
+        if deals_itself(sampler):
+            return
+        name = type(sampler).__name__
+        before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
+        self.costs[name] = SamplerCost(
+            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds)
+        )  # fmt: skip
 
     def of(self, sampling: dict[str, Any]) -> BaseSampler:
         """The sampler for a claim."""

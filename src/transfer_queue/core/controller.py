@@ -14,21 +14,22 @@ event that completes it, in order of arrival per (partition, task).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core import admission, claims, clears, deadlock, demand, puts, retention, watching
+from transfer_queue.core import claims, clears, deadlock, demand, puts, retention, watching
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
 from transfer_queue.core.explain import explain, timeout_words
+from transfer_queue.core.mutations import MUTATIONS, wanted
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, meta_reply, status
-from transfer_queue.core.rows import indexes_in
+from transfer_queue.core.retries import Change, worth_a_try
 from transfer_queue.core.state import State
-from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
+from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.core.works import Works
 from transfer_queue.errors import CapacityError, DeadlockError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
@@ -36,54 +37,24 @@ from transfer_queue.messages import (
     Cancel,
     Claim,
     ClaimReply,
-    ClearKeys,
-    ClearPartition,
-    ClearRows,
-    CloseExtents,
-    CreatePartition,
     Done,
-    Drop,
     Envelope,
     Explain,
     Failure,
-    Finish,
     Publish,
-    PublishReply,
-    RegisterUnit,
     Reserve,
-    ResetConsumption,
-    Seal,
-    SetPolicyVersion,
     SpaceShort,
     Status,
     SystemStatus,
     Topology,
     TopologyReply,
-    Want,
     Wanted,
     Watch,
-    WriterGone,
 )
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
-Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
-
-
-class Change:
-    """What happened to one partition since its parked claims were last looked at.
-
-    everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. shares: task ->
-    the batches that were dealt. Beyond these, a claim can be met only where rows became ready for its task.
-    """
-
-    __slots__ = ("everything", "shares", "tasks")
-
-    def __init__(self) -> None:
-        self.everything = False
-        self.tasks: set[str] = set()
-        self.shares: dict[str, set[ShareKey]] = {}
 
 
 class Controller:
@@ -91,13 +62,21 @@ class Controller:
 
     records: what was applied since the last `take_records`. counters: for status and metrics.
     peers: the connection on which each waiting request will be answered. connections: peers of each client.
+    timer: seconds that pass, to say what a user's sampler costs; the core has no clock of its own.
     """
 
-    def __init__(self, sampler: BaseSampler, config: str = "{}", capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        sampler: BaseSampler,
+        config: str = "{}",
+        capacity: int | None = None,
+        timer: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.state = State(capacity)
         self.state.watched = ranked_tags(sampler)
         self.samplers = claims.Samplers(sampler)
         self.config = config
+        self.timer = timer
         self.records: list[r.AnyRecord] = []
         self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
         self.peers: dict[Waiter, int] = {}
@@ -193,7 +172,7 @@ class Controller:
 
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
-        return status(self.state, dict(self.counters), now, self._size)
+        return status(self.state, dict(self.counters), now, self.group_size, list(self.samplers.costs.values()))
 
     def take_records(self) -> list[r.AnyRecord]:
         """The records applied since the last call, for the journal."""
@@ -224,7 +203,7 @@ class Controller:
         if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
             self._park(client, peer, sequence, body, now, body.wait)
             return self._settle()
-        decide = _MUTATIONS.get(type(body))
+        decide = MUTATIONS.get(type(body))
         if decide is None:
             raise ProtocolError(f"{type(body).__name__} is no request to a controller")
         self.movers.acted(client, body)
@@ -291,10 +270,14 @@ class Controller:
 
     def _decide(self, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:
         """What a claim gets, after what its sampler passes over is gone."""
-        for record in claims.passes_over(self.state, self.samplers, claim):
-            self._apply(record)
-        busy = self.works.busy(claim.partition, claim.task)
-        return claims.decide(self.state, self.samplers, claim, busy, made)
+        began = self.timer()
+        try:
+            for record in claims.passes_over(self.state, self.samplers, claim):
+                self._apply(record)
+            busy = self.works.busy(claim.partition, claim.task)
+            return claims.decide(self.state, self.samplers, claim, busy, made)
+        finally:
+            self.samplers.spent(claim, self.timer() - began)
 
     def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:
         """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
@@ -410,7 +393,8 @@ class Controller:
                 if partition is None or change.everything or task in change.tasks:
                     worth: Iterable[Waiting] = list(queue.claims.values())
                 else:
-                    worth = self._worth_a_try(partition, task, queue, task in gained, change.shares.get(task, ()))
+                    shares = change.shares.get(task, ())
+                    worth = worth_a_try(self.samplers, partition, task, queue, task in gained, shares)
                 for waiting in worth:
                     effects += self._retry(waiting)
             if change.everything:
@@ -434,49 +418,6 @@ class Controller:
                 effects.append(self._failure(peer, waiting.sequence, DeadlockError(told)))
         effects += [RefuseLeases(unit, told) for unit, short in self.movers.short.items() if short.writers]
         return effects
-
-    def _worth_a_try(
-        self, partition: Partition, task: str, queue: Queue, gained: bool, shares: Iterable[ShareKey]
-    ) -> Iterator[Waiting]:
-        """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before."""
-        for key in shares:
-            yield from queue.of_share(key)
-        yield from [queue.claims[waiter] for waiter in queue.watchers]
-        others = not claims.deals_itself(self.samplers.default)  # a user's sampler may look at anything
-        if not gained and not others:
-            return
-        hopes: dict[tuple[tuple[str, ...], BaseSampler], bool] = {}
-        unmet: set[object] = set()  # as these, no other claim can be met
-        if not others and not partition.sealed and not self._enough(partition, task, queue):
-            return
-        for waiting in list(queue.claims.values()):
-            claim = waiting.claim
-            fields = tuple(claim.fields)
-            sampler = self.samplers.of(claim.sampling)
-            if others and not claims.deals_itself(sampler):
-                yield waiting
-                continue
-            ready = partition.ready_set(task, fields)
-            alike = fields, claim.count, _but_for_its_share(claim)
-            if alike in unmet:
-                continue
-            if claims.available(partition, ready, sampler) >= claim.count:
-                yield waiting
-                if not partition.sealed and waiting.waiter in queue.claims:
-                    unmet.add(alike)
-                if not others and not partition.sealed and not self._enough(partition, task, queue):
-                    return
-            elif partition.sealed:
-                if (fields, sampler) not in hopes:
-                    hopes[fields, sampler] = claims.is_final(partition, ready, sampler)
-                if hopes[fields, sampler]:
-                    yield waiting
-        queue.recount()
-
-    @staticmethod
-    def _enough(partition: Partition, task: str, queue: Queue) -> bool:
-        """Whether any claim of the queue has as many ready rows as it wants."""
-        return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
 
     def _retry_watch(self, waiting: Waiting) -> list[Effect]:
         """Looks again at one who came back after a replay."""
@@ -527,7 +468,7 @@ class Controller:
         if peer is None:
             return []
         try:
-            records, reply = _MUTATIONS[type(waiting.request)](self, waiting.client, peer, waiting.request)
+            records, reply = MUTATIONS[type(waiting.request)](self, waiting.client, peer, waiting.request)
         except CapacityError:
             return []
         except TransferQueueError as error:
@@ -541,18 +482,18 @@ class Controller:
         if peer is None or not self._missing(request):
             return []
         self._unpark(waiting.waiter)
-        records, reply = self._wanted(waiting.client, peer, request)
+        records, reply = wanted(self, waiting.client, peer, request)
         return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
 
     # ------------------------------------------------------------ the rest
 
     @property
-    def _size(self) -> int:
+    def group_size(self) -> int:
         """Samples in a group where a partition does not say it."""
         return claims.group_size(self.samplers.default) or 1
 
     def _missing(self, request: Wanted) -> int:
-        return demand.missing(self.state.partitions.get(request.partition), request.task, self._size)
+        return demand.missing(self.state.partitions.get(request.partition), request.task, self.group_size)
 
     def _retain(self, partition: Partition) -> None:
         """Drops what is beyond the partition's retention, one after the other as each changes what is there."""
@@ -573,24 +514,10 @@ class Controller:
             or (isinstance(record, r.Finished) and not record.freed)
         ):
             return
-        change = self._changed.get(name)
-        if change is None:
-            change = self._changed[name] = Change()
-        if isinstance(record, r.Dealt):
-            # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more
-            if record.batch_index is not None:
-                shares = change.shares.setdefault(record.task, set())
-                shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
-            partition = self.state.partitions[name]
-            if partition.sealed or partition.wholly_consumed(record.task):
-                change.tasks.add(record.task)
-        elif isinstance(record, r.ConsumptionForgotten):
+        change = self._changed.setdefault(name, Change())
+        change.note(record, self.state.partitions.get(name))
+        if isinstance(record, r.ConsumptionForgotten):
             self.works.forget(record.partition, record.task)
-            change.everything = True
-        elif isinstance(record, r.PassedOver) and not record.freed:
-            change.tasks.add(record.task)
-        elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
-            change.everything = True  # rows that join groups may leave others that can never be whole
 
     def _release(self, client: str) -> None:
         """A client is gone: it holds nothing, has promised nothing, and will not put what it has reserved."""
@@ -617,123 +544,7 @@ class Controller:
         self.counters["failures"] += 1
         return Send(peer, sequence, Failure(type(error).__name__, str(error)))
 
-    # ------------------------------------------------------------ mutations
-
-    def _create_partition(self, client: str, peer: int, request: CreatePartition) -> Decision:
-        known = request.partition in self.state.partitions
-        return [] if known else puts.create_partition(self.state, request), lambda: Done(not known)
-
-    def _reserve(self, client: str, peer: int, request: Reserve) -> Decision:
-        records, indexes = puts.reserve(self.state, client, request)
-
-        def reply() -> AnyReply:
-            partition = self.state.partitions[request.partition]
-            positions = partition.rows.positions_of(indexes)
-            fields = partition.common_fields(positions)
-            produced = np.full(len(positions), bool(fields))
-            return meta_reply(partition, positions, indexes, fields, produced)
-
-        return records, reply
-
-    def _publish(self, client: str, peer: int, request: Publish) -> Decision:
-        records, indexes = puts.publish(self.state, client, request)
-        if request.block is not None:
-            self.counters["published_rows"] += request.count
-
-        def reply() -> AnyReply:
-            if request.keys is None:
-                return PublishReply(indexes.tobytes())
-            partition = self.state.partitions[request.partition]
-            positions = partition.rows.positions_of(indexes)
-            return PublishReply(indexes.tobytes(), partition.tags_of(positions), partition.common_fields(positions))
-
-        return records, reply
-
-    def _clear_rows(self, client: str, peer: int, request: ClearRows) -> Decision:
-        return clears.clear_rows(self.state, request.partition, indexes_in(request.rows)), Done
-
-    def _clear_keys(self, client: str, peer: int, request: ClearKeys) -> Decision:
-        return clears.clear_keys(self.state, request.partition, request.keys), Done
-
-    def _clear_partition(self, client: str, peer: int, request: ClearPartition) -> Decision:
-        claims.forget(self.samplers.default, request.partition)
-        known = request.partition in self.state.partitions
-        return [r.PartitionDropped(request.partition)] if known else [], Done
-
-    def _reset(self, client: str, peer: int, request: ResetConsumption) -> Decision:
-        known = request.partition in self.state.partitions
-        records: list[r.AnyRecord] = []
-        if known:
-            records.append(r.ConsumptionForgotten(request.partition, request.task))
-        return records, lambda: Done(True)
-
-    def _seal(self, client: str, peer: int, request: Seal) -> Decision:
-        return puts.seal(self.state, request.partition, self.connections), Done
-
-    def _drop(self, client: str, peer: int, request: Drop) -> Decision:
-        records, count = clears.drop(self.state, request)
-        return records, lambda: Done(count)
-
-    def _finish_rows(self, client: str, peer: int, request: Finish) -> Decision:
-        partition = self.state.partitions.get(request.partition)
-        if partition is not None:
-            self._finish(partition, request.task, request.holder, indexes_in(request.rows))
-            for consumer in demand.idle(partition, request.task, request.holder, self.movers.busy):
-                self.movers.back(request.holder, consumer)
-        return [], Done
-
-    def _set_policy_version(self, client: str, peer: int, request: SetPolicyVersion) -> Decision:
-        return admission.set_version(self.state, request), Done
-
-    def _want(self, client: str, peer: int, request: Want) -> Decision:
-        return demand.want(self.state, request), Done
-
-    def _wanted(self, client: str, peer: int, request: Wanted) -> Decision:
-        partition = self.state.partitions.get(request.partition)
-        count, records = demand.taken(partition, client, request, self._size)
-        return records, lambda: Done(count)
-
-    def _close_extents(self, client: str, peer: int, request: CloseExtents) -> Decision:
-        return puts.close_extents(self.state, client, request.extents), Done
-
-    def _register_unit(self, client: str, peer: int, request: RegisterUnit) -> Decision:
-        number = next((u.unit for u in self.state.units.values() if u.arena == request.arena), len(self.state.units))
-        self.unit_peers[number] = peer
-        self.movers.freed[number] = 0
-        return [r.UnitRegistered(number, request.address, request.arena)], lambda: Done(number)
-
-    def _writer_gone(self, client: str, peer: int, request: WriterGone) -> Decision:
-        if self.unit_peers.get(request.unit) != peer:
-            raise ProtocolError("only the unit itself may say that a writer of its is gone")
-        return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
-
-
-def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
-    """What a claim says to its sampler, but for the share that it asks for."""
-    said = claim.sampling.items()
-    return tuple(sorted((name, repr(value)) for name, value in said if name not in ("dp_rank", "batch_index")))
-
 
 def _wait_of(claim: Claim) -> float:
     """Seconds for which a claim that cannot be met stays parked; 0 for one that is answered at once."""
     return max(0.0, claim.wait or 0.0)
-
-
-_MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
-    CreatePartition: Controller._create_partition,
-    Reserve: Controller._reserve,
-    Publish: Controller._publish,
-    ClearRows: Controller._clear_rows,
-    ClearKeys: Controller._clear_keys,
-    ClearPartition: Controller._clear_partition,
-    ResetConsumption: Controller._reset,
-    Seal: Controller._seal,
-    Drop: Controller._drop,
-    Finish: Controller._finish_rows,
-    SetPolicyVersion: Controller._set_policy_version,
-    Want: Controller._want,
-    Wanted: Controller._wanted,
-    CloseExtents: Controller._close_extents,
-    RegisterUnit: Controller._register_unit,
-    WriterGone: Controller._writer_gone,
-}

@@ -62,10 +62,12 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
     lack = [name for name in fields if name not in have]
     if lack:
         words.append(f"misses the fields {lack}" + (f" (it has {have})" if have else " (it has none of them)"))
+        if not have:
+            words.append("is reserved" + _by_whom(partition, where))
     elif fields:
         words.append(f"has all the fields {have}")
     else:
-        words.append("is reserved; nothing was written yet")
+        words.append("is reserved" + _by_whom(partition, where) + "; nothing was written yet")
     group, hindrance = _group_words(partition, position, fields, dealt)
     words += [group + hindrance] if group + hindrance else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
@@ -75,6 +77,12 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
     if open_ and fields and not lack and not held:
         words.append(f"is ready for task {request.task!r} and waits for a claim that takes it")
     return words
+
+
+def _by_whom(partition: Partition, where: np.ndarray) -> str:
+    """Who reserved the row, and so is expected to write it."""
+    number = int(partition.rows.owners_of(where)[0])
+    return next((f" by client {name}" for name, given in partition.owners.items() if given == number), "")
 
 
 def _task_words(partition: Partition, position: int, task: str) -> str:

@@ -33,6 +33,7 @@ from transfer_queue.messages import (
     ProductionStatus,
     RetrieveKeys,
     RetrieveMeta,
+    SamplerCost,
     Show,
     StatusReply,
     SystemStatus,
@@ -241,9 +242,12 @@ def list_partitions(state: State, request: ListPartitions) -> AnyReply:
     return Done(list(state.partitions))
 
 
-def status(state: State, counters: dict[str, float], now: float, size: int) -> SystemStatus:
+def status(
+    state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost]
+) -> SystemStatus:
     """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
-    return SystemStatus([_progress(state, partition, now, size) for partition in state.partitions.values()], counters)
+    partitions = [_progress(state, partition, now, size) for partition in state.partitions.values()]
+    return SystemStatus(partitions, counters, samplers)
 
 
 def _progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:

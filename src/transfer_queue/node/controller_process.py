@@ -33,7 +33,7 @@ def build_controller(system: SystemFolder, config: str, key: bytes, sampler: Pic
         made = sampler_from(settings.sampler, settings.sampler_args)
     else:
         raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
-    controller = Controller(made, config=config, capacity=settings.total_storage_size)
+    controller = Controller(made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter)
     service = ControllerService(controller)
     server = Server(service, key)
     service.attach(server.call_soon)

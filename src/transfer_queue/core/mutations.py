@@ -1,0 +1,184 @@
+"""What requests that change something do: records to apply, and the reply to give when they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transfer_queue.core import admission, claims, clears, demand, puts
+from transfer_queue.core import records as r
+from transfer_queue.core.queries import meta_reply
+from transfer_queue.core.rows import indexes_in
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import (
+    AnyReply,
+    ClearKeys,
+    ClearPartition,
+    ClearRows,
+    CloseExtents,
+    CreatePartition,
+    Done,
+    Drop,
+    Finish,
+    Publish,
+    PublishReply,
+    RegisterUnit,
+    Reserve,
+    ResetConsumption,
+    Seal,
+    SetPolicyVersion,
+    Want,
+    Wanted,
+    WriterGone,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
+
+
+def create_partition(core: Controller, client: str, peer: int, request: CreatePartition) -> Decision:
+    """False if it exists."""
+    known = request.partition in core.state.partitions
+    return [] if known else puts.create_partition(core.state, request), lambda: Done(not known)
+
+
+def reserve(core: Controller, client: str, peer: int, request: Reserve) -> Decision:
+    """The rows, as their metadata."""
+    records, indexes = puts.reserve(core.state, client, request)
+
+    def reply() -> AnyReply:
+        partition = core.state.partitions[request.partition]
+        positions = partition.rows.positions_of(indexes)
+        fields = partition.common_fields(positions)
+        produced = np.full(len(positions), bool(fields))
+        return meta_reply(partition, positions, indexes, fields, produced)
+
+    return records, reply
+
+
+def publish(core: Controller, client: str, peer: int, request: Publish) -> Decision:
+    """The rows, and with keys their tags and common fields."""
+    records, indexes = puts.publish(core.state, client, request)
+    if request.block is not None:
+        core.counters["published_rows"] += request.count
+
+    def reply() -> AnyReply:
+        if request.keys is None:
+            return PublishReply(indexes.tobytes())
+        partition = core.state.partitions[request.partition]
+        positions = partition.rows.positions_of(indexes)
+        return PublishReply(indexes.tobytes(), partition.tags_of(positions), partition.common_fields(positions))
+
+    return records, reply
+
+
+def clear_rows(core: Controller, client: str, peer: int, request: ClearRows) -> Decision:
+    """Those that live."""
+    return clears.clear_rows(core.state, request.partition, indexes_in(request.rows)), Done
+
+
+def clear_keys(core: Controller, client: str, peer: int, request: ClearKeys) -> Decision:
+    """Those that are known."""
+    return clears.clear_keys(core.state, request.partition, request.keys), Done
+
+
+def clear_partition(core: Controller, client: str, peer: int, request: ClearPartition) -> Decision:
+    """With all its rows; an unknown one is fine."""
+    claims.forget(core.samplers.default, request.partition)
+    known = request.partition in core.state.partitions
+    return [r.PartitionDropped(request.partition)] if known else [], Done
+
+
+def reset(core: Controller, client: str, peer: int, request: ResetConsumption) -> Decision:
+    """A task (None: every one) begins anew."""
+    known = request.partition in core.state.partitions
+    records: list[r.AnyRecord] = []
+    if known:
+        records.append(r.ConsumptionForgotten(request.partition, request.task))
+    return records, lambda: Done(True)
+
+
+def seal(core: Controller, client: str, peer: int, request: Seal) -> Decision:
+    """By one of its producers."""
+    return puts.seal(core.state, request.partition, core.connections), Done
+
+
+def drop(core: Controller, client: str, peer: int, request: Drop) -> Decision:
+    """How many rows went."""
+    records, count = clears.drop(core.state, request)
+    return records, lambda: Done(count)
+
+
+def finish_rows(core: Controller, client: str, peer: int, request: Finish) -> Decision:
+    """A task is through with them."""
+    partition = core.state.partitions.get(request.partition)
+    if partition is None:
+        return [], Done
+
+    def reply() -> AnyReply:
+        for consumer in demand.idle(partition, request.task, request.holder, core.movers.busy):
+            core.movers.back(request.holder, consumer)
+        return Done()
+
+    return clears.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply
+
+
+def set_policy_version(core: Controller, client: str, peer: int, request: SetPolicyVersion) -> Decision:
+    """Of the policy."""
+    return admission.set_version(core.state, request), Done
+
+
+def want(core: Controller, client: str, peer: int, request: Want) -> Decision:
+    """A task says how many groups it wants."""
+    return demand.want(core.state, request), Done
+
+
+def wanted(core: Controller, client: str, peer: int, request: Wanted) -> Decision:
+    """How many a producer is to make."""
+    partition = core.state.partitions.get(request.partition)
+    count, records = demand.taken(partition, client, request, core.group_size)
+    return records, lambda: Done(count)
+
+
+def close_extents(core: Controller, client: str, peer: int, request: CloseExtents) -> Decision:
+    """Of the asking writer."""
+    return puts.close_extents(core.state, client, request.extents), Done
+
+
+def register_unit(core: Controller, client: str, peer: int, request: RegisterUnit) -> Decision:
+    """Its number."""
+    number = next((u.unit for u in core.state.units.values() if u.arena == request.arena), len(core.state.units))
+    core.unit_peers[number] = peer
+    core.movers.freed[number] = 0
+    return [r.UnitRegistered(number, request.address, request.arena)], lambda: Done(number)
+
+
+def writer_gone(core: Controller, client: str, peer: int, request: WriterGone) -> Decision:
+    """As its unit has proved."""
+    if core.unit_peers.get(request.unit) != peer:
+        raise ProtocolError("only the unit itself may say that a writer of its is gone")
+    return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
+
+
+MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
+    CreatePartition: create_partition,
+    Reserve: reserve,
+    Publish: publish,
+    ClearRows: clear_rows,
+    ClearKeys: clear_keys,
+    ClearPartition: clear_partition,
+    ResetConsumption: reset,
+    Seal: seal,
+    Drop: drop,
+    Finish: finish_rows,
+    SetPolicyVersion: set_policy_version,
+    Want: want,
+    Wanted: wanted,
+    CloseExtents: close_extents,
+    RegisterUnit: register_unit,
+    WriterGone: writer_gone,
+}

@@ -1,0 +1,92 @@
+"""Which parked claims are worth another look after a change: a thousand may wait, and most lack rows as before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from transfer_queue.core import claims
+from transfer_queue.core import records as r
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.waiting import Queue, ShareKey, Waiting
+from transfer_queue.messages import Claim
+from transfer_queue.sampler.base import BaseSampler
+
+
+class Change:
+    """What happened to one partition since its parked claims were last looked at.
+
+    everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. shares: task ->
+    the batches that were dealt. Beyond these, a claim can be met only where rows became ready for its task.
+    """
+
+    __slots__ = ("everything", "shares", "tasks")
+
+    def __init__(self) -> None:
+        self.everything = False
+        self.tasks: set[str] = set()
+        self.shares: dict[str, set[ShareKey]] = {}
+
+    def note(self, record: r.AnyRecord, partition: Partition | None) -> None:
+        """A record of this partition was applied; the partition is as it is after it."""
+        if isinstance(record, r.Dealt):
+            # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more
+            if record.batch_index is not None:
+                shares = self.shares.setdefault(record.task, set())
+                shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
+            assert partition is not None
+            if partition.sealed or partition.wholly_consumed(record.task):
+                self.tasks.add(record.task)
+        elif isinstance(record, r.PassedOver) and not record.freed:
+            self.tasks.add(record.task)
+        elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
+            self.everything = True  # rows that join groups may leave others that can never be whole
+
+
+def worth_a_try(
+    samplers: claims.Samplers, partition: Partition, task: str, queue: Queue, gained: bool, shares: Iterable[ShareKey]
+) -> Iterator[Waiting]:
+    """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before."""
+    for key in shares:
+        yield from queue.of_share(key)
+    yield from [queue.claims[waiter] for waiter in queue.watchers]
+    others = not claims.deals_itself(samplers.default)  # a user's sampler may look at anything
+    if not gained and not others:
+        return
+    hopes: dict[tuple[tuple[str, ...], BaseSampler], bool] = {}
+    unmet: set[object] = set()  # as these, no other claim can be met
+    if not others and not partition.sealed and not _enough(partition, task, queue):
+        return
+    for waiting in list(queue.claims.values()):
+        claim = waiting.claim
+        fields = tuple(claim.fields)
+        sampler = samplers.of(claim.sampling)
+        if others and not claims.deals_itself(sampler):
+            yield waiting
+            continue
+        ready = partition.ready_set(task, fields)
+        alike = fields, claim.count, _but_for_its_share(claim)
+        if alike in unmet:
+            continue
+        if claims.available(partition, ready, sampler) >= claim.count:
+            yield waiting
+            if not partition.sealed and waiting.waiter in queue.claims:
+                unmet.add(alike)
+            if not others and not partition.sealed and not _enough(partition, task, queue):
+                return
+        elif partition.sealed:
+            if (fields, sampler) not in hopes:
+                hopes[fields, sampler] = claims.is_final(partition, ready, sampler)
+            if hopes[fields, sampler]:
+                yield waiting
+    queue.recount()
+
+
+def _enough(partition: Partition, task: str, queue: Queue) -> bool:
+    """Whether any claim of the queue has as many ready rows as it wants."""
+    return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
+
+
+def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
+    """What a claim says to its sampler, but for the share that it asks for."""
+    said = claim.sampling.items()
+    return tuple(sorted((name, repr(value)) for name, value in said if name not in ("dp_rank", "batch_index")))
