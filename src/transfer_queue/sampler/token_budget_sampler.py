@@ -15,7 +15,7 @@ from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, chec
 from transfer_queue.sampler.groups import whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
 
-PACKINGS = 8  # that a search for the most groups takes, about
+WEIGHT = 40  # one group here takes about as long as so many that are only balanced
 
 
 class TokenBudgetSampler(RankConsistentSampler):
@@ -112,7 +112,7 @@ class TokenBudgetSampler(RankConsistentSampler):
             return shares
 
         rows = np.array(groups, "i8").reshape(-1)
-        return Deal(PACKINGS * len(groups), rows, run)
+        return Deal(WEIGHT * len(groups), rows, run)
 
     def _filled(self, bins: list[list[int]], lengths: list[float], held: int) -> list[list[int]]:
         """Which groups each rank gets, by place: as many of the first ones as a quick search makes fit.
