@@ -16,7 +16,7 @@ class _ConsumedBy:
     """`consumed_by["a", "b"]`, or `consumed_by("a", "b")`."""
 
     def __getitem__(self, tasks: str | tuple[str, ...]) -> ConsumedBy:
-        return ConsumedBy((tasks,) if isinstance(tasks, str) else tuple(tasks))
+        return ConsumedBy(tasks if isinstance(tasks, tuple) else (tasks,))
 
     def __call__(self, *tasks: str) -> ConsumedBy:
         return ConsumedBy(tasks)

@@ -141,7 +141,7 @@ class TestExistingSamples:
             lambda: a.get_data(meta, timeout=timeout),
             lambda: a.kv_list(timeout=timeout),
         ):
-            with pytest.raises(InvalidArgumentError, match="timeout must be a finite number"):
+            with pytest.raises(InvalidArgumentError, match="timeout must be a number of seconds, finite"):
                 call()
 
     @pytest.mark.parametrize("name", [None, 5, b"p"])

@@ -45,21 +45,69 @@ def test_a_put_that_comes_last_is_told_itself():
 
 def test_who_was_given_rows_may_still_clear_them():
     h = full()
-    assert h.dealt(2) == [0, 1]
-    h.claim(1, "other", name="o", wait=1000.0, fields=["y"])
+    assert h.dealt(1) == [0]
+    h.claim(4, "other", name="o", wait=1000.0)
     put = waits(h)
     assert h.parked(put, "w")
     h.clear([0])
     assert len(h.result(put).rows) == 8
 
 
-def test_who_comes_back_for_more_will_not():
+@pytest.mark.parametrize("who", ["r", "late"])
+def test_rows_that_all_who_wait_have_consumed_are_there_for_others(who):
+    """A trainer that still loads its model, or asks now and then, or reads by key; a driver that clears a step late."""
     h = full()
-    assert h.dealt(2) == [0, 1]
+    assert h.dealt(2, "reward") == [0, 1]
+    h.claim(2, "reward", wait=1000.0)
     put = waits(h)
-    h.claim(1, wait=1000.0)
-    with pytest.raises(DeadlockError, match="task 't' waits for 1 rows"):
+    assert h.parked(put, "w")
+    h.ask(ClearRows("p", column([0])), who)
+    assert len(h.result(put).rows) == 8
+
+
+def test_rows_that_somebody_who_waits_still_needs_are_not():
+    h = full()
+    assert h.dealt(1, "reward") == [0]
+    h.claim(2, "reward", wait=1000.0)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.claim(3, "train", name="t", wait=1000.0)
+    with pytest.raises(DeadlockError, match="task 'train' waits for 3 rows"):
         h.result(put)
+
+
+def test_who_comes_back_for_more_will_not():
+    h = full(free_when=["t"])
+    h.claim(1, hold=True)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.claim(4, wait=1000.0, hold=True)
+    h.ask(Finish("p", "t", column([0]), "r"), "r")
+    assert h.result(put) is not None
+    with pytest.raises(DeadlockError, match="task 't' waits for 4 rows"):
+        h.result(waits(h))
+
+
+@pytest.mark.parametrize("free_when", [[], ["train"]])
+def test_a_claim_that_lacks_fields_alone_waits_for_who_puts_them(free_when):
+    """The reward model is still being loaded."""
+    h = full(free_when=free_when)
+    h.claim(2, "train", wait=1000.0, fields=["x", "r"])
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.claim(3, "other", name="o", wait=1000.0)
+    assert h.parked(put, "w")
+
+
+def test_who_watches_may_act_while_another_thread_of_its_process_puts():
+    """One process that produces, and that clears in a loop over `subscribe`."""
+    h = full()
+    h.ask(Watch("p"), "w")
+    h.claim(4, wait=1000.0)
+    put = waits(h)
+    assert h.parked(put, "w")
+    h.clear([0])
+    assert len(h.result(put).rows) == 8
 
 
 def test_a_fetch_that_holds_is_not_through_by_asking_for_more():

@@ -5,10 +5,10 @@ Each function raises InvalidArgumentError, saying what was wanted and what was t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -24,12 +24,14 @@ Columns = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
 Tags = Sequence[Mapping[str, Any]]
 
+LONGEST_TIMEOUT = 1e9  # seconds
+
 
 def _listed(values: Any, what: str) -> list[Any]:
     """What users pass as a list, or as one str."""
     if isinstance(values, str):
         return [values]
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:  # scalar tensors say that they are iterable
         raise InvalidArgumentError(f"{what} must be a list, and is {values!r}")
     return list(values)
 
@@ -67,6 +69,20 @@ def natural(value: int, what: str) -> int:
     return number
 
 
+def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
+    """Global indexes, as a list or one int, as i8 [rows]."""
+    listed = (
+        [indexes] if hasattr(indexes, "__index__") and np.ndim(indexes) == 0 else _listed(indexes, "global_indexes")
+    )
+    return np.array([natural(index, "a global index") for index in listed], "<i8")
+
+
+def parser(data_parser: DataParser | None) -> None:
+    """Refuses what cannot be called."""
+    if data_parser is not None and not callable(data_parser):
+        raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, and is {data_parser!r}")
+
+
 def text(value: str, what: str) -> str:
     """A str."""
     if not isinstance(value, str):
@@ -86,13 +102,12 @@ def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def partition_options(options: PartitionOptions) -> None:
-    """Refuses options that are no numbers; the controller checks their ranges."""
-    for name in ("group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes"):
-        value = getattr(options, name)
-        if value is not None:
-            natural(value, name)
-    seconds(options.keep_seconds)
+def partition_options(options: PartitionOptions) -> PartitionOptions:
+    """The options with numbers of Python's; refuses what are none. The controller checks their ranges."""
+    counts = ("group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes")
+    given = {name: getattr(options, name) for name in counts}
+    numbers = {name: natural(value, name) for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(options, **numbers, keep_seconds=seconds(options.keep_seconds, "keep_seconds"))
 
 
 def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
@@ -102,11 +117,13 @@ def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
     return [str(group) for group in ([groups] if isinstance(groups, int) else _listed(groups, "groups"))]
 
 
-def seconds(timeout: float | None) -> float | None:
+def seconds(timeout: float | None, what: str = "timeout") -> float | None:
     """A timeout; None stays None."""
-    if timeout is None or (isinstance(timeout, (int, float)) and math.isfinite(timeout)):
+    if timeout is None or (isinstance(timeout, (int, float)) and abs(timeout) <= LONGEST_TIMEOUT):
         return timeout
-    raise InvalidArgumentError(f"timeout must be a finite number of seconds, or None, and is {timeout!r}")
+    raise InvalidArgumentError(
+        f"{what} must be a number of seconds, finite and at most {LONGEST_TIMEOUT:g}, or None, and is {timeout!r}"
+    )
 
 
 def partition(name: object) -> None:
@@ -123,8 +140,13 @@ def rows_of(data: Columns) -> int:
         return int(data.batch_size[0])
     if not isinstance(data, Mapping) or not data:
         raise InvalidArgumentError(f"data must be a TensorDict with a batch dimension, not a {type(data).__name__}")
-    first = next(iter(data.values()))
-    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
+    name, first = next(iter(data.items()))
+    try:
+        return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
+    except (TypeError, IndexError):
+        raise InvalidArgumentError(
+            f"column {name!r} of data must have a value for each row, and is {first!r}"
+        ) from None
 
 
 def one_row(fields: Columns) -> Columns:
@@ -161,13 +183,13 @@ def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None
     return groups
 
 
-def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int) -> list[Any] | None:
+def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int, what: str = "rows") -> list[Any] | None:
     """Tags, one a row; None stays None."""
     if tags is None:
         return None
     listed = _listed(tags, "tags")
     if len(listed) != rows:
-        raise InvalidArgumentError(f"{len(listed)} tags for {rows} rows: one dict a row is needed")
+        raise InvalidArgumentError(f"{len(listed)} tags for {rows} {what}: one dict a {what[:-1]} is needed")
     return listed
 
 

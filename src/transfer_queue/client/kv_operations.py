@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client import arguments, replies
@@ -49,7 +48,7 @@ class KVOperations(Transfers):
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
     ) -> Operation[list[str | None]]:
         """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
-        rows = np.atleast_1d(np.asarray(global_indexes, dtype="<i8"))
+        rows = arguments.indexes(global_indexes)
         return list((yield from self._ask(RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
 
     def kv_put(
@@ -220,8 +219,7 @@ class KVOperations(Transfers):
         groups: list[str] | None,
         timeout: float | None,
     ) -> Operation[KVBatchMeta]:
-        if tags is not None and len(tags) != len(keys):
-            raise InvalidArgumentError(f"{len(tags)} tags for {len(keys)} keys: one dict a key is needed")
+        tags = arguments.tags(tags, len(keys), "keys")
         if (encoded is None or not encoded.schema) and tags is None:
             raise InvalidArgumentError("a put needs fields or tags; it has neither")
         if not keys:

@@ -374,8 +374,7 @@ class Operations(KVOperations):
             group_size, producers, arguments.tasks(free_when), replicas, max_staleness, rows_per_version, keep_rows,
             keep_bytes, keep_seconds,
         )  # fmt: skip
-        arguments.partition_options(options)
-        request = CreatePartition(partition_id, pre_alloc_sample_num(), options)
+        request = CreatePartition(partition_id, pre_alloc_sample_num(), arguments.partition_options(options))
         return bool((yield from self._ask(request, Done, timeout)).value)
 
     def drop(

@@ -150,6 +150,7 @@ class Transfers:
         )
 
     def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
+        arguments.parser(data_parser)
         if data_parser is None:
             return data
         before = parser_columns(data, rows)

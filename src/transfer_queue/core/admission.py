@@ -20,7 +20,7 @@ def limit(partition: Partition) -> int | None:
     options = partition.options
     if options.max_staleness is None or options.rows_per_version is None:
         return None
-    return (partition.policy_version + options.max_staleness + 1) * options.rows_per_version
+    return min((partition.policy_version + options.max_staleness + 1) * options.rows_per_version, r.LARGEST)
 
 
 def check(partition: Partition, count: int) -> None:

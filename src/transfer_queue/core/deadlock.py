@@ -5,7 +5,10 @@ Who could still move is known from what clients have asked for:
     a client that has put into a partition, or cleared rows of it, may do so again while the partition is there,
     unless a request of its waits here or at a storage unit
     one that was given rows may still clear them until it comes back for more
-    a partition with rows in which nobody waits will be cleared, or dropped, by somebody
+    a partition will be cleared, or dropped, by somebody who has not come yet or is not seen here, where nobody waits
+    in it, or some row of it was consumed by all tasks that do: it is there for others
+    where a claim would be met by fields of rows that are there, who puts these will come
+    a client that watches a partition may act there even while another thread of it waits
     a task that is to free rows (`free_when`) and has not come yet will come, and so will the first who sets the
     policy version that puts wait for
 
@@ -16,9 +19,12 @@ do from then on.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+import numpy as np
 
 from transfer_queue.core.explain import nearest
+from transfer_queue.core.partition import Partition
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiting
 from transfer_queue.messages import (
@@ -45,13 +51,14 @@ class Movers:
     """Who may still make space or rows.
 
     actors: client -> the partitions in which it has made or cleared rows, set the policy, or asked for changes, upon
-    which it may act. policies: partitions whose policy version was set. busy: client -> what it was given rows for
-    and has not come back to. short: unit -> what it last said of those who wait there. freed: unit -> how many times
-    it was told to free.
+    which it may act. watchers: client -> those in which it has asked for changes. policies: partitions whose policy
+    version was set. busy: client -> what it was given rows for and has not come back to. short: unit -> what it last
+    said of those who wait there. freed: unit -> how many times it was told to free.
     """
 
     def __init__(self) -> None:
         self.actors: dict[str, set[str]] = {}
+        self.watchers: dict[str, set[str]] = {}
         self.policies: set[str] = set()
         self.busy: dict[str, set[Consumer]] = {}
         self.short: dict[int, SpaceShort] = {}
@@ -63,6 +70,8 @@ class Movers:
             self.actors.setdefault(client, set()).add(request.partition)
         if isinstance(request, SetPolicyVersion):
             self.policies.add(request.partition)
+        if isinstance(request, Watch):
+            self.watchers.setdefault(client, set()).add(request.partition)
 
     def given(self, client: str, consumer: Consumer) -> None:
         """A client was given rows."""
@@ -75,6 +84,7 @@ class Movers:
     def left(self, client: str) -> None:
         """A client has gone."""
         self.actors.pop(client, None)
+        self.watchers.pop(client, None)
         self.busy.pop(client, None)
 
     def deadlocked(self, state: State, connected: Collection[str]) -> bool:
@@ -87,19 +97,38 @@ class Movers:
             return False  # what was freed has not arrived where it is waited for
         if any(self._will_move(state, name) for name in state.partitions):
             return False
-        # who waits for a change may do anything once told of none
         held = (w.client for w in waiting.by_waiter.values() if not isinstance(w.request, Watch))
         still = {*held, *at_units}
-        free = [client for client in self.actors if client in connected and client not in still]
-        return not any(self.actors[client] & state.partitions.keys() for client in free)
+        # who watches does so in a thread of its own, which may do anything while others of its client wait
+        may = [(self.watchers if client in still else self.actors).get(client, set()) for client in connected]
+        return not any(partitions & state.partitions.keys() for partitions in may)
 
     def _will_move(self, state: State, name: str) -> bool:
         """Whether room will be made in this partition by somebody who has not come yet."""
         partition, tasks = state.partitions[name], state.waiting.of_partition(name)
         if partition.row_count and not (tasks and set(partition.holds.tasks) <= set(tasks)):
             return True
+        if any(_lacks_fields_only(partition, claim) for queue in tasks.values() for claim in queue.claims.values()):
+            return True
+        if tasks and not partition.holds.tasks and _is_there_for_others(partition, tasks):
+            return True
         limited = partition.options.max_staleness is not None and name not in self.policies
         return limited and any(waiting.request.partition == name for waiting in state.waiting.space.values())
+
+
+def _lacks_fields_only(partition: Partition, waiting: Waiting) -> bool:
+    """Whether there are rows enough for a claim, which somebody who has not come yet is to put fields of."""
+    claim = waiting.claim
+    ready = partition.ready_set(claim.task, tuple(claim.fields)).total
+    return ready < claim.count <= partition.row_count - partition.tasks.get(claim.task, 0)
+
+
+def _is_there_for_others(partition: Partition, tasks: Iterable[str]) -> bool:
+    """Whether some row was consumed by all these tasks: none of them needs it, and who clears it has not come."""
+    if not all(partition.tasks.get(task) for task in tasks):
+        return False
+    positions = partition.rows.live_positions()
+    return bool(np.logical_and.reduce([partition.consumed(task, positions) == 1 for task in tasks]).any())
 
 
 def words(state: State, short: Collection[SpaceShort]) -> str:

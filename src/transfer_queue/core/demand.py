@@ -96,5 +96,5 @@ def taken(partition: Partition | None, client: str, request: Wanted, size: int) 
     if request.most < 1:
         raise InvalidArgumentError(f"most must be positive, or None, and is {request.most}")
     count = min(count, request.most)
-    rows = count * (partition.groups.size or size)
+    rows = min(count * (partition.groups.size or size), r.LARGEST)
     return count, [r.GroupsTaken(request.partition, request.task, client, rows)]

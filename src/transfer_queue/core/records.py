@@ -12,6 +12,8 @@ import msgspec
 
 from transfer_queue.messages import AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted, Watch
 
+LARGEST = (1 << 63) - 1  # int that a record or reply can carry
+
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Base of all records."""

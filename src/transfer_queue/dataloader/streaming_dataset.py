@@ -15,9 +15,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset, get_worker_info
 
+from transfer_queue.client import arguments
 from transfer_queue.client.surface import Surface
 from transfer_queue.current import client_of
 from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
@@ -101,16 +103,16 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
         _at_least(0, keep_batches=keep_batches)
-        if not data_fields or isinstance(data_fields, str):
+        if isinstance(data_fields, str):
             raise InvalidArgumentError(f"data_fields must be a list of at least one field name, not {data_fields!r}")
-        if dp_rank < 0:
-            raise InvalidArgumentError(f"dp_rank must be greater than or equal to 0, and is {dp_rank}")
+        if not hasattr(dp_rank, "__index__") or dp_rank < 0:
+            raise InvalidArgumentError(f"dp_rank must be an int greater than or equal to 0, and is {dp_rank!r}")
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items by itself: leave out max_tokens and pack")
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
-        self.data_fields = list(data_fields)
+        self.data_fields = arguments.names(data_fields, "data_fields")
         self.partition_id = partition_id
         self.task_name = task_name
         self.dp_rank = dp_rank
@@ -187,6 +189,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             InvalidArgumentError: the state is of another version, task, dp_rank or worker, or it lies in the middle
                 of a batch that was cut otherwise.
         """
+        if not isinstance(state_dict, Mapping):
+            raise InvalidArgumentError(f"a state is what state_dict() gave, and not a {type(state_dict).__name__}")
         worker = get_worker_info()
         here = {
             "version": STATE_VERSION, "task_name": self.task_name, "dp_rank": self.dp_rank,
@@ -381,5 +385,5 @@ class Here:
 
 def _at_least(least: int, **arguments: int | None) -> None:
     for name, value in arguments.items():
-        if value is not None and value < least:
-            raise InvalidArgumentError(f"{name} must be {least} or more, and is {value}")
+        if value is not None and (not hasattr(value, "__index__") or np.ndim(value) or value < least):
+            raise InvalidArgumentError(f"{name} must be an int of {least} or more, and is {value!r}")

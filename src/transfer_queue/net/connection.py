@@ -27,6 +27,7 @@ READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 MAX_IDLE = 64  # connections kept per target; more threads than this at once pay for their own
 BUSY_SECONDS = 0.005  # between two tries at a UNIX socket whose queue of connections is full
+LONGEST_POLL = 86400.0  # seconds; the kernel takes 24 days at most
 MAX_PATH = 107  # bytes of a UNIX socket's path
 
 
@@ -138,8 +139,11 @@ class Connection:
             self._poll.register(self.sock, events)
             self._polled = events
         remaining = deadline - time.monotonic()
-        if remaining <= 0 or not self._poll.poll(remaining * 1000):
-            raise TimeoutError("no answer before the deadline")
+        while remaining > 0:
+            if self._poll.poll(min(remaining, LONGEST_POLL) * 1000):
+                return
+            remaining = deadline - time.monotonic()
+        raise TimeoutError("no answer before the deadline")
 
 
 def _wait_a_moment(deadline: float) -> None:

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
 
 import msgspec
 
-from transfer_queue.errors import ConnectionLostError, NotInitializedError, ProtocolError, WaitTimeoutError, by_name
+from transfer_queue.errors import (
+    ConnectionLostError,
+    InvalidArgumentError,
+    NotInitializedError,
+    ProtocolError,
+    WaitTimeoutError,
+    by_name,
+)
 from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Failure
 from transfer_queue.wire.framing import pack_frame
 
@@ -34,6 +41,12 @@ Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
 GRACE_SECONDS = 30.0  # what a server may need beyond the time for which a request lets itself be parked
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # before each new try after a break, in seconds
 CLOCK_SLACK = 0.002  # timers may fire this much before their time
+UNSENDABLE = (
+    TypeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)  # of a value in a request; msgspec's are ValueErrors
 FINISHED_RUNS = 64  # most runs of finished sequences that an envelope names
 
 
@@ -101,9 +114,14 @@ class Session:
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
             return sequence, self._encode(Envelope(sequence, acknowledged, request, finished))
-        except BaseException:
+        except BaseException as error:
             self.finish(sequence)
-            raise
+            if not isinstance(error, UNSENDABLE):
+                raise
+            raise InvalidArgumentError(
+                f"an argument of {type(request).__name__} cannot be sent ({error}): an int must fit into 64 "
+                f"bits, a str must be valid Unicode, and all else be of a type that the documentation states"
+            ) from error
 
     def finish(self, sequence: int) -> None:
         """Nobody waits for this reply any more: it has arrived or was given up."""
