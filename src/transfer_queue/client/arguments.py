@@ -71,9 +71,8 @@ def natural(value: int, what: str) -> int:
 
 def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
     """Global indexes, as a list or one int, as i8 [rows]."""
-    listed = (
-        [indexes] if hasattr(indexes, "__index__") and np.ndim(indexes) == 0 else _listed(indexes, "global_indexes")
-    )
+    one = hasattr(indexes, "__index__") and np.ndim(indexes) == 0
+    listed: list[Any] = [indexes] if one else _listed(indexes, "global_indexes")
     return np.array([natural(index, "a global index") for index in listed], "<i8")
 
 

@@ -386,4 +386,4 @@ class Here:
 def _at_least(least: int, **arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and (not hasattr(value, "__index__") or np.ndim(value) or value < least):
-            raise InvalidArgumentError(f"{name} must be an int of {least} or more, and is {value!r}")
+            raise InvalidArgumentError(f"{name} must be {least} or more, an int, and is {value!r}")
