@@ -26,7 +26,11 @@ class Trainers:
 
     def ask(self, index: int, rank: int, replica: int) -> list[int] | None:
         """One replica asks; whoever of its rank asked before got the same."""
-        got = self.h.dealt(self.batch_size, name=f"{rank}.{replica}", dp_rank=rank, batch_index=index)
+        name = f"{rank}.{replica}"
+        sequence = self.h.claim(self.batch_size, name=name, dp_rank=rank, batch_index=index)
+        while self.h.works:  # deals of many groups are made beside the loop
+            self.h.work()
+        got = self.h.got(sequence, name)
         known = self.batches.get(index, {}).get(rank)
         assert known is None or got == known
         if got:
