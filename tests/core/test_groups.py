@@ -7,7 +7,14 @@ from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Explain, Reserve, Seal, Status
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler import (
+    BaseSampler,
+    FreshnessSampler,
+    GRPOGroupNSampler,
+    PrioritySampler,
+    SeqlenBalancedSampler,
+    TokenBudgetSampler,
+)
 
 
 @pytest.fixture
@@ -160,15 +167,44 @@ def test_over_long_without_a_declared_size_is_never_dealt(g: Harness) -> None:
     assert "3 available. Enough are ready, but the sampler made no batch" in g.reply(sequence, "r").message  # type: ignore[union-attr]
 
 
-def test_a_sampler_of_other_groups_is_refused() -> None:
-    for sampler in (GRPOGroupNSampler(2), SeqlenBalancedSampler(2, 1)):
-        h = Harness(sampler)
-        h.create(group_size=4)
-        with pytest.raises(InvalidArgumentError, match=r"groups of 4 samples.*deals groups of 2"):
-            h.dealt(4, batch_index=0)
-    h = Harness(RankAwareSampler())
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        GRPOGroupNSampler(2),
+        SeqlenBalancedSampler(2, 1),
+        TokenBudgetSampler(4, 2),
+        PrioritySampler(inner=GRPOGroupNSampler(2)),
+        FreshnessSampler(PrioritySampler(inner=GRPOGroupNSampler(2)), 1),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_group_sizes_differ_by_partition(sampler: BaseSampler) -> None:
+    """The group_size of a partition goes before the sampler's; batch_size is a multiple of it."""
+    h = Harness(sampler)
+    h.create("four", group_size=4)
+    h.create("two", group_size=2)
+    tag = {"total_lengths": 1}
+    h.put(8, partition="four", groups=list("abababab"), tags=[tag] * 8)
+    h.put(4, partition="two", groups=list("abab"), tags=[tag] * 4)
+    h.put(4, partition="by order", tags=[tag] * 4)
+    assert h.dealt(4, partition="four", batch_index=0, dp_rank=0) == [0, 2, 4, 6]
+    assert h.dealt(2, partition="two", batch_index=0, dp_rank=0) == [8, 10]
+    assert h.dealt(2, partition="by order", batch_index=0, dp_rank=0) == [12, 13]
+    with pytest.raises(InvalidArgumentError, match=r"multiple of n_samples_per_prompt \(4\)"):
+        h.dealt(2, partition="four", batch_index=1, dp_rank=0)
+    h.ask(Seal("four"))
+    assert h.dealt(4, partition="four", batch_index=1, dp_rank=0) == [1, 3, 5, 7]
+    assert h.dealt(4, partition="four", batch_index=2, dp_rank=0) is None
+
+
+def test_a_users_sampler_of_other_groups_is_refused() -> None:
+    class Mine(GRPOGroupNSampler):
+        """Deals by itself, and knows of no other size."""
+
+    h = Harness(Mine(2))
     h.create(group_size=4)
-    assert h.dealt(4, dp_rank=0, batch_index=0) == []
+    with pytest.raises(InvalidArgumentError, match=r"groups of 4 samples.*deals groups of 2"):
+        h.dealt(4, dp_rank=0, batch_index=0)
 
 
 # ---------------------------------------------------------------- orphans and ends

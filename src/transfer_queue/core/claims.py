@@ -23,7 +23,7 @@ from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerE
 from transfer_queue.messages import Claim, SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
-from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, shown
+from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, of_groups, shown
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
@@ -94,16 +94,18 @@ ENDED = Outcome(ended=True)
 class Samplers:
     """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
 
-    costs: of a user's samplers, by name: they may hold up the loop for as long as they like.
+    A partition's own group_size goes before that of a built-in sampler. costs: of a user's samplers, by name: they may
+    hold up the loop for as long as they like.
     """
 
     def __init__(self, default: BaseSampler) -> None:
         self.default = default
         self.costs: dict[str, SamplerCost] = {}
+        self._of_groups: dict[tuple[BaseSampler, int], BaseSampler] = {}
 
     def spent(self, claim: Claim, seconds: float) -> None:
         """A claim was decided in so many seconds; counted where a user's sampler did it."""
-        sampler = self.of(claim.sampling)
+        sampler = self.of(claim, None)
         if deals_itself(sampler):
             return
         name = type(sampler).__name__
@@ -112,13 +114,20 @@ class Samplers:
             name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds)
         )  # fmt: skip
 
-    def of(self, sampling: dict[str, Any]) -> BaseSampler:
-        """The sampler for a claim."""
-        name = sampling.get("sampler")
-        if name is None:
-            return self.default
-        group = sampling.get("n_samples_per_prompt", 1)
-        return _built_in(str(name), group if isinstance(group, int) else 1)
+    def of(self, claim: Claim, partition: Partition | None) -> BaseSampler:
+        """The sampler for a claim of this partition."""
+        name = claim.sampling.get("sampler")
+        sampler = self.default
+        if name is not None:
+            group = claim.sampling.get("n_samples_per_prompt", 1)
+            sampler = _built_in(str(name), group if isinstance(group, int) else 1)
+        size = None if partition is None else partition.groups.size
+        if size is None or not deals_itself(sampler) or group_size(sampler) in (None, size):
+            return sampler
+        found = self._of_groups.get((sampler, size))
+        if found is None:
+            found = self._of_groups[sampler, size] = of_groups(sampler, size)
+        return found
 
 
 @lru_cache(maxsize=64)
@@ -165,13 +174,13 @@ def sampling_of(claim: Claim) -> dict[str, Any]:
     return {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
 
 
-def check(samplers: Samplers, claim: Claim) -> None:
+def check(state: State, samplers: Samplers, claim: Claim) -> None:
     """Raises for a claim that can never be right."""
     if claim.count < 0:
         raise InvalidArgumentError(f"batch_size must not be negative, and is {claim.count}")
     if not claim.fields:
         raise InvalidArgumentError("data_fields is empty: name at least one field")
-    sampler = samplers.of(claim.sampling)
+    sampler = samplers.of(claim, state.partitions.get(claim.partition))
     try:
         sampler.validate(claim.count, sampling_of(claim))
     except TransferQueueError:
@@ -183,7 +192,7 @@ def check(samplers: Samplers, claim: Claim) -> None:
 def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRecord]:
     """What the claim's sampler passes over now; to be applied before `decide`."""
     partition = state.partitions.get(claim.partition)
-    sampler = samplers.of(claim.sampling)
+    sampler = samplers.of(claim, partition)
     if partition is None or type(sampler).passes_over is BaseSampler.passes_over:
         return []
     ready = partition.ready_set(claim.task, tuple(claim.fields))
@@ -210,7 +219,7 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
     partition = state.partitions.get(claim.partition)
     if partition is None:
         return NOTHING
-    sampler = samplers.of(claim.sampling)
+    sampler = samplers.of(claim, partition)
     inner = dealer(sampler)
     if inner is not None:
         try:

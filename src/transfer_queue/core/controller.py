@@ -227,7 +227,7 @@ class Controller:
         return [Send(peer, envelope.sequence, answer)]
 
     def _claim(self, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
-        claims.check(self.samplers, claim)
+        claims.check(self.state, self.samplers, claim)
         if not claim.count and not claim.probe:
             return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
         outcome = self._decide(claim)
@@ -243,7 +243,8 @@ class Controller:
         long = outcome.long
         if long is None:
             return []
-        partition, sampler = self.state.partitions[claim.partition], self.samplers.of(claim.sampling)
+        partition = self.state.partitions[claim.partition]
+        sampler = self.samplers.of(claim, partition)
         job = self.works.begin(partition, claim.task, waiter, long)
         return [Work(job.number, lambda: claims.computed(sampler, long.deal))]
 
@@ -299,7 +300,7 @@ class Controller:
 
     def _spanning(self, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
         """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
-        size = claims.group_size(self.samplers.of(claim.sampling))
+        size = claims.group_size(self.samplers.of(claim, partition))
         if size is None or size < 2 or partition.groups.explicit or partition.name in self.warned:
             return None
         words = demand.spanning(partition, rows, size)
@@ -365,7 +366,7 @@ class Controller:
         if isinstance(request, Claim):
             if request.probe:
                 return self._nothing(request, ended=False)
-            dealt = claims.group_size(self.samplers.of(request.sampling))
+            dealt = claims.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
             return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since, dealt))
         if isinstance(request, Wanted):
             return Done(0)

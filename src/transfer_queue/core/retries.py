@@ -59,7 +59,7 @@ def worth_a_try(
     for waiting in list(queue.claims.values()):
         claim = waiting.claim
         fields = tuple(claim.fields)
-        sampler = samplers.of(claim.sampling)
+        sampler = samplers.of(claim, partition)
         if others and not claims.deals_itself(sampler):
             yield waiting
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -108,6 +109,18 @@ def built_in(sampler: BaseSampler) -> bool:
     if type(sampler).__module__.rpartition(".")[0] != __package__ or "sample" in vars(sampler):
         return False
     return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
+
+
+def of_groups(sampler: BaseSampler, size: int) -> BaseSampler:
+    """A built-in sampler like this one for groups of `size`; itself where it deals single samples, or those."""
+    if getattr(sampler, "n_samples_per_prompt", size) == size:
+        return sampler
+    twin: Any = copy.copy(sampler)
+    if isinstance(twin, SamplerWrapper):
+        twin.inner = of_groups(twin.inner, size)
+    else:
+        twin.n_samples_per_prompt = size
+    return twin  # type: ignore[no-any-return]
 
 
 def dealer(sampler: BaseSampler) -> RankConsistentSampler | None:
