@@ -41,6 +41,7 @@ class Processes:
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:
         def run() -> None:
+            torch.set_num_threads(1)  # those of the parent do not outlive the fork, and would be waited for
             try:
                 self.queue.put((function.__name__, function(*arguments)))
             except Exception as error:
