@@ -245,3 +245,17 @@ class TestBytes:
         h = Harness()
         with pytest.raises(ProtocolError, match="only the unit itself"):
             h.ask(SpaceShort(0, ["w"], 0), "w")
+
+
+def test_what_was_done_in_partitions_that_are_gone_is_forgotten():
+    """A run makes a partition a step, and goes on for ever."""
+    h = Harness()
+    for step in range(20):
+        name = f"train_{step}"
+        h.create(name, max_staleness=0, rows_per_version=4)
+        h.ask(SetPolicyVersion(name, 1))
+        h.put(2, partition=name)
+        assert h.dealt(2, partition=name)
+        h.ask(ClearPartition(name))
+    movers = h.controller.movers
+    assert not any([*movers.actors.values(), *movers.watchers.values(), *movers.busy.values(), movers.policies])

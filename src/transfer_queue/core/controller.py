@@ -519,6 +519,9 @@ class Controller:
         change.note(record, self.state.partitions.get(name))
         if isinstance(record, r.ConsumptionForgotten):
             self.works.forget(record.partition, record.task)
+        elif isinstance(record, r.PartitionDropped):
+            self.movers.dropped(name)
+            self.warned.discard(name)
 
     def _release(self, client: str) -> None:
         """A client is gone: it holds nothing, has promised nothing, and will not put what it has reserved."""

@@ -87,6 +87,14 @@ class Movers:
         self.watchers.pop(client, None)
         self.busy.pop(client, None)
 
+    def dropped(self, partition: str) -> None:
+        """A partition has gone, and with it what was done there."""
+        self.policies.discard(partition)
+        for partitions in (*self.actors.values(), *self.watchers.values()):
+            partitions.discard(partition)
+        for consumers in self.busy.values():
+            consumers -= {consumer for consumer in consumers if consumer[0] == partition}
+
     def deadlocked(self, state: State, connected: Collection[str]) -> bool:
         """Whether nobody can move any more."""
         waiting = state.waiting
