@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transfer_queue.client.calls import Call
 from transfer_queue.errors import (
     ConnectionLostError,
+    InvalidArgumentError,
     NotInitializedError,
     ProtocolError,
     StorageKeyNotFoundError,
@@ -109,7 +110,7 @@ def test_threads_never_share_a_sequence() -> None:
 
 def test_a_request_that_cannot_be_encoded_leaves_no_gap() -> None:
     session = new_session()
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidArgumentError, match="cannot be sent"):
         session.begin(object())  # type: ignore[arg-type]
     assert acknowledged(session) == 1
 
