@@ -83,7 +83,7 @@ class Transfers:
         space = self._state.space
         reserved = yield from self._reserve(encoded.nbytes, wait)
         try:
-            encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
+            yield from self._write(encoded, reserved)
         except Exception:
             yield from self._abandon(reserved)
             raise
@@ -110,6 +110,11 @@ class Transfers:
             raise
         space.published(reserved)
         return _published(reply)
+
+    def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
+        """Writes a block where it was reserved. It asks nothing; the simulation stops a writer in the middle of it."""
+        encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
+        yield from ()
 
     def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
         """Space for a block. Where there is none, this client first hands back what it has leased and not filled.

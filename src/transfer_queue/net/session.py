@@ -87,6 +87,7 @@ class Session:
         self.log_of = log_of
         self.role = role
         self.grace = grace
+        self.clock: Callable[[], float] = time.monotonic  # of deadlines; the simulation has its own
         self.closed = False
         self._lock = threading.Lock()
         self._next = 1
@@ -175,7 +176,7 @@ def outcome(reply: AnyReply) -> AnyReply:
 class Attempts:
     """When one call may be tried again, and how it ends when it may not.
 
-    deadline: a reading of `time.monotonic` after which no reply is waited for: the time that the request may
+    deadline: a reading of the session's clock after which no reply is waited for: the time that the request may
     stay parked, plus the session's grace, or what the call itself says.
     """
 
@@ -183,7 +184,7 @@ class Attempts:
 
     def __init__(self, session: Session, call: Call) -> None:
         self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
-        self.deadline = time.monotonic() + self._seconds
+        self.deadline = session.clock() + self._seconds
         self._session = session
         self._call = call
         self._delays = iter(RETRY_DELAYS)
@@ -193,7 +194,7 @@ class Attempts:
         """Seconds to wait before the next try after this error; raises when there is to be none."""
         if self._session.closed:
             raise NotInitializedError("this client was closed during the call") from error
-        if time.monotonic() >= self.deadline - CLOCK_SLACK:
+        if self._session.clock() >= self.deadline - CLOCK_SLACK:
             raise self._timed_out() from error
         if self._lost_at is None:
             self._lost_at = time.time()
