@@ -42,13 +42,24 @@ class FieldSpec(Message, frozen=True):
     ragged: bool
 
 
+class Place(Message, frozen=True):
+    """Where a block lies; see `NewBlock`. length: bytes of its extent, 0 where that is not told."""
+
+    unit: int
+    extent: int
+    offset: int
+    generation: int
+    length: int = 0
+
+
 class NewBlock(Message, frozen=True):
     """A block just written, as its writer publishes it.
 
     unit, extent, offset, generation: where it lies (`storage.arena`); nbytes: how long it is.
     rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
     shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
-    layout follows from these alone (`wire.layout`).
+    layout follows from these alone (`wire.layout`). length: bytes of the extent, 0 where that is not told.
+    copies: where else the same bytes lie, one place at most, in another unit.
     """
 
     unit: int
@@ -59,6 +70,8 @@ class NewBlock(Message, frozen=True):
     rows: int
     schema: list[FieldSpec]
     dims: bytes
+    length: int = 0
+    copies: list[Place] = []
 
 
 class FieldType(Message, frozen=True):

@@ -1,18 +1,19 @@
 """Published blocks and the extents they lie in, as columns; who still needs which.
 
-A block is needed while a live row has a value in it. An extent can be freed once its writer has closed it
-and no block in it is needed. Block numbers start at 1 and are never used again (0 means "no value").
+A block is needed while a live row has a value in it. It has one place or two, in extents of different units; a
+reader is told the first. An extent can be freed once its writer has closed it and no needed block has a place in it.
+Block numbers start at 1 and are never used again (0 means "no value").
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from transfer_queue.messages import Blocks, FieldSpec, NewBlock
+from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -20,6 +21,8 @@ _FIELDS = (
     ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
     ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"),
 )  # fmt: skip
+MOST_PLACES = 2
+PLACE = ("unit", "extent", "offset", "generation")
 
 
 T = TypeVar("T", bound=Hashable)
@@ -73,39 +76,77 @@ class Interned(Generic[T]):
 
 
 class _Chunk:
-    """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed."""
+    """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
 
-    __slots__ = ("alive", "capacity", "columns")
+    second: the same of second places, extent 0 where there is none; empty until a block has one.
+    """
+
+    __slots__ = ("alive", "capacity", "columns", "second")
 
     def __init__(self) -> None:
         self.alive = 0
         self.capacity = 16
         self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}
+        self.second: dict[str, np.ndarray] = {}
 
     def ensure(self, at: int) -> None:
         if at < self.capacity:
             return
         while self.capacity <= at:
             self.capacity *= 2
-        for name, column in self.columns.items():
-            grown = np.zeros(self.capacity, column.dtype)
-            grown[: len(column)] = column
-            self.columns[name] = grown
+        for columns in (self.columns, self.second):
+            for name, column in columns.items():
+                grown = np.zeros(self.capacity, column.dtype)
+                grown[: len(column)] = column
+                columns[name] = grown
+
+    def put(self, at: int, places: Sequence[Place]) -> None:
+        """Sets the places of a block, one or two."""
+        for name in PLACE:
+            self.columns[name][at] = getattr(places[0], name)
+        if len(places) == 1:
+            if self.second:
+                self.second["extent"][at] = 0
+            return
+        if not self.second:
+            self.second = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS if name in PLACE}
+        for name in PLACE:
+            self.second[name][at] = getattr(places[1], name)
+
+    def places(self, at: int) -> list[Place]:
+        """The places of a block."""
+        found = [Place(*(int(self.columns[name][at]) for name in PLACE))]
+        if self.second and self.second["extent"][at]:
+            found.append(Place(*(int(self.second[name][at]) for name in PLACE)))
+        return found
 
 
 class Extent:
-    """blocks: how many needed blocks lie in it. closed: its writer puts no more into it."""
+    """blocks: how many needed blocks have a place in it. closed: its writer puts no more into it.
 
-    __slots__ = ("blocks", "closed", "writer")
+    length: bytes, as its writer says it; 0 where it did not.
+    """
 
-    def __init__(self, writer: str) -> None:
+    __slots__ = ("blocks", "closed", "length", "writer")
+
+    def __init__(self, writer: str, length: int) -> None:
         self.writer = writer
+        self.length = length
         self.blocks = 0
         self.closed = False
 
 
+def places_of(block: NewBlock) -> list[Place]:
+    """All places of a block as its writer publishes it."""
+    first = Place(block.unit, block.extent, block.offset, block.generation, block.length)
+    return [first, *block.copies]
+
+
 class BlockTable:
-    """All blocks that some live row needs, and the extents that hold them."""
+    """All blocks that some live row needs, and the extents that hold them.
+
+    live_bytes: of the blocks, each counted once. leased: the lengths of the extents together.
+    """
 
     def __init__(self) -> None:
         self.chunks: dict[int, _Chunk] = {}
@@ -114,6 +155,7 @@ class BlockTable:
         self.extents: dict[tuple[int, int], Extent] = {}
         self.freed: list[tuple[int, int]] = []  # extents to hand back, drained by the controller
         self.live_bytes = 0
+        self.leased = 0
 
     def add(self, number: int, writer: str, block: NewBlock, values: int) -> None:
         """Block `number`, needed for `values` values."""
@@ -130,10 +172,18 @@ class BlockTable:
             chunk.columns[name][at] = value
         chunk.alive += 1
         self.live_bytes += block.nbytes
-        place = (block.unit, block.extent)
-        extent = self.extents.get(place)
+        self._lies_in(block.unit, block.extent, block.length, writer)
+        if block.copies:
+            chunk.put(at, places_of(block))
+            for place in block.copies:
+                self._lies_in(place.unit, place.extent, place.length, writer)
+
+    def _lies_in(self, unit: int, number: int, length: int, writer: str) -> None:
+        """A block more has a place in this extent."""
+        extent = self.extents.get((unit, number))
         if extent is None:
-            extent = self.extents[place] = Extent(writer)
+            extent = self.extents[unit, number] = Extent(writer, length)
+            self.leased += length
         extent.blocks += 1
 
     def release(self, numbers: np.ndarray) -> int:
@@ -160,15 +210,66 @@ class BlockTable:
                 table.drop(value, uses)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
+        self._leave(column, at)
+        if chunk.second:
+            self._leave(chunk.second, at[chunk.second["extent"][at] > 0])
+        chunk.alive -= len(at)
+        if not chunk.alive:
+            del self.chunks[key]
+        return nbytes
+
+    def _leave(self, column: dict[str, np.ndarray], at: np.ndarray) -> None:
+        """The places in these columns of these blocks are needed no more."""
         for unit in set(column["unit"][at].tolist()):
             mine = at[column["unit"][at] == unit]
             for extent, blocks in _counted(column["extent"][mine]):
                 self.extents[unit, extent].blocks -= blocks
                 self._free_if_done((unit, extent))
-        chunk.alive -= len(at)
-        if not chunk.alive:
-            del self.chunks[key]
-        return nbytes
+
+    def places(self, number: int) -> list[Place]:
+        """Where a needed block lies, one place or two; a reader is told the first."""
+        return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
+
+    def place(self, number: int, places: Sequence[Place], writer: str) -> None:
+        """A needed block lies at these places, one or two, and at no others any more."""
+        chunk, at = self.chunks[number >> CHUNK_BITS], number & (CHUNK - 1)
+        before = chunk.places(at)
+        for place in places:
+            self._lies_in(place.unit, place.extent, place.length, writer)
+        chunk.put(at, places)
+        for place in before:
+            self.extents[place.unit, place.extent].blocks -= 1
+            self._free_if_done((place.unit, place.extent))
+
+    def lose(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+        """Takes back the places that are gone where a block has another; the blocks that have none (i8, ascending).
+
+        gone: whether places are gone, by their units and extents.
+        """
+        lost = [np.zeros(0, "i8")]
+        for key in sorted(self.chunks):
+            chunk = self.chunks[key]
+            columns, second = chunk.columns, chunk.second
+            at = np.flatnonzero(columns["live"])
+            first_gone = gone(columns["unit"][at], columns["extent"][at])
+            if not second:
+                lost.append(at[first_gone] + (key << CHUNK_BITS))
+                continue
+            there = second["extent"][at] > 0
+            other_gone = there & gone(second["unit"][at], second["extent"][at])
+            alone = first_gone & (other_gone | ~there)
+            lost.append(at[alone] + (key << CHUNK_BITS))
+            swap = at[first_gone & there & ~other_gone]
+            if len(swap):
+                self._leave(columns, swap)
+                for name in PLACE:
+                    columns[name][swap] = second[name][swap]
+                second["extent"][swap] = 0
+            rid = at[other_gone & ~first_gone]
+            if len(rid):
+                self._leave(second, rid)
+                second["extent"][rid] = 0
+        return np.concatenate(lost)
 
     def close(self, places: list[tuple[int, int]]) -> None:
         """These extents take no more blocks."""
@@ -184,6 +285,7 @@ class BlockTable:
     def _free_if_done(self, place: tuple[int, int]) -> None:
         extent = self.extents[place]
         if extent.blocks == 0 and extent.closed:
+            self.leased -= extent.length
             del self.extents[place]
             self.freed.append(place)
 
@@ -237,20 +339,22 @@ class BlockTable:
             int(columns["rows"][at]),
         )
 
-    def live_blocks(self) -> Iterator[tuple[int, int, tuple[int, int], int]]:
-        """(number, values needed, (unit, extent), nbytes) of every needed block; for invariants."""
+    def live_blocks(self) -> Iterator[tuple[int, int, list[Place], int]]:
+        """(number, values needed, places, nbytes) of every needed block; for invariants."""
         for key in sorted(self.chunks):
-            columns = self.chunks[key].columns
+            chunk = self.chunks[key]
+            columns = chunk.columns
             for at in np.flatnonzero(columns["live"]).tolist():
-                place = (int(columns["unit"][at]), int(columns["extent"][at]))
-                yield (key << CHUNK_BITS) + at, int(columns["live"][at]), place, int(columns["nbytes"][at])
+                number = (key << CHUNK_BITS) + at
+                yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
 
     def state(self) -> dict[str, object]:
         """Everything that replay must reproduce, as plain values."""
         return {
             "blocks": [
-                (n, live, place, nbytes, repr(self.shape_source(n))) for n, live, place, nbytes in self.live_blocks()
+                (n, live, places, nbytes, repr(self.shape_source(n))) for n, live, places, nbytes in self.live_blocks()
             ],
-            "extents": {place: (e.writer, e.blocks, e.closed) for place, e in sorted(self.extents.items())},
+            "extents": {place: (e.writer, e.blocks, e.closed, e.length) for place, e in sorted(self.extents.items())},
             "live_bytes": self.live_bytes,
+            "leased": self.leased,
         }

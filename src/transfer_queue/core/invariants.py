@@ -184,13 +184,16 @@ def _blocks(state: State, needed: Counter[int]) -> None:
     _require(counted == dict(needed), "7: the live values a block are not what a recount gives")
     extents: Counter[tuple[int, int]] = Counter()
     nbytes = 0
-    for _, _, place, size in state.blocks.live_blocks():
-        extents[place] += 1
+    for number, _, places, size in state.blocks.live_blocks():
+        extents.update((place.unit, place.extent) for place in places)
+        _require(len({place.unit for place in places}) == len(places), f"block {number} lies twice in one unit")
         nbytes += size
     _require(nbytes == state.blocks.live_bytes, "7: the bytes of live blocks are not what a recount gives")
     _require(
         sum(partition.nbytes for partition in state.partitions.values()) == nbytes, "7: partitions miscount their bytes"
     )
+    leased = sum(extent.length for extent in state.blocks.extents.values())
+    _require(leased == state.blocks.leased, "7: the lengths of extents are not what a recount gives")
     for place, extent in state.blocks.extents.items():
         _require(extent.blocks == extents[place], f"7: extent {place} miscounts its blocks")
         _require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")

@@ -8,6 +8,7 @@ import numpy as np
 
 from transfer_queue.core import admission, clears
 from transfer_queue.core import records as r
+from transfer_queue.core.blocks import MOST_PLACES
 from transfer_queue.core.fields import check_block
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.state import State
@@ -19,7 +20,7 @@ from transfer_queue.errors import (
     SealedError,
     StorageKeyNotFoundError,
 )
-from transfer_queue.messages import CreatePartition, PartitionOptions, Publish, Reserve
+from transfer_queue.messages import CreatePartition, NewBlock, PartitionOptions, Place, Publish, Reserve
 
 NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
@@ -173,14 +174,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     partition = state.partitions.get(request.partition)
     if request.block is not None:
         check_block(request.block, request.count)
-        if request.block.unit not in state.units:
-            raise InvalidArgumentError(f"there is no storage unit {request.block.unit}")
-        extent = state.blocks.extents.get((request.block.unit, request.block.extent))
-        if extent is not None and (extent.closed or extent.writer != writer):
-            raise ProtocolError(
-                f"extent {request.block.extent} of unit {request.block.unit} is closed, or another writer's; "
-                f"a block goes into an open extent of its writer's"
-            )
+        _check_places(state, writer, request.block)
         if partition is not None:
             for spec in request.block.schema:
                 field = partition.fields.get(spec.name)
@@ -217,6 +211,22 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         )  # fmt: skip
     made += clears.unborn(partition, request.groups, indexes)
     return made + close_extents(state, writer, request.closes), indexes
+
+
+def _check_places(state: State, writer: str, block: NewBlock) -> None:
+    """Raises where a block cannot lie where its writer says."""
+    places: list[Place | NewBlock] = [block, *block.copies]
+    if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
+        raise InvalidArgumentError(f"a block has {MOST_PLACES} places at most, each in another storage unit")
+    for place in places:
+        if place.unit not in state.units:
+            raise InvalidArgumentError(f"there is no storage unit {place.unit}")
+        extent = state.blocks.extents.get((place.unit, place.extent))
+        if extent is not None and (extent.closed or extent.writer != writer):
+            raise ProtocolError(
+                f"extent {place.extent} of unit {place.unit} is closed, or another writer's; "
+                f"a block goes into an open extent of its writer's"
+            )
 
 
 def _check_shape(request: Publish) -> None:
