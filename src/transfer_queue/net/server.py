@@ -1,6 +1,6 @@
 """The servers' loop: one thread, one selector, many authenticated connections, one service.
 
-    socket -> handshake -> frames -> Service.received -> Outgoing -> socket
+    socket -> handshake -> frames -> Service.received -> Outgoing -> commit -> socket
 
 The loop knows nothing of what bodies mean, and the service nothing of sockets. What can go wrong on one
 connection ends that connection and counts:
@@ -10,14 +10,15 @@ connection ends that connection and counts:
     broken           messages that make no sense          slow          readers whose output buffer was full
     errors           exceptions of the service
 
-Nothing blocks: writes go out as far as the socket takes them, the rest when it is writable.
+Nothing blocks: writes go out as far as the socket takes them, the rest when it is writable. What one turn of the loop
+has to say leaves at its end, after `commit`: a journal writes down first what led to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import select
 import selectors
 import socket
 import time
@@ -27,17 +28,18 @@ from typing import NamedTuple, Protocol, Union
 
 from transfer_queue.errors import AttachError, ProtocolError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, Hello, ServerHandshake
+from transfer_queue.net.listening import BACKLOG, BoundPath, bound_socket
 from transfer_queue.wire.framing import MAX_BODY, MAX_PAYLOAD, FrameReader, pack_frame
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
 MAX_PIECES = 64  # of one sendmsg
-BACKLOG = 1024
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
 LONGEST_SLEEP = 3600.0  # seconds; selectors refuse what does not fit into 31 bits of milliseconds
 FAREWELL_SECONDS = 1.0  # how long `run` waits at its end for output to leave
+COMMIT_PAUSE = 0.1  # seconds between two tries of a commit that failed
 
 logger = logging.getLogger(__name__)
 
@@ -93,22 +95,6 @@ class _Peer:
         self.ending = False  # close as soon as the output has left
 
 
-class _Path:
-    """A path that this process bound. Another may have taken it since, so that only the same file is unlinked.
-
-    The bound socket keeps its inode, so no other file can have its number while it is open.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._made = os.lstat(path)
-
-    def unlink(self) -> None:
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self._made, os.lstat(self._path)):
-                os.unlink(self._path)
-
-
 class Server:
     """Serves `service` on any number of listening sockets.
 
@@ -116,6 +102,8 @@ class Server:
     max_output: bytes that wait for a slow reader before it is dropped (one frame may exceed it).
     idle: work for when nothing is to be done, a few milliseconds at a time; says whether there is more. Asked
     again after the next event.
+    commit: called before anything of a turn leaves; False: nothing may leave yet. Until it succeeds nobody is read
+    from or written to, it is tried again every COMMIT_PAUSE, and functions of `call_soon` still run.
     """
 
     def __init__(
@@ -130,6 +118,7 @@ class Server:
         max_payload: int = MAX_PAYLOAD,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         idle: Callable[[], bool] | None = None,
+        commit: Callable[[], bool] | None = None,
     ) -> None:
         self.counters = dict.fromkeys(
             ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "errors"), 0
@@ -142,7 +131,7 @@ class Server:
         self._limits = (max_body, max_payload)
         self._handshake_seconds = handshake_seconds
         self._selector = selectors.DefaultSelector()
-        self._listeners: dict[socket.socket, _Path | None] = {}  # with the path that it made, if any
+        self._listeners: dict[socket.socket, BoundPath | None] = {}  # with the path that it made, if any
         self._peers: dict[int, _Peer] = {}  # all connections, also those in their handshake
         self._dirty: list[_Peer] = []  # output was queued since the last flush
         self._shaking: deque[tuple[float, _Peer]] = deque()  # handshakes by deadline; done ones are skipped
@@ -151,6 +140,8 @@ class Server:
         self._tick_again = 0.0  # after a failed tick: not before
         self._idle = idle
         self._may_idle = idle is not None  # there may be idle work that was not asked for since the last event
+        self._commit = commit
+        self._held = False  # the last commit failed: nothing leaves
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -162,25 +153,19 @@ class Server:
 
     def listen(self, address: Union[str, tuple[str, int]]) -> Union[str, tuple[str, int]]:
         """Listens on a path (mode 0600) or (host, port), port 0 for any; returns the address as bound."""
-        path = address if isinstance(address, str) else None
-        if path is not None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        else:
-            sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.setblocking(False)
-            sock.bind(address)
-            if path is not None:
-                os.chmod(path, 0o600)
-            sock.listen(BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-        self._listeners[sock] = None if path is None else _Path(path)
-        self._selector.register(sock, selectors.EVENT_READ, self._accept)
+        sock = bound_socket(address)
+        self.inherit(sock)
+        if isinstance(address, str):
+            self._listeners[sock] = BoundPath(address)
+            return address
         bound = sock.getsockname()
-        return path if path is not None else (str(bound[0]), int(bound[1]))
+        return str(bound[0]), int(bound[1])
+
+    def inherit(self, sock: socket.socket) -> None:
+        """Listens on a socket of `bound_socket`, whose path, if it has one, is left to who has made it."""
+        sock.setblocking(False)
+        self._listeners[sock] = None
+        self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
     def adopt(self, sock: socket.socket) -> int:
         """Serves a connection that this process made and authenticated; returns its peer number.
@@ -218,8 +203,15 @@ class Server:
         """Serves until `stop`, then sends what is queued (for FAREWELL_SECONDS at most) and closes all."""
         try:
             while not self._stopping:
-                self._turn()
-            self._say_farewell()
+                if self._held:
+                    self._wait_for_commit()
+                else:
+                    self._turn()
+            self._end_turn()
+            while self._dirty and not self._held:
+                self._end_turn()
+            if not self._held:
+                self._say_farewell()
         finally:
             self.close()
 
@@ -232,10 +224,36 @@ class Server:
                 self._serve(key.data, events)
             else:
                 key.data(events)
+        self._run_soon()
+        self._check_deadlines()
+        self._end_turn()
+
+    def _run_soon(self) -> None:
         while self._soon:
             self._guarded(self._soon.popleft())
-        self._check_deadlines()
-        self._flush()
+
+    def _end_turn(self) -> None:
+        """Commits, and lets go what was queued."""
+        self._held = self._commit is not None and not self._committed(self._commit)
+        if not self._held:
+            self._flush()
+
+    def _committed(self, commit: Callable[[], bool]) -> bool:
+        try:
+            return commit()
+        except Exception:
+            self.counters["errors"] += 1
+            logger.exception("the commit failed")
+            return False
+
+    def _wait_for_commit(self) -> None:
+        """A turn while nothing may leave: what peers send stays in their sockets."""
+        poll = select.poll()
+        poll.register(self._wake_in, select.POLLIN)
+        if poll.poll(COMMIT_PAUSE * 1000):
+            self._woken(0)
+        self._run_soon()
+        self._end_turn()
 
     def _idled(self, idle: Callable[[], bool]) -> bool:
         try:
@@ -247,6 +265,8 @@ class Server:
 
     def _patience(self) -> float | None:
         """Seconds until something is due without any event; None for never."""
+        if self._dirty:  # what was queued while the last turn's output left
+            return 0.0
         due = self._service.next_deadline()
         if due is not None and due < self._tick_again:
             due = self._tick_again
@@ -347,10 +367,9 @@ class Server:
         if peer.number not in self._peers:
             return  # dropped by what another event of this turn did
         if events & selectors.EVENT_WRITE:
-            self._send(peer)
-        if events & selectors.EVENT_READ and not peer.ending and peer.number in self._peers:
+            self._dirty.append(peer)
+        if events & selectors.EVENT_READ and not peer.ending:
             self._read(peer)
-        self._flush()
 
     def _read(self, peer: _Peer) -> None:
         try:
@@ -443,11 +462,11 @@ class Server:
             self._dirty.append(peer)
 
     def _flush(self) -> None:
-        while self._dirty:
-            dirty, self._dirty = self._dirty, []
-            for peer in dirty:
-                if peer.number in self._peers:
-                    self._send(peer)
+        """Sends what is queued by now. Where that ends a connection, what follows from it belongs to the next turn."""
+        dirty, self._dirty = self._dirty, []
+        for peer in dirty:
+            if peer.number in self._peers:
+                self._send(peer)
 
     def _send(self, peer: _Peer) -> None:
         out = peer.out

@@ -1,0 +1,45 @@
+"""Sockets that listen, made by the server itself or by the supervisor for one server after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Union
+
+BACKLOG = 1024
+
+
+class BoundPath:
+    """A path that this process bound. Another may have taken it since, so that only the same file is unlinked.
+
+    The bound socket keeps its inode, so no other file can have its number while it is open.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._made = os.lstat(path)
+
+    def unlink(self) -> None:
+        """Removes the path, if it still leads to this socket."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self._made, os.lstat(self._path)):
+                os.unlink(self._path)
+
+
+def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
+    """A socket that listens on a path (mode 0600) or (host, port), port 0 for any."""
+    if isinstance(address, str):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    else:
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        if isinstance(address, str):
+            os.chmod(address, 0o600)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

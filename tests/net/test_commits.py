@@ -1,0 +1,127 @@
+"""The end of a turn: what a server has to say leaves after its commit, and not before."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from echo import KEY, EchoService, Running, one, until
+
+from transfer_queue.messages import CreatePartition, Done
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.handshake import Hello
+from transfer_queue.net.listening import bound_socket
+from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.wire.framing import FrameReader
+
+
+class Commits:
+    """A journal that works or does not."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self.raises = False
+        self.tries = 0
+
+    def __call__(self) -> bool:
+        self.tries += 1
+        if self.raises:
+            raise OSError("no room")
+        return self.works
+
+
+def speak(running: Running, *socks: socket.socket) -> list[Outgoing]:
+    """Adopts connections and says a word on each."""
+    peers = [running.server.adopt(sock) for sock in socks]
+    running.service.peers |= dict.fromkeys(peers, Hello("client", "adopted"))
+    return [Outgoing(peer, b"word") for peer in peers]
+
+
+@pytest.mark.parametrize("how", ["refuses", "raises"])
+def test_nothing_leaves_until_the_commit_succeeds(tmp_path: Path, how: str) -> None:
+    commits = Commits()
+    with Running(tmp_path, commit=commits) as running:
+        session = running.session()
+        assert run_blocking(session, one(CreatePartition("a"))) == Done("a")
+        replies: list[object] = []
+        thread = threading.Thread(target=lambda: replies.append(run_blocking(session, one(CreatePartition("b")))))
+        commits.works, commits.raises = False, how == "raises"
+        thread.start()
+        until(lambda: len(running.service.envelopes) == 2)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            seen = threading.Event()
+            running.server.call_soon(lambda: speak(running, theirs.dup()))
+            running.server.call_soon(seen.set)
+            assert seen.wait(10), "functions of call_soon run meanwhile"
+            tries = commits.tries
+            until(lambda: commits.tries >= tries + 2)
+            assert replies == []
+            ours.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                ours.recv(1)
+            commits.works, commits.raises = True, False
+            thread.join(10)
+            ours.settimeout(10)
+            assert FrameReader().feed(ours.recv(100))[0][0] == b"word"
+        assert replies == [Done("b")]
+        session.close()
+
+
+def test_a_server_that_cannot_commit_ends_in_silence(tmp_path: Path) -> None:
+    commits = Commits()
+    ours, theirs = socket.socketpair()
+    with ours:
+        with Running(tmp_path, commit=commits) as running:
+            commits.works = False
+            tries = commits.tries
+            running.server.call_soon(lambda: speak(running, theirs))
+            until(lambda: commits.tries > tries)
+        ours.settimeout(10)
+        assert ours.recv(100) == b""
+
+
+def test_what_a_turn_says_shares_a_commit(tmp_path: Path) -> None:
+    commits = Commits()
+    with Running(tmp_path, commit=commits) as running:
+        pairs = [socket.socketpair() for _ in range(50)]
+
+        def begin() -> list[Outgoing]:
+            commits.tries = 0
+            return speak(running, *(theirs for _, theirs in pairs))
+
+        running.server.call_soon(begin)
+        for ours, _ in pairs:
+            ours.settimeout(10)
+            assert ours.recv(100)
+        assert commits.tries <= 3
+        for ours, _ in pairs:
+            ours.close()
+
+
+def test_an_inherited_socket_keeps_its_path_and_whoever_waits(tmp_path: Path) -> None:
+    """Of two servers one after the other: who connects in between is served by the second."""
+    path = str(tmp_path / "kept.sock")
+    with bound_socket(path) as listener:
+        for _ in range(2):
+            service = EchoService()
+            server = Server(service, KEY)
+            server.inherit(listener.dup())
+            running = Running.__new__(Running)
+            running.service, running.server, running.address = service, server, path
+            session = running.session()
+            replies: list[object] = []
+            thread = threading.Thread(
+                target=lambda session, replies: replies.append(run_blocking(session, one(CreatePartition("p")))),
+                args=(session, replies),
+            )
+            thread.start()
+            running.thread = threading.Thread(target=server.run, daemon=True)
+            running.thread.start()
+            thread.join(10)
+            assert replies == [Done("p")]
+            session.close()
+            running.stop()
+            assert Path(path).is_socket()
