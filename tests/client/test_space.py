@@ -21,6 +21,7 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.effects import Answer
 from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.ownership import Known
 from transfer_queue.storage.simple import StorageUnit
 
 MIB = 1 << 20
@@ -35,16 +36,25 @@ class Locks:
         self.held: set[str] = set()
         self.withdrawn: set[str] = set()
 
-    def make(self, slot: int) -> str:
+    def make(self, slot: int, writer: str) -> str:
+        return self.path(slot)
+
+    def path(self, slot: int) -> str:
         return f"/{self.unit}/{slot}.lock"
 
     def is_dead(self, slot: int) -> bool:
-        return self.make(slot) not in self.held
+        return self.path(slot) not in self.held
 
     def withdraw(self, slot: int) -> bool:
         if self.is_dead(slot):
-            self.withdrawn.add(self.make(slot))
+            self.withdrawn.add(self.path(slot))
         return self.is_dead(slot)
+
+    def forget(self, slot: int) -> None:
+        assert self.path(slot) in self.withdrawn
+
+    def known(self) -> dict[int, Known]:
+        return {}
 
 
 class Lock:

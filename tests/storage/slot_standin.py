@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from transfer_queue.storage.ownership import Known
+
 
 class StandInSlots:
     """Slots whose writers live in this process: a set of paths instead of locks of the kernel."""
@@ -7,11 +9,14 @@ class StandInSlots:
     def __init__(self) -> None:
         self.held: set[str] = set()
         self.withdrawn: set[str] = set()
+        self.files: dict[int, Known] = {}
 
     def path(self, slot: int) -> str:
         return f"/slots/{slot}.lock"
 
-    def make(self, slot: int) -> str:
+    def make(self, slot: int, writer: str) -> str:
+        assert slot not in self.files
+        self.files[slot] = Known(writer, gone=False)
         return self.path(slot)
 
     def is_dead(self, slot: int) -> bool:
@@ -21,4 +26,11 @@ class StandInSlots:
         if not self.is_dead(slot):
             return False
         self.withdrawn.add(self.path(slot))
+        self.files[slot] = Known(self.files[slot].writer, gone=True)
         return True
+
+    def forget(self, slot: int) -> None:
+        assert self.files.pop(slot).gone
+
+    def known(self) -> dict[int, Known]:
+        return dict(self.files)

@@ -63,16 +63,16 @@ def folder(tmp_path: Path) -> SlotFolder:
 
 
 def test_a_slot_is_private_and_new(folder: SlotFolder) -> None:
-    path = Path(folder.make(1))
-    assert path == folder.path(1)
+    path = Path(folder.make(1, "w"))
+    assert path == Path(folder.path(1))
     assert path.stat().st_mode & 0o777 == 0o600
     assert folder.folder.stat().st_mode & 0o777 == 0o700
     with pytest.raises(FileExistsError):
-        folder.make(1)
+        folder.make(1, "w")
 
 
 def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1))
+    writer = child(HOLDER, folder.make(1, "w"))
     assert writer.hear() == "held"
     for _ in range(3):  # asking leaves the lock where it is
         assert not folder.is_dead(1)
@@ -83,7 +83,7 @@ def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, child: Callab
 
 
 def test_a_released_lock_proves_the_writer_gone(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1))
+    writer = child(HOLDER, folder.make(1, "w"))
     writer.hear()
     writer.say("release")
     assert writer.hear() == "done"
@@ -91,7 +91,7 @@ def test_a_released_lock_proves_the_writer_gone(folder: SlotFolder, child: Calla
 
 
 def test_a_stopped_writer_is_not_dead(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1))
+    writer = child(HOLDER, folder.make(1, "w"))
     writer.hear()
     writer.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, writer.process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -103,13 +103,13 @@ def test_a_stopped_writer_is_not_dead(folder: SlotFolder, child: Callable) -> No
 
 
 def test_a_forked_child_takes_no_lock_away(folder: SlotFolder, child: Callable) -> None:
-    writer = child(FORKER, folder.make(1))
+    writer = child(FORKER, folder.make(1, "w"))
     assert writer.hear() == "child ended"
     assert not folder.is_dead(1)
 
 
 def test_a_forked_child_keeps_no_lock_alive(folder: SlotFolder, child: Callable) -> None:
-    writer = child(ORPHANER, folder.make(1))
+    writer = child(ORPHANER, folder.make(1, "w"))
     word, orphan = writer.hear().split()
     assert word == "orphan"
     assert not folder.is_dead(1)
@@ -121,24 +121,24 @@ def test_a_forked_child_keeps_no_lock_alive(folder: SlotFolder, child: Callable)
 
 
 def test_a_held_slot_is_refused_to_others(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1))
+    writer = child(HOLDER, folder.make(1, "w"))
     writer.hear()
     with pytest.raises(ProtocolError, match="locked by another process"):
-        hold_slot(folder.path(1))
+        hold_slot(Path(folder.path(1)))
     assert not folder.is_dead(1)
 
 
 def test_a_withdrawn_slot_can_be_held_by_nobody(folder: SlotFolder) -> None:
-    folder.make(1)
+    folder.make(1, "w")
     assert folder.withdraw(1)
     with pytest.raises(ProtocolError, match="withdrawn"):
-        hold_slot(folder.path(1))
+        hold_slot(Path(folder.path(1)))
 
 
 def test_a_slot_withdrawn_between_opening_and_locking_is_noticed(
     folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = Path(folder.make(1))
+    path = Path(folder.make(1, "w"))
     real = fcntl.lockf
 
     def late(descriptor: int, operation: int) -> None:
@@ -153,9 +153,9 @@ def test_a_slot_withdrawn_between_opening_and_locking_is_noticed(
 
 
 def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_dead(folder.path(7))
+    assert not is_dead(Path(folder.path(7)))
     assert not folder.withdraw(7)
-    folder.make(1)
+    folder.make(1, "w")
 
     def no_locks(*_: int) -> None:
         raise OSError(errno.ENOLCK, "no locks")
@@ -163,4 +163,4 @@ def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: py
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     assert not folder.is_dead(1)
     with pytest.raises(AttachError, match="no locks"):
-        hold_slot(folder.path(1))
+        hold_slot(Path(folder.path(1)))

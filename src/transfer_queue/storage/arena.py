@@ -3,10 +3,11 @@
     arena        mode 0600, as long as the capacity; only its first `held` bytes are allocated, and nothing
                  past them is ever touched, so that a full file system is an error at growth and no SIGBUS
     generations  one little-endian u8 a granule of 64 KiB; only the unit writes it
+    extents      which of it is leased (`storage.extent_file`); only the unit looks at it
     header       JSON (`Header`); written last, so where it is the rest is too
 
-The unit creates the arena and every process of the node maps it once, whole. This module moves no
-payload and does not know what is leased (`storage.extents`).
+The unit creates the arena, or reopens the one of a unit before it, and every process of the node maps it once,
+whole. This module moves no payload and does not know what is leased (`storage.extents`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
 from transfer_queue.storage.base import Bytes, Memory
+from transfer_queue.storage.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.extents import GRANULE, round_up
 
 MAGIC = "transfer_queue arena"
@@ -43,6 +45,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
 _HEADER_LIMIT = 4096
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 Generations = npt.NDArray[np.uint64]
 
@@ -94,22 +97,22 @@ def _why_not(folder: Path, least: int) -> str | None:
 
 
 class Arena(Memory):
-    """A mapped arena. `create` makes one for its unit; `open` is for everybody else.
+    """A mapped arena. `create` makes one for its unit, `reopen` is for a later unit; `open` is for everybody else.
 
     folder, capacity (bytes it may grow to), boot_id: as the header says.
     memory: all of it, u8, length `capacity`. generations: u8 a granule, read-only but for the unit.
-    held: bytes allocated, from offset 0 (known to the unit only; 0 elsewhere).
+    extents: the file that says what is leased (the unit only).
     warm: bytes made resident by `prefault_some`, from offset 0 (the unit only); at most `held`.
     """
 
-    def __init__(self, folder: Path, header: Header, memory: int, generations: int, owner: bool) -> None:
+    def __init__(self, folder: Path, header: Header, memory: int, generations: int, extents: int | None) -> None:
         self.folder = folder
         self.capacity = header.capacity
         self.boot_id = header.boot_id
-        self.held = 0
         self.warm = 0
-        self._owner = owner
-        self._files = (memory, generations) if owner else ()
+        owner = extents is not None
+        self._files = (memory, generations, extents) if extents is not None else ()
+        self._extents = ExtentFile(extents, header.capacity) if extents is not None else None
         self._populates = True
         # An mmap object goes away with the last array that looks into it, and is never closed by hand:
         # closing it under a living view is a segfault.
@@ -134,12 +137,14 @@ class Arena(Memory):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             size = _capacity(folder, capacity)
             header = Header(MAGIC, VERSION, GRANULE, size, uuid.uuid4().hex)
-            for name, length in (("arena", size), ("generations", _generations_size(size))):
+            for name, length in _sizes(size).items():
                 path = folder / name
                 files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
                 made.append(path)
                 os.ftruncate(files[-1], length)
-            arena = cls(folder, header, files[0], files[1], owner=True)
+            _allocate(files[2], 0, HEAD_BYTES)
+            arena = cls(folder, header, *files)
+            arena.extents.begin(header.boot_id)
             _write_whole(folder / "header", msgspec.json.encode(header))
         except BaseException as error:
             for file in files:
@@ -157,27 +162,54 @@ class Arena(Memory):
         return arena
 
     @classmethod
+    def reopen(cls, folder: Path) -> Arena:
+        """The arena of a unit that ended, for the unit in its place. No other may have it any more.
+
+        AttachError, saying why, if it is not there, not whole, or not of this version.
+        """
+        arena = cls._opened(folder, owner=True)
+        arena.extents.read(folder, arena.boot_id)
+        return arena
+
+    @classmethod
     def open(cls, folder: Path) -> Arena:
         """Maps an arena that a unit created. AttachError, saying why, if there is none that this version can read."""
-        with contextlib.ExitStack() as closing:
+        return cls._opened(folder, owner=False)
+
+    @classmethod
+    def _opened(cls, folder: Path, owner: bool) -> Arena:
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as closing:
             try:
+                header = _parse(folder, _read_header(folder))
                 files = []
-                for name, mode in (("header", os.O_RDONLY), ("arena", os.O_RDWR), ("generations", os.O_RDONLY)):
-                    files.append(os.open(folder / name, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
-                    closing.callback(os.close, files[-1])
-                header = _parse(folder, os.read(files[0], _HEADER_LIMIT))
-                for file, name, size in (
-                    (files[1], "arena", header.capacity),
-                    (files[2], "generations", _generations_size(header.capacity)),
-                ):
-                    found = os.fstat(file)
+                for name, size in _sizes(header.capacity).items():
+                    if name == "extents" and not owner:
+                        continue
+                    mode = os.O_RDWR if owner or name == "arena" else os.O_RDONLY
+                    files.append(os.open(folder / name, mode | _SAFELY))
+                    (on_failure if owner else closing).callback(os.close, files[-1])
+                    found = os.fstat(files[-1])
                     if not stat.S_ISREG(found.st_mode) or found.st_size != size:
                         raise AttachError(f"{folder / name} has {found.st_size} bytes and its header says {size}; "
                                           f"the arena is damaged, restart the system")  # fmt: skip
-                return cls(folder, header, files[1], files[2], owner=False)
+                arena = cls(folder, header, files[0], files[1], files[2] if owner else None)
             except OSError as error:
                 raise AttachError(f"no arena can be opened in {folder}: {error}; is its storage unit running, "
                                   f"on this machine and as this user?") from error  # fmt: skip
+            on_failure.pop_all()
+            return arena
+
+    @property
+    def extents(self) -> ExtentFile:
+        """What is leased."""
+        if self._extents is None:
+            raise ProtocolError(f"what is leased of the arena {self.folder} is known to its storage unit only")
+        return self._extents
+
+    @property
+    def held(self) -> int:
+        """Bytes allocated, from offset 0 (known to the unit only, while it is open; 0 elsewhere)."""
+        return self._extents.held if self._extents is not None else 0
 
     def view(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.view`."""
@@ -224,7 +256,7 @@ class Arena(Memory):
             if step == least or error.errno not in _NO_ROOM:
                 raise self._full(least, f"the file system refuses: {error}")
             step = max(least, round_up(step // 2))
-        self.held += step
+        self.extents.held += step
         return step
 
     def prefault_some(self, max_bytes: int) -> bool:
@@ -244,22 +276,24 @@ class Arena(Memory):
             os.close(file)
         self._files = ()
         self._mapping = None
+        self._extents = None
         self.memory = np.empty(0, np.uint8)
         self.generations = np.empty(0, np.uint64)
 
     def remove(self) -> None:
         """Unlinks the files; the space returns when the last process has let go of it."""
-        for name in ("header", "arena", "generations"):
+        for name in ("header", "arena", "generations", "extents"):
             (self.folder / name).unlink(missing_ok=True)
 
     def _allocate(self, step: int) -> OSError | None:
-        """Allocates both files for `step` bytes after `held`, or answers why not and leaves nothing over."""
+        """Allocates all files for `step` bytes after `held`, or answers why not and leaves nothing over."""
         if not self._files:
             raise ProtocolError(f"the arena {self.folder} is grown by its storage unit only, while it is open")
-        memory, generations = self._files
-        first, count = self.held // GRANULE * _GENERATION_BYTES, step // GRANULE * _GENERATION_BYTES
+        memory, generations, extents = self._files
+        first, count = self.held // GRANULE, step // GRANULE
         try:
-            _allocate(generations, first, count)
+            _allocate(generations, first * _GENERATION_BYTES, count * _GENERATION_BYTES)
+            _allocate(extents, HEAD_BYTES + first * ENTRY_BYTES, count * ENTRY_BYTES)
             _allocate(memory, self.held, step)
         except OSError as error:
             # tmpfs takes back what it gave, other file systems keep it
@@ -310,6 +344,11 @@ def _generations_size(capacity: int) -> int:
     return capacity // GRANULE * _GENERATION_BYTES
 
 
+def _sizes(capacity: int) -> dict[str, int]:
+    """The files of an arena but for its header, and how long they are."""
+    return {"arena": capacity, "generations": _generations_size(capacity), "extents": size_of(capacity)}
+
+
 def _allocate(file: int, offset: int, length: int) -> None:
     """Allocates a range of a file that nobody uses yet; by writing zeros where there is no other way."""
     if hasattr(os, "posix_fallocate"):
@@ -340,6 +379,14 @@ def _write_whole(path: Path, content: bytes) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _read_header(folder: Path) -> bytes:
+    file = os.open(folder / "header", os.O_RDONLY | _SAFELY)
+    try:
+        return os.read(file, _HEADER_LIMIT)
+    finally:
+        os.close(file)
 
 
 def _parse(folder: Path, content: bytes) -> Header:

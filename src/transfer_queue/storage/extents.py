@@ -8,6 +8,7 @@ granule of it lies in exactly one free run or one leased extent.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
@@ -22,12 +23,13 @@ def round_up(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A leased piece of the arena. number: ascending, never used again."""
+    """A leased piece of the arena. number: ascending, never used again. sequence: of the request that leased it."""
 
     number: int
     offset: int
     length: int
     slot: int
+    sequence: int = 0
 
 
 class ExtentTable:
@@ -54,6 +56,22 @@ class ExtentTable:
         """Slot -> numbers of its extents in order of lease; no slot without extents."""
         self._next = 1
 
+    @classmethod
+    def of(cls, held: int, extents: Iterable[Extent], next_number: int) -> ExtentTable:
+        """The table in which these extents, ascending by number, are leased and all else is free."""
+        table = cls()
+        table.held, table._next = held, next_number
+        for extent in extents:
+            table._enter(extent)
+        end = 0
+        for extent in sorted(table._extents.values(), key=lambda extent: extent.offset):
+            if extent.offset > end:
+                table._release(end, extent.offset - end)
+            end = extent.offset + extent.length
+        if end < held:
+            table._release(end, held - end)
+        return table
+
     @property
     def free_bytes(self) -> int:
         """Held and not leased."""
@@ -75,7 +93,7 @@ class ExtentTable:
         start, self.held = self.held, self.held + granules * GRANULE
         self._release(start, granules * GRANULE)
 
-    def lease(self, slot: int, nbytes: int) -> Extent | None:
+    def lease(self, slot: int, nbytes: int, sequence: int = 0) -> Extent | None:
         """The lowest free space of nbytes, rounded up to granules; None if no free run is that long."""
         if nbytes <= 0:
             raise InvalidArgumentError(f"an extent has one byte or more, not {nbytes}")
@@ -90,11 +108,9 @@ class ExtentTable:
             self._lengths[start + length] = rest
         else:
             del self._starts[index]
-        extent = Extent(self._next, start, length, slot)
+        extent = Extent(self._next, start, length, slot, sequence)
         self._next += 1
-        self._extents[extent.number] = extent
-        self._slots.setdefault(slot, {})[extent.number] = None
-        self.leased += length
+        self._enter(extent)
         return extent
 
     def free(self, number: int) -> Extent:
@@ -109,6 +125,10 @@ class ExtentTable:
         self.leased -= extent.length
         self._release(extent.offset, extent.length)
         return extent
+
+    def leased_extents(self) -> list[Extent]:
+        """All of them, ascending by number."""
+        return list(self._extents.values())
 
     def get(self, number: int) -> Extent | None:
         """The leased extent of this number."""
@@ -154,6 +174,11 @@ class ExtentTable:
             assert self._extents[number].number == number < self._next, f"number of extent {number}"
             by_slot.setdefault(self._extents[number].slot, []).append(number)
         assert by_slot == {slot: list(numbers) for slot, numbers in self._slots.items()}, "index of slots"
+
+    def _enter(self, extent: Extent) -> None:
+        self._extents[extent.number] = extent
+        self._slots.setdefault(extent.slot, {})[extent.number] = None
+        self.leased += extent.length
 
     def _find(self, length: int) -> int | None:
         """Index of the lowest free run of this length or more."""

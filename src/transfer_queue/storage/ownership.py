@@ -18,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from transfer_queue.errors import AttachError, ProtocolError
 
@@ -68,60 +69,135 @@ def is_dead(path: Path) -> bool:
 
     For the unit's process only. A file that is not there or cannot be asked about proves nothing: False.
     """
-    return _granted(path, unlink=False)
+    with _granted(path) as descriptor:
+        return descriptor is not None
+
+
+class Known(NamedTuple):
+    """A slot of a unit that ended. gone: its writer is proven dead."""
+
+    writer: str
+    gone: bool
 
 
 class Slots(Protocol):
     """Slots as the unit sees them; `SlotFolder` in life, a stand-in where writers share the unit's process."""
 
-    def make(self, slot: int) -> str:
-        """A new slot; answers the path that its writer must lock."""
+    def make(self, slot: int, writer: str) -> str:
+        """A new slot for this writer; answers the path that it must lock."""
+
+    def path(self, slot: int) -> str:
+        """The path that the writer of a slot must lock."""
 
     def is_dead(self, slot: int) -> bool:
         """Whether it is certain that no writer holds the slot now."""
 
     def withdraw(self, slot: int) -> bool:
-        """Ends a slot, so that nobody can hold it ever again, if no writer holds it now; whether that was so."""
+        """Ends a slot, so that nobody can hold it ever again, if no writer holds it now; whether that was so.
+
+        It stays known, as gone, until `forget`.
+        """
+
+    def forget(self, slot: int) -> None:
+        """Nothing is left of a slot that is gone."""
+
+    def known(self) -> dict[int, Known]:
+        """The slots that a unit before this one has left, by number."""
 
 
 class SlotFolder:
-    """The slot files of a unit, in a folder of mode 0700 that is made if missing."""
+    """The slot files of a unit, in a folder of mode 0700 that is made if missing.
+
+    A file holds its writer's name and a newline, so that a unit that starts again knows whose it is; one without
+    newline was never told to anybody. `N.lock` is the slot's, `N.gone` what is left of it when its writer is dead.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def path(self, slot: int) -> Path:
-        """The file of a slot."""
-        return self.folder / f"{slot}.lock"
+    def path(self, slot: int) -> str:
+        """See `Slots.path`."""
+        return str(self._lock(slot))
 
-    def make(self, slot: int) -> str:
+    def make(self, slot: int, writer: str) -> str:
         """See `Slots.make`."""
-        path = self.path(slot)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        path = self._lock(slot)
+        _write_name(path, writer, os.O_EXCL)
         return str(path)
 
     def is_dead(self, slot: int) -> bool:
         """See `Slots.is_dead`."""
-        return is_dead(self.path(slot))
+        return is_dead(self._lock(slot))
 
     def withdraw(self, slot: int) -> bool:
         """See `Slots.withdraw`. The file is unlinked under its lock, which `hold_slot` looks for."""
-        return _granted(self.path(slot), unlink=True)
+        with _granted(self._lock(slot)) as descriptor:
+            if descriptor is None:
+                return False
+            try:
+                _write_name(self._gone(slot), _name_in(descriptor) or "", os.O_TRUNC)
+                self._lock(slot).unlink()
+            except OSError:
+                return False
+            return True
+
+    def forget(self, slot: int) -> None:
+        """See `Slots.forget`."""
+        self._gone(slot).unlink(missing_ok=True)
+
+    def known(self) -> dict[int, Known]:
+        """See `Slots.known`. Removes slots of which nobody was told."""
+        found: dict[int, Known] = {}
+        for path in sorted(self.folder.iterdir()):  # N.gone before N.lock, which counts while it is there
+            if path.suffix not in (".gone", ".lock") or not path.stem.isdecimal():
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                writer = _name_in(descriptor)
+            finally:
+                os.close(descriptor)
+            if writer is None:
+                path.unlink()
+            else:
+                found[int(path.stem)] = Known(writer, path.suffix == ".gone")
+        return found
+
+    def _lock(self, slot: int) -> Path:
+        return self.folder / f"{slot}.lock"
+
+    def _gone(self, slot: int) -> Path:
+        return self.folder / f"{slot}.gone"
 
 
-def _granted(path: Path, unlink: bool) -> bool:
+def _write_name(path: Path, writer: str, mode: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | mode, 0o600)
+    try:
+        os.write(file, writer.encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def _name_in(descriptor: int) -> str | None:
+    """The writer that a slot's file names; None where it is not written whole."""
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    return content[:-1].decode() if content.endswith(b"\n") else None
+
+
+@contextlib.contextmanager
+def _granted(path: Path) -> Iterator[int | None]:
+    """The open file while its lock is ours; None if it is not there, held by another, or cannot be asked about."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return False
+        yield None
+        return
     try:
-        granted = _try_lock(descriptor)
-        if granted and unlink:
-            path.unlink()
-        return granted
-    except OSError:
-        return False
+        try:
+            granted = _try_lock(descriptor)
+        except OSError:
+            granted = False
+        yield descriptor if granted else None
     finally:
         os.close(descriptor)
 

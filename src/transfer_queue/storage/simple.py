@@ -20,6 +20,9 @@ is too large for now not holding up those behind it.
 
 A client numbers its requests over all its connections, and asks again by the same number when one broke:
 a lease that is parked goes on waiting for the new connection, one just granted is answered as before.
+
+What a unit grants lies in its arena's files and in its slots' before it is told to anybody, so that a unit that was
+killed begins where it was: with the same extents, and all its slots as suspects.
 """
 
 from __future__ import annotations
@@ -99,7 +102,8 @@ class StorageUnit:
     def __init__(self, number: int, arena: Arena, slots: Slots, limits: Limits = Limits()) -> None:
         self.number = number
         self.arena = arena
-        self.table = ExtentTable()
+        leased = arena.extents.read(arena.folder, arena.boot_id)
+        self.table = ExtentTable.of(arena.held, leased, arena.extents.next_extent)
         self._files = slots
         self._limits = limits
         self._slots: dict[int, _Slot] = {}
@@ -116,11 +120,29 @@ class StorageUnit:
         """Slot -> writer, of the dead whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _Parked] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
-        self._next_slot = 1
         self._freed = 0
         """How often the controller has freed extents."""
         self._told: tuple[list[str], int] = [], 0
         """The writers that wait, and `_freed`, as the controller was told last."""
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Begins with the slots and grants of the unit before this one, if there was one."""
+        for number, known in self._files.known().items():
+            count = self.table.count(number)
+            if known.gone:
+                if count:
+                    self._gone[number] = known.writer
+                else:
+                    self._files.forget(number)
+                continue
+            slot = _Slot(number, known.writer, self._files.path(number), opening=not count)
+            for extent in map(self.table.get, self.table.of_slot(number)[-_RECENT_GRANTS:]):
+                if extent is not None:
+                    slot.grants[extent.sequence] = extent.number
+            self._slots[number] = self._writers[known.writer] = self._suspects[number] = slot
+        if self._suspects:
+            self._probe_at = 0.0
 
     # ------------------------------------------------------------ events
 
@@ -221,6 +243,8 @@ class StorageUnit:
     def check(self) -> None:
         """Recounts everything; AssertionError where the unit contradicts itself."""
         self.table.check()
+        leased = self.arena.extents.read(self.arena.folder, self.arena.boot_id)
+        assert leased == self.table.leased_extents(), "the file of extents"
         assert self.table.held == self.arena.held, "held bytes of table and arena"
         assert {slot.writer: slot.number for slot in self._slots.values()} == {
             writer: slot.number for writer, slot in self._writers.items()
@@ -245,8 +269,8 @@ class StorageUnit:
             if len(self._slots) >= self._limits.slots:
                 raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
                                     f"{len(self._slots)}; end some clients")  # fmt: skip
-            slot = _Slot(self._next_slot, writer, self._files.make(self._next_slot))
-            self._next_slot += 1
+            number = self.arena.extents.take_slot()
+            slot = _Slot(number, writer, self._files.make(number, writer))
             self._slots[slot.number] = self._writers[writer] = slot
             self._heard_of(writer, peer)
         return SlotReply(slot.number, slot.path)
@@ -348,10 +372,12 @@ class StorageUnit:
             return []
         del self._slots[slot.number], self._writers[slot.writer]
         self._trust(slot)
-        if slot.opening:
-            return []
         if self.table.count(slot.number):
             self._gone[slot.number] = slot.writer
+        else:
+            self._files.forget(slot.number)
+        if slot.opening:
+            return []
         return [self._report(slot.number, slot.writer)]
 
     def _report(self, slot: int, writer: str) -> Report:
@@ -369,9 +395,11 @@ class StorageUnit:
             if extent is None:
                 continue
             self.arena.bump(extent.offset, extent.length)
+            self.arena.extents.free(extent)
             self.table.free(number)
             if extent.slot in self._gone and not self.table.count(extent.slot):
                 del self._gone[extent.slot]
+                self._files.forget(extent.slot)
 
     def _serve(self) -> list[Effect]:
         """Meets the parked leases that can be met, in order of arrival."""
@@ -380,7 +408,7 @@ class StorageUnit:
         for key, parked in list(self._parked.items()):
             if round_up(parked.nbytes) >= too_much:
                 continue
-            extent = self._take(parked.slot.number, parked.want) or self._take(parked.slot.number, parked.nbytes)
+            extent = self._take(parked, parked.want) or self._take(parked, parked.nbytes)
             if extent is None:
                 too_much = round_up(parked.nbytes)
                 continue
@@ -389,11 +417,12 @@ class StorageUnit:
         return effects
 
     def _grant(self, parked: _Parked, extent: Extent) -> LeaseReply:
+        self.arena.settle(extent.offset, extent.length)
+        self.arena.extents.lease(extent)
         grants = parked.slot.grants
         grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
-        self.arena.settle(extent.offset, extent.length)
         return self._describe(extent)
 
     def _granted(self, slot: _Slot, sequence: int) -> Extent | None:
@@ -403,11 +432,12 @@ class StorageUnit:
     def _describe(self, extent: Extent) -> LeaseReply:
         return LeaseReply(extent.number, extent.offset, extent.length, self.arena.generation(extent.offset))
 
-    def _take(self, slot: int, nbytes: int) -> Extent | None:
+    def _take(self, parked: _Parked, nbytes: int) -> Extent | None:
         """Leases space that is held, or else grows the arena for it; None if neither can be done."""
-        extent = self.table.lease(slot, nbytes)
+        slot, sequence = parked.slot.number, parked.sequence
+        extent = self.table.lease(slot, nbytes, sequence)
         if extent is None and self._grow(round_up(nbytes) - self.table.tail):
-            extent = self.table.lease(slot, nbytes)
+            extent = self.table.lease(slot, nbytes, sequence)
         return extent
 
     def _grow(self, least: int) -> bool:

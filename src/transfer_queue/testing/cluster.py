@@ -32,6 +32,7 @@ from transfer_queue.net.session import Target, outcome
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.ownership import Known
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.clock import VirtualClock
 from transfer_queue.testing.network import Network
@@ -114,15 +115,29 @@ class _Slots:
 
     def __init__(self) -> None:
         self.held: set[str] = set()
+        self._known: dict[int, Known] = {}
 
-    def make(self, slot: int) -> str:
+    def make(self, slot: int, writer: str) -> str:
+        self._known[slot] = Known(writer, gone=False)
+        return str(slot)
+
+    def path(self, slot: int) -> str:
         return str(slot)
 
     def is_dead(self, slot: int) -> bool:
         return str(slot) not in self.held
 
     def withdraw(self, slot: int) -> bool:
-        return str(slot) not in self.held
+        if str(slot) in self.held:
+            return False
+        self._known[slot] = Known(self._known[slot].writer, gone=True)
+        return True
+
+    def forget(self, slot: int) -> None:
+        del self._known[slot]
+
+    def known(self) -> dict[int, Known]:
+        return dict(self._known)
 
 
 class Client(Subscriptions):
