@@ -338,7 +338,7 @@ def test_unknown_and_foreign_slots_are_refused(unit: StorageUnit, writer: Writer
 def test_a_failure_of_the_system_is_an_answer(
     unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: int) -> str:
+    def broken(_: int, __: str) -> str:
         raise OSError("no more files")
 
     monkeypatch.setattr(slots, "make", broken)
