@@ -14,7 +14,7 @@ event that completes it, in order of arrival per (partition, task).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -60,7 +60,8 @@ MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 class Controller:
     """The core of the system. config: JSON text that attaching clients get. capacity: most rows at a time.
 
-    records: what was applied since the last `take_records`. counters: for status and metrics.
+    records: what was applied since the last `take_records`. counters: for status and metrics, with those that the
+    server around it counts of its connections.
     peers: the connection on which each waiting request will be answered. connections: peers of each client.
     timer: seconds that pass, to say what a user's sampler costs; the core has no clock of its own.
     """
@@ -79,6 +80,7 @@ class Controller:
         self.timer = timer
         self.records: list[r.AnyRecord] = []
         self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
+        self.of_connections: Mapping[str, float] = {}
         self.peers: dict[Waiter, int] = {}
         self.connections: dict[str, set[int]] = {}
         self.departed: dict[str, None] = {}
@@ -172,7 +174,8 @@ class Controller:
 
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
-        return status(self.state, dict(self.counters), now, self.group_size, list(self.samplers.costs.values()))
+        around = {f"connections_{name}": value for name, value in self.of_connections.items()}
+        return status(self.state, {**self.counters, **around}, now, self.group_size, list(self.samplers.costs.values()))
 
     def take_records(self) -> list[r.AnyRecord]:
         """The records applied since the last call, for the journal."""
@@ -332,6 +335,7 @@ class Controller:
         now: float,
         wait: float,
     ) -> None:
+        self.state.waiting.check_room(client)
         self._apply(r.Parked(client, sequence, now, now + wait, body))
         self.peers[client, sequence] = peer
 

@@ -209,6 +209,7 @@ def _waiting(state: State) -> None:
             listed += queue.claims
             _queue(queue, f"{name}, {task}")
     _require(sorted(listed) == sorted(room.by_waiter), "somebody waits in no queue, or in two")
+    _require(room.of_client == Counter(client for client, _ in room.by_waiter), "7: a client's waiting requests")
     for client, kept in state.clients.items():
         _require(not any(map(kept.over, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
 

@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core.changes import begins
+from transfer_queue.errors import CapacityError
 from transfer_queue.messages import Claim, Publish, Reserve, Wanted, Watch
+
+MAX_WAITING = 4096  # requests of one client that wait at a time
 
 Waiter = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
@@ -142,11 +145,13 @@ class WaitingRoom:
     """by_waiter: everything that waits. claims: partition -> task -> its queue, none of them empty.
 
     space: puts and reservations that wait for capacity, in order of arrival. work: partition -> producers that wait
-    until groups are wanted of them. watches: partition -> who waits for a change of it, none empty.
+    until groups are wanted of them. watches: partition -> who waits for a change of it, none empty. of_client: how
+    many requests of each client wait, none of them 0.
     """
 
     def __init__(self) -> None:
         self.by_waiter: dict[Waiter, Waiting] = {}
+        self.of_client: dict[str, int] = {}
         self.claims: dict[str, dict[str, Queue]] = {}
         self.space: dict[Waiter, Waiting] = {}
         self.work: dict[str, dict[Waiter, Waiting]] = {}
@@ -157,6 +162,7 @@ class WaitingRoom:
         """Somebody begins to wait, behind those who wait already."""
         request = waiting.request
         self.by_waiter[waiting.waiter] = waiting
+        self.of_client[waiting.client] = self.of_client.get(waiting.client, 0) + 1
         if isinstance(request, Claim):
             tasks = self.claims.setdefault(request.partition, {})
             queue = tasks.get(request.task)
@@ -174,6 +180,9 @@ class WaitingRoom:
     def remove(self, waiter: Waiter) -> None:
         """Somebody waits no longer."""
         request = self.by_waiter.pop(waiter).request
+        left = self.of_client.pop(waiter[0]) - 1
+        if left:
+            self.of_client[waiter[0]] = left
         if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
             # most waits end long before their deadline; what they leave behind must not grow
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
@@ -198,6 +207,14 @@ class WaitingRoom:
             del tasks[request.task]
             if not tasks:
                 del self.claims[request.partition]
+
+    def check_room(self, client: str) -> None:
+        """Raises CapacityError where a client has as many waiting requests as it may."""
+        if self.of_client.get(client, 0) >= MAX_WAITING:
+            raise CapacityError(
+                f"too many waiting requests: {MAX_WAITING} of this client wait already, the most that one may have. "
+                "Ask with fewer calls at a time, or from several clients"
+            )
 
     def of_partition(self, partition: str) -> dict[str, Queue]:
         """Task -> queue of one partition."""

@@ -10,6 +10,7 @@ request, so that a parked claim does not wait for nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
@@ -250,7 +251,8 @@ class _LoopLinks:
         else:
             await loop.sock_connect(sock, address)
         handshake = ClientHandshake(session.role, session.client_id, session.key)
-        await loop.sock_sendall(sock, handshake.start())
+        with contextlib.suppress(ConnectionError):  # it may have said why it takes none, and closed
+            await loop.sock_sendall(sock, handshake.start())
         while not handshake.done:
             data = await loop.sock_recv(sock, READ_SIZE)
             if not data:

@@ -18,6 +18,7 @@ from typing import Union
 
 from transfer_queue.errors import AttachError, ProtocolError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
+from transfer_queue.net.limits import out_of_files
 from transfer_queue.net.session import Session, Target
 from transfer_queue.wire.framing import FrameReader
 
@@ -39,13 +40,23 @@ def new_socket(address: Address) -> socket.socket:
                 f"the socket path {address!r} has {len(address.encode())} bytes, the system's limit is {MAX_PATH}: set "
                 "TQ_RUNTIME_DIR to a folder with a shorter path"
             )
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = _open(socket.AF_UNIX)
     else:
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        sock = _open(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setblocking(False)
     return sock
+
+
+def _open(family: socket.AddressFamily) -> socket.socket:
+    try:
+        return socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        words = out_of_files(error)
+        if words is None:
+            raise
+        raise AttachError(f"no connection to a server can be opened: {words}") from error
 
 
 class Connection:
@@ -86,7 +97,8 @@ class Connection:
             else:
                 self._wait(select.POLLOUT, deadline)
         handshake = ClientHandshake(role, client_id, key)
-        self._send(handshake.start(), deadline)
+        with contextlib.suppress(ConnectionError):  # it may have said why it takes none, and closed
+            self._send(handshake.start(), deadline)
         while not handshake.done:
             proof = handshake.receive(self._receive(deadline))
             if proof:

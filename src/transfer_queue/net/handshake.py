@@ -64,6 +64,12 @@ def _wrong_version(ours: int, theirs: int) -> ProtocolError:
     )
 
 
+def refusal(reason: str, version: int = PROTOCOL_VERSION) -> bytes:
+    """What a server sends instead of a welcome; the first 255 bytes of the reason are told."""
+    said = reason.encode()[:255]
+    return _HEAD.pack(MAGIC, version, _REFUSED, len(said)) + said
+
+
 class ClientHandshake:
     """The side that connected.
 
@@ -142,6 +148,11 @@ class ServerHandshake:
         self._received = b""
         self._transcript = b""  # all that was said once the welcome is out, else empty
 
+    @property
+    def refuses(self) -> bool:
+        """Whether this connection is only taken to tell the peer why it is not."""
+        return self._refuse is not None
+
     def receive(self, data: bytes) -> bytes:
         """Takes what came; returns what to send, empty while more is needed. Never raises."""
         self._received += data
@@ -165,9 +176,8 @@ class ServerHandshake:
         if len(self._received) < end:
             return b""
         if self._refuse is not None:
-            reason = self._refuse.encode()[:255]
             self.failed = AttachError(self._refuse)
-            return _HEAD.pack(MAGIC, self._version, _REFUSED, len(reason)) + reason
+            return refusal(self._refuse, self._version)
         return self._welcome(end, role, length)
 
     def _welcome(self, end: int, role: int, length: int) -> bytes:

@@ -8,10 +8,13 @@ connection ends that connection and counts:
     accepted         connections authenticated           refused       over the cap, told so
     rejected         failed or slow handshakes            accept_errors failures to accept (descriptors ran out)
     broken           messages that make no sense          slow          readers whose output buffer was full
+    crowded          the largest unfinished frame, where those of all connections took too much memory
     errors           exceptions of the service
 
 Nothing blocks: writes go out as far as the socket takes them, the rest when it is writable. What one turn of the loop
-has to say leaves at its end, after `commit`: a journal writes down first what led to it.
+has to say leaves at its end, after `commit`: a journal writes down first what led to it. Nobody is served for long at
+others' cost: of each connection a turn serves FRAMES_A_TURN messages, and one that leaves OUTPUT_MARK bytes of its
+answers unread is not read from until it takes them, so that what it sends waits in its own socket.
 """
 
 from __future__ import annotations
@@ -27,13 +30,16 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, Union
 
 from transfer_queue.errors import AttachError, ProtocolError
-from transfer_queue.net.handshake import HANDSHAKE_SECONDS, Hello, ServerHandshake
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, Hello, ServerHandshake, refusal
+from transfer_queue.net.limits import SparedFile, SpokenSeldom, out_of_files
 from transfer_queue.net.listening import BACKLOG, BoundPath, bound_socket
+from transfer_queue.net.peer import Payload, Peer
 from transfer_queue.wire.framing import MAX_BODY, MAX_PAYLOAD, FrameReader, pack_frame
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
+FRAMES_A_TURN = 16  # of one connection, before others come
 MAX_PIECES = 64  # of one sendmsg
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
@@ -42,8 +48,6 @@ FAREWELL_SECONDS = 1.0  # how long `run` waits at its end for output to leave
 COMMIT_PAUSE = 0.1  # seconds between two tries of a commit that failed
 
 logger = logging.getLogger(__name__)
-
-Payload = Union[bytes, bytearray, memoryview]
 
 
 class Outgoing(NamedTuple):
@@ -77,29 +81,12 @@ class Service(Protocol):
         """A deadline has passed."""
 
 
-class _Peer:
-    """A connection: first in its handshake, then known to the service."""
-
-    __slots__ = ("ending", "events", "handshake", "number", "out", "out_bytes", "reader", "sock")
-
-    def __init__(
-        self, number: int, sock: socket.socket, reader: FrameReader, handshake: ServerHandshake | None
-    ) -> None:
-        self.number = number
-        self.sock = sock
-        self.reader = reader
-        self.handshake = handshake  # None once it is done
-        self.out: deque[Payload] = deque()
-        self.out_bytes = 0
-        self.events = selectors.EVENT_READ
-        self.ending = False  # close as soon as the output has left
-
-
 class Server:
     """Serves `service` on any number of listening sockets.
 
     key: the system's. max_connections: authenticated or not; more are told so and closed.
-    max_output: bytes that wait for a slow reader before it is dropped (one frame may exceed it).
+    max_output: bytes that wait for a slow reader before it is dropped (one frame may exceed it). max_input: bytes of
+    unfinished frames, of all connections together.
     idle: work for when nothing is to be done, a few milliseconds at a time; says whether there is more. Asked
     again after the next event.
     commit: called before anything of a turn leaves; False: nothing may leave yet. Until it succeeds nobody is read
@@ -114,6 +101,7 @@ class Server:
         *,
         max_connections: int = 8192,
         max_output: int = 256 << 20,
+        max_input: int = 2 << 30,
         max_body: int = MAX_BODY,
         max_payload: int = MAX_PAYLOAD,
         handshake_seconds: float = HANDSHAKE_SECONDS,
@@ -121,20 +109,25 @@ class Server:
         commit: Callable[[], bool] | None = None,
     ) -> None:
         self.counters = dict.fromkeys(
-            ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "errors"), 0
+            ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "crowded", "errors"), 0
         )
         self._service = service
         self._key = key
         self._clock = clock
         self._max_connections = max_connections
         self._max_output = max_output
+        self._max_input = max_input
         self._limits = (max_body, max_payload)
         self._handshake_seconds = handshake_seconds
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[socket.socket, BoundPath | None] = {}  # with the path that it made, if any
-        self._peers: dict[int, _Peer] = {}  # all connections, also those in their handshake
-        self._dirty: list[_Peer] = []  # output was queued since the last flush
-        self._shaking: deque[tuple[float, _Peer]] = deque()  # handshakes by deadline; done ones are skipped
+        self._peers: dict[int, Peer] = {}  # all connections, also those in their handshake
+        self._dirty: list[Peer] = []  # output was queued since the last flush
+        self._unserved: deque[Peer] = deque()  # whose inbox waits for the next turn, in this order
+        self._unfinished = 0  # bytes of unfinished frames
+        self._spared = SparedFile()
+        self._warn = SpokenSeldom(logger, clock)
+        self._shaking: deque[tuple[float, Peer]] = deque()  # handshakes by deadline; done ones are skipped
         self._next_peer = 1
         self._accept_again: float | None = None  # while accepting is paused
         self._tick_again = 0.0  # after a failed tick: not before
@@ -216,14 +209,20 @@ class Server:
             self.close()
 
     def _turn(self) -> None:
-        ready = self._selector.select(0 if self._may_idle else self._patience())
+        waits = self._unserved or self._may_idle
+        ready = self._selector.select(0 if waits else self._patience())
         if self._idle is not None:
-            self._may_idle = bool(ready) or (self._may_idle and self._idled(self._idle))
+            self._may_idle = bool(ready or self._unserved) or (self._may_idle and self._idled(self._idle))
         for key, events in ready:
-            if isinstance(key.data, _Peer):
+            if isinstance(key.data, Peer):
                 self._serve(key.data, events)
             else:
                 key.data(events)
+        for _ in range(len(self._unserved)):
+            peer = self._unserved.popleft()
+            peer.queued = False
+            if peer.number in self._peers:
+                self._work_off(peer)
         self._run_soon()
         self._check_deadlines()
         self._end_turn()
@@ -317,14 +316,25 @@ class Server:
                 except ConnectionError:  # gone again before we came
                     continue
                 except OSError as error:
-                    self._pause_accepting(error)
-                    return
+                    if not self._refuse_one(sock, error):
+                        self._pause_accepting(error)
+                        return
+                    continue
                 self._welcome(accepted)
+
+    def _refuse_one(self, listener: socket.socket, error: OSError) -> bool:
+        """Takes one connection with the spared descriptor, to tell it why no more are taken; False if it cannot."""
+        words = out_of_files(error)
+        if words is None or not self._spared.tell(listener, refusal(words)):
+            return False
+        self.counters["accept_errors"] += 1
+        self._warn("a connection was turned away: %s; %d are open", words, len(self._peers))
+        return True
 
     def _pause_accepting(self, error: OSError) -> None:
         # The connection stays in the queue, so the listener stays readable: leave it alone for a while.
         self.counters["accept_errors"] += 1
-        logger.error("cannot accept connections: %s; %d are open", error, len(self._peers))
+        self._warn("cannot accept connections: %s; %d are open", error, len(self._peers))
         self._accept_again = self._clock() + ACCEPT_PAUSE
         for sock in self._listeners:
             self._selector.unregister(sock)
@@ -335,7 +345,7 @@ class Server:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         refuse = None
-        if len(self._peers) >= self._max_connections:
+        if len(self._peers) >= self._max_connections and not self._make_room():
             if len(self._peers) >= self._max_connections + BACKLOG:
                 self.counters["refused"] += 1
                 sock.close()  # not even a reason: it would cost a descriptor until it was read
@@ -344,34 +354,48 @@ class Server:
         peer = self._add(sock, ServerHandshake(self._key, refuse))
         self._shaking.append((self._clock() + self._handshake_seconds, peer))
 
-    def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> _Peer:
-        peer = _Peer(self._next_peer, sock, FrameReader(*self._limits), handshake)
+    def _make_room(self) -> bool:
+        """Drops the oldest that has not shown that it holds the key: who has none keeps out nobody who has it."""
+        for _, peer in self._shaking:
+            if peer.number in self._peers and peer.handshake is not None and not peer.handshake.refuses:
+                self.counters["rejected"] += 1
+                self._drop(peer)
+                return True
+        return False
+
+    def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> Peer:
+        peer = Peer(self._next_peer, sock, FrameReader(*self._limits), handshake)
         self._next_peer += 1
         self._peers[peer.number] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
         return peer
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: Peer) -> None:
         """Ends a connection and tells the service, if it knew of it."""
         if self._peers.pop(peer.number, None) is None:
             return
         self._selector.unregister(peer.sock)
         peer.sock.close()
         peer.out.clear()
+        peer.inbox.clear()
+        self._hold(peer, 0)
         if peer.handshake is None:
             self._guarded(lambda: self._service.closed(peer.number, self._clock()))
 
     # ------------------------------------------------------------ input
 
-    def _serve(self, peer: _Peer, events: int) -> None:
+    def _serve(self, peer: Peer, events: int) -> None:
         if peer.number not in self._peers:
             return  # dropped by what another event of this turn did
         if events & selectors.EVENT_WRITE:
             self._dirty.append(peer)
         if events & selectors.EVENT_READ and not peer.ending:
-            self._read(peer)
+            if peer.clogged:
+                self._watch(peer)
+            elif not peer.inbox:
+                self._read(peer)
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, peer: Peer) -> None:
         try:
             data = peer.sock.recv(min(max(READ_SIZE, peer.reader.missing), LARGE_READ))
         except (BlockingIOError, InterruptedError):
@@ -385,13 +409,13 @@ class Server:
         else:
             self._shake(peer, peer.handshake, data)
 
-    def _shake(self, peer: _Peer, handshake: ServerHandshake, data: bytes) -> None:
+    def _shake(self, peer: Peer, handshake: ServerHandshake, data: bytes) -> None:
         answer = handshake.receive(data)
         if answer:
             self._append(peer, answer)
         if handshake.failed is not None:
             self.counters["refused" if isinstance(handshake.failed, AttachError) else "rejected"] += 1
-            logger.warning("a connection was turned away: %s", handshake.failed)
+            self._warn("a connection was turned away: %s", handshake.failed)
             peer.ending = True
             if not peer.out:
                 self._drop(peer)
@@ -405,15 +429,41 @@ class Server:
             elif handshake.leftover:
                 self._take(peer, handshake.leftover)
 
-    def _take(self, peer: _Peer, data: bytes) -> None:
+    def _take(self, peer: Peer, data: bytes) -> None:
         try:
-            frames = peer.reader.feed(data)
+            peer.inbox += peer.reader.feed(data)
         except ProtocolError as error:
             self._break(peer, error)
             return
+        self._hold(peer, peer.reader.held)
+        if self._unfinished > self._max_input:
+            self._thin_out()
+        self._work_off(peer)
+
+    def _hold(self, peer: Peer, held: int) -> None:
+        self._unfinished += held - peer.held
+        peer.held = held
+
+    def _thin_out(self) -> None:
+        largest = max(self._peers.values(), key=lambda peer: peer.held)
+        self.counters["crowded"] += 1
+        self._warn(
+            "connection %d is dropped: unfinished messages have %d bytes, most are allowed %d, and its own is the "
+            "largest, %d bytes", largest.number, self._unfinished, self._max_input, largest.held
+        )  # fmt: skip
+        self._drop(largest)
+
+    def _work_off(self, peer: Peer) -> None:
+        """Serves the messages of a connection that are there, as many as it is entitled to in this turn."""
+        inbox = peer.inbox
+        if not inbox:
+            return
         now = self._clock()
         try:
-            for body, payload in frames:
+            for _ in range(min(FRAMES_A_TURN, len(inbox))):
+                if peer.clogged or not inbox:
+                    break  # it does not read its answers, or has been dropped
+                body, payload = inbox.popleft()
                 self._queue(self._service.received(peer.number, body, payload, now))
         except ProtocolError as error:
             self._break(peer, error)
@@ -421,10 +471,16 @@ class Server:
             self.counters["errors"] += 1
             logger.exception("the service failed on a message of connection %d, which is dropped", peer.number)
             self._drop(peer)
+        self._await_turn(peer)
 
-    def _break(self, peer: _Peer, error: ProtocolError) -> None:
+    def _await_turn(self, peer: Peer) -> None:
+        if peer.inbox and not peer.queued and not peer.clogged:
+            peer.queued = True
+            self._unserved.append(peer)
+
+    def _break(self, peer: Peer, error: ProtocolError) -> None:
         self.counters["broken"] += 1
-        logger.warning("connection %d is dropped: %s", peer.number, error)
+        self._warn("connection %d is dropped: %s", peer.number, error)
         self._drop(peer)
 
     # ------------------------------------------------------------ output
@@ -443,7 +499,7 @@ class Server:
                 self._append(peer, pack_frame(body, len(view)))
                 self._append(peer, view)
 
-    def _append(self, peer: _Peer, data: Payload) -> None:
+    def _append(self, peer: Peer, data: Payload) -> None:
         if peer.out_bytes > self._max_output:
             self._overflow(peer)
             return
@@ -452,13 +508,14 @@ class Server:
         peer.out.append(data)
         peer.out_bytes += len(data)
 
-    def _overflow(self, peer: _Peer) -> None:
+    def _overflow(self, peer: Peer) -> None:
         """The peer does not read what it asked for: it gets no more, and ends as soon as the loop comes to it."""
         if not peer.ending:
             self.counters["slow"] += 1
-            logger.warning("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
+            self._warn("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
             peer.ending = True
             peer.out.clear()
+            peer.inbox.clear()
             self._dirty.append(peer)
 
     def _flush(self) -> None:
@@ -468,14 +525,14 @@ class Server:
             if peer.number in self._peers:
                 self._send(peer)
 
-    def _send(self, peer: _Peer) -> None:
+    def _send(self, peer: Peer) -> None:
         out = peer.out
         try:
             while out:
                 if len(out) == 1:
-                    self._sent(peer, peer.sock.send(out[0]))
+                    peer.sent(peer.sock.send(out[0]))
                 else:
-                    self._sent(peer, peer.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
+                    peer.sent(peer.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
@@ -484,20 +541,17 @@ class Server:
         if peer.ending and not out:
             self._drop(peer)
             return
+        self._watch(peer)
+        self._await_turn(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Asks the selector for what the connection waits for."""
         # one that is to end is not read from: what it sends would wake the loop for nothing
-        events = (0 if peer.ending else selectors.EVENT_READ) | (selectors.EVENT_WRITE if out else 0)
+        reads = not peer.ending and not peer.clogged
+        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.out else 0)
         if events != peer.events:
             peer.events = events
             self._selector.modify(peer.sock, events, peer)
-
-    def _sent(self, peer: _Peer, count: int) -> None:
-        peer.out_bytes -= count
-        while count:
-            first = peer.out.popleft()
-            if count < len(first):
-                peer.out.appendleft(memoryview(first)[count:])
-                return
-            count -= len(first)
 
     # ------------------------------------------------------------ the end
 
@@ -515,7 +569,7 @@ class Server:
                 del self._peers[peer.number]
         while self._peers and (left := limit - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
-                if isinstance(key.data, _Peer):
+                if isinstance(key.data, Peer):
                     key.data.ending = True
                     self._send(key.data)
 
@@ -532,3 +586,4 @@ class Server:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+        self._spared.close()

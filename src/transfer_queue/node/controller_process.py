@@ -35,8 +35,9 @@ def build_controller(system: SystemFolder, config: str, key: bytes, sampler: Pic
         raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
     controller = Controller(made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter)
     service = ControllerService(controller)
-    server = Server(service, key)
+    server = Server(service, key, max_payload=0)  # requests to a controller carry none
     service.attach(server.call_soon)
+    controller.of_connections = server.counters
     server.listen(str(system.controller))
     if settings.metrics_enabled:
         _serve_metrics(server, controller, settings.metrics_port)

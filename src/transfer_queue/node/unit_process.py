@@ -36,7 +36,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, arena
         raise ProtocolError(f"storage unit {number} registered and the controller answered {reply}")
     unit = StorageUnit(number, arena, SlotFolder(system.slots(number)))
     service = UnitService(unit, session, lost=lambda: server.stop())
-    server = Server(service, key, idle=unit.idle)
+    server = Server(service, key, max_payload=0, idle=unit.idle)
     server.listen(str(system.unit(number)))
     service.controller = server.adopt(connection.sock)
     return server

@@ -49,6 +49,11 @@ class FrameReader:
         return self._needed - len(self._kept)
 
     @property
+    def held(self) -> int:
+        """How many bytes of the frame under way are kept."""
+        return len(self._kept)
+
+    @property
     def clean(self) -> bool:
         """True between frames: nothing of a next frame has come yet."""
         return not self._kept

@@ -1,0 +1,438 @@
+"""What one connection can do to the others: nothing. Progress is counted in requests and bytes, never in seconds."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from echo import KEY, EchoService, Running, one, until
+
+from transfer_queue.errors import AttachError
+from transfer_queue.messages import Answer, CreatePartition, Done, Envelope
+from transfer_queue.net.asynchronous import run_async
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.connection import new_socket
+from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.limits import SPOKEN_LINES, SPOKEN_SECONDS, SpokenSeldom
+from transfer_queue.net.peer import OUTPUT_MARK
+from transfer_queue.net.server import FRAMES_A_TURN, READ_SIZE, Outgoing, Server
+from transfer_queue.net.session import Session
+from transfer_queue.wire.framing import HEADER, FrameReader, pack_frame
+
+ENCODE = msgspec.msgpack.Encoder().encode
+
+
+def frame(sequence: int, words: str = "p") -> bytes:
+    return pack_frame(ENCODE(Envelope(sequence, 0, CreatePartition(words))))
+
+
+class Client:
+    """A socket that never blocks, of a server whose turns the test takes."""
+
+    def __init__(self, driven: "Driven", shake: bool = True) -> None:
+        self.sock = new_socket(driven.address)
+        self.sock.connect(driven.address)
+        self.reader = FrameReader()
+        self.unsent = b""
+        if shake:
+            handshake = ClientHandshake("client", "raw", KEY)
+            self.sock.send(handshake.start())
+            while not handshake.done:
+                driven.turn()
+                with contextlib.suppress(BlockingIOError):
+                    self.sock.send(handshake.receive(self.sock.recv(4096)))
+            driven.turn()
+
+    def push(self, data: bytes = b"") -> int:
+        """Sends as much as the socket takes now; gives the bytes that it took."""
+        self.unsent += data
+        sent = 0
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while self.unsent:
+                count = self.sock.send(self.unsent)
+                sent += count
+                self.unsent = self.unsent[count:]
+        return sent
+
+    def pull(self) -> list[Answer]:
+        """The answers that are there now."""
+        answers = []
+        with contextlib.suppress(BlockingIOError):
+            while data := self.sock.recv(1 << 20):
+                answers += [msgspec.msgpack.decode(body, type=Answer) for body, _ in self.reader.feed(data)]
+        return answers
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has closed the connection; reads what is there."""
+        try:
+            while self.sock.recv(1 << 20):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+
+class Ticking(EchoService):
+    """Wants to be ticked at once, so that a turn of the loop never sleeps."""
+
+    def next_deadline(self) -> float | None:
+        return 0.0
+
+    def ticked(self, now: float) -> Iterable[Outgoing]:
+        return ()
+
+
+class Driven:
+    """A server whose loop turns when the test says so."""
+
+    def __init__(self, folder: Path, service: Any = None, **options: Any) -> None:
+        self.service = Ticking() if service is None else service
+        self.server = Server(self.service, KEY, **options)
+        self.address = self.server.listen(str(folder / "s.sock"))
+        self.clients: list[Client] = []
+
+    def client(self, shake: bool = True) -> Client:
+        client = Client(self, shake)
+        self.clients.append(client)
+        return client
+
+    def turn(self, turns: int = 1) -> None:
+        for _ in range(turns):
+            self.server._turn()
+
+    @property
+    def peers(self) -> list[Any]:
+        return list(self.server._peers.values())
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
+    made: list[Driven] = []
+
+    def make(**options: Any) -> Driven:
+        made.append(Driven(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.server.close()
+        for client in each.clients:
+            client.sock.close()
+
+
+# ---------------------------------------------------------------- reading fairly
+
+
+def test_a_flood_costs_others_a_turn(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    flood, other = system.client(), system.client()
+    flood.push(b"".join(frame(i) for i in range(1, 1001)))
+    for round_ in range(1, 11):
+        other.push(frame(round_))
+        before = len(system.service.envelopes)
+        system.turn()
+        # twice: of those that were read in this turn, and of those that were left of the turn before
+        assert len(system.service.envelopes) - before <= 2 * FRAMES_A_TURN + 1
+        assert [answer.sequence for answer in other.pull()] == [round_]
+    answers = flood.pull()
+    while len(answers) < 1000:
+        system.turn()
+        answers += flood.pull()
+    assert [answer.sequence for answer in answers] == list(range(1, 1001))
+
+
+def test_several_floods_are_served_in_turn(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    floods = [system.client() for _ in range(4)]
+    for flood in floods:
+        flood.push(b"".join(frame(i) for i in range(1, 501)))
+    system.turn(8)
+    served = [len(flood.pull()) for flood in floods]
+    assert max(served) - min(served) <= 2 * FRAMES_A_TURN
+    assert min(served) >= 7 * FRAMES_A_TURN
+
+
+def test_who_leaves_his_answers_unread_is_not_read_from(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    flood, other = system.client(), system.client()
+    words = "x" * 1000
+    wanted = 10_000
+    flood.push(b"".join(frame(i, words) for i in range(1, wanted + 1)))
+    for round_ in range(1, 500):
+        flood.push()
+        other.push(frame(round_))
+        system.turn()
+        assert [answer.sequence for answer in other.pull()] == [round_]
+        assert max(peer.out_bytes for peer in system.peers) <= OUTPUT_MARK + 2 * len(words)
+        assert max(len(peer.inbox) for peer in system.peers) <= READ_SIZE // len(words)
+    assert flood.unsent  # its own socket is full
+    assert system.server.counters["slow"] == 0
+    answers = flood.pull()
+    while len(answers) < wanted:
+        flood.push()
+        system.turn()
+        answers += flood.pull()
+    assert [answer.sequence for answer in answers] == list(range(1, wanted + 1))
+
+
+def test_a_clogged_connection_does_not_turn_the_loop(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    flood = system.client()
+    flood.push(b"".join(frame(i, "x" * 1000) for i in range(1, 4001)))
+    for _ in range(400):
+        flood.push()
+        system.turn()
+    assert system.peers[0].clogged
+    assert system.server._selector.select(0) == []
+
+
+def test_a_clogged_connection_that_ends_is_noticed(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    flood = system.client()
+    flood.push(b"".join(frame(i, "x" * 1000) for i in range(1, 4001)))
+    for _ in range(400):
+        flood.push()
+        system.turn()
+    flood.sock.close()
+    system.turn(3)
+    assert system.peers == []
+    assert system.service.gone
+
+
+def test_what_was_sent_before_the_end_is_served(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    flood = system.client()
+    flood.push(b"".join(frame(i) for i in range(1, 101)))
+    flood.sock.shutdown(socket.SHUT_WR)
+    system.turn(10)
+    assert len(system.service.envelopes) == 100
+    assert system.peers == []
+
+
+# ---------------------------------------------------------------- memory of what comes in
+
+
+def test_an_announced_length_takes_no_memory(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    client = system.client()
+    client.push(HEADER.pack(1 << 30, 1 << 40) + b"x" * 100)
+    system.turn(2)
+    assert system.server._unfinished == 112
+
+
+def test_unfinished_messages_are_bounded_in_total(driven: Callable[..., Driven]) -> None:
+    system = driven(max_input=300_000)
+    small, large = system.client(), system.client()
+    small.push(HEADER.pack(200_000, 0) + b"x" * 100_000)
+    large.push(HEADER.pack(1 << 29, 0))
+    for _ in range(10):
+        large.push(b"x" * 50_000)
+        system.turn()
+        assert system.server._unfinished <= 300_000
+    assert large.ended
+    assert not small.ended
+    assert system.server.counters["crowded"] == 1
+    assert len(system.service.gone) == 1
+
+
+def test_memory_is_counted_back_when_a_message_is_whole_or_its_sender_gone(driven: Callable[..., Driven]) -> None:
+    system = driven()
+    first, second = system.client(), system.client()
+    whole = frame(1, "x" * 100_000)
+    first.push(whole[:50_000])
+    second.push(whole[:60_000])
+    system.turn(2)
+    assert system.server._unfinished == 110_000
+    first.push(whole[50_000:])
+    second.sock.close()
+    system.turn(2)
+    assert system.server._unfinished == 0
+    assert first.pull() == [Answer(1, Done("x" * 100_000))]
+
+
+# ---------------------------------------------------------------- connections without the key
+
+
+def test_silent_strangers_keep_nobody_out(driven: Callable[..., Driven]) -> None:
+    system = driven(max_connections=3)
+    strangers = [system.client(shake=False) for _ in range(3)]
+    system.turn()
+    member = system.client()
+    member.push(frame(1))
+    system.turn(2)
+    assert len(member.pull()) == 1
+    assert strangers[0].ended
+    assert not strangers[1].ended
+    assert system.server.counters["rejected"] == 1
+
+
+def test_members_are_not_put_out_by_strangers(driven: Callable[..., Driven]) -> None:
+    system = driven(max_connections=2)
+    members = [system.client(), system.client()]
+    for _ in range(20):
+        system.client(shake=False)
+    system.turn(3)
+    for member in members:
+        member.push(frame(1))
+    system.turn(2)
+    assert [len(member.pull()) for member in members] == [1, 1]
+
+
+def test_a_log_does_not_grow_with_what_strangers_do() -> None:
+    now = 0.0
+    lines: list[str] = []
+
+    class Log:
+        def warning(self, text: str, *args: object) -> None:
+            lines.append(text % args)
+
+    warn = SpokenSeldom(Log(), lambda: now)  # type: ignore[arg-type]
+    for number in range(1000):
+        warn("stranger %d", number)
+    assert len(lines) == SPOKEN_LINES
+    now = SPOKEN_SECONDS
+    warn("one more")
+    assert lines[SPOKEN_LINES:] == [f"{1000 - SPOKEN_LINES} more warnings like these were not written", "one more"]
+
+
+# ---------------------------------------------------------------- the open-file limit
+
+
+def forked(work: Callable[[], str]) -> str:
+    """What `work` returns in a forked child, or its traceback."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(ours)
+            try:
+                said = work()
+            except BaseException:
+                said = traceback.format_exc()
+            os.write(theirs, said.encode()[:60_000])
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        said_bytes = pipe.read()
+    os.waitpid(pid, 0)
+    return said_bytes.decode()
+
+
+def leave_only(files: int) -> int:
+    """Lowers the open-file limit so that so many more can be opened; gives the limit."""
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + files
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    probes = []
+    with contextlib.suppress(OSError):
+        while True:
+            probes.append(os.dup(0))
+    for probe in probes[len(probes) - files :]:
+        os.close(probe)
+    return limit
+
+
+@pytest.mark.parametrize("driver", ["blocking", "asyncio"])
+def test_a_server_without_descriptors_says_so(tmp_path: Path, driver: str) -> None:
+    address = str(tmp_path / "s.sock")
+    ready, say = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            server = Server(EchoService(), KEY)
+            server.listen(address)
+            leave_only(3)
+            os.write(say, b"+")
+            server.run()
+        finally:
+            os._exit(1)
+    os.close(say)
+    session = Session("c", KEY, lambda target: address)
+    held: list[socket.socket] = []
+    try:
+        assert os.read(ready, 1) == b"+"
+        for _ in range(3):
+            held.append(shaken(address))
+        call = one(CreatePartition("p"))
+        with pytest.raises(
+            AttachError, match=rf"the open-file limit of \d+ is reached in process {pid}: raise `ulimit"
+        ):
+            asyncio.run(run_async(session, call)) if driver == "asyncio" else run_blocking(session, call)
+        for sock in held:  # those that are in are served
+            sock.sendall(frame(1))
+            assert sock.recv(100)
+        held.pop().close()
+        assert came(session)
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        session.close()
+        for sock in held:
+            sock.close()
+
+
+def shaken(address: str) -> socket.socket:
+    """A blocking connection past its handshake."""
+    sock = new_socket(address)
+    sock.settimeout(10)
+    sock.connect(address)
+    handshake = ClientHandshake("client", "raw", KEY)
+    sock.sendall(handshake.start())
+    while not handshake.done:
+        sock.sendall(handshake.receive(sock.recv(4096)))
+    return sock
+
+
+def came(session: Session) -> bool:
+    """Whether a request is answered, at the latest once the server has noticed that a connection has gone."""
+
+    def answered() -> bool:
+        try:
+            return run_blocking(session, one(CreatePartition("p"))) == Done("p")
+        except AttachError:
+            return False
+
+    until(answered)
+    return True
+
+
+@pytest.mark.parametrize("driver", ["blocking", "asyncio"])
+def test_a_client_without_descriptors_says_so(tmp_path: Path, driver: str) -> None:
+    with Running(tmp_path) as running:
+
+        def ask() -> str:
+            session = running.session()
+            call = one(CreatePartition("p"))
+            if driver == "asyncio":
+                loop = asyncio.new_event_loop()
+            limit = leave_only(0)
+            try:
+                if driver == "asyncio":
+                    loop.run_until_complete(run_async(session, call))
+                else:
+                    run_blocking(session, call)
+            except AttachError as error:
+                return str(error).replace(f"limit of {limit}", "limit")
+            return "no error"
+
+        assert "opened: the open-file limit is reached in process" in forked(ask)
+
+
+def test_a_spared_descriptor_is_there_again_after_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Running(tmp_path) as running:
+        monkeypatch.setattr(running.server._spared, "_file", None)  # it could not be had anew at the last time
+        assert run_blocking(running.session(), one(CreatePartition("p"))) == Done("p")
+        with new_socket(running.address) as listener:
+            assert not running.server._spared.tell(listener, b"words")
+        assert running.server._spared._file is not None
