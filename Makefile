@@ -8,7 +8,7 @@ CONTRACT ?= ../shared/contract
 
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
-	@echo "make test      the tests"
+	@echo "make test      the tests, in as many processes as there are cores (4 at most)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
@@ -24,7 +24,7 @@ demo: venv
 	.venv/bin/tq demo $(ARGS)
 
 test: venv
-	.venv/bin/python -m pytest --ignore=tests/test_docs.py $(ARGS)
+	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/test_docs.py $(ARGS)
 
 soak: venv
 	.venv/bin/python -W ignore tests/long/soak.py $(ARGS)

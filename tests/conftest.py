@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leftovers import abandoned, arenas, files_in, wait_for_none
+from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
 # UNIX socket has room for about 100 characters.
@@ -32,7 +32,7 @@ def nothing_is_left() -> Iterator[None]:
     files = files_in(_RUNTIME_DIR)
     assert processes == []
     assert files == []
-    assert abandoned(arenas() - before) == []
+    assert abandoned_for(lambda: arenas() - before, SECONDS) == []
 
 
 def pytest_unconfigure() -> None:

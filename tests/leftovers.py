@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -54,6 +56,16 @@ def _line(process: psutil.Process) -> str:
 def arenas() -> set[Path]:
     """The folders of arenas in shared memory, of this run and of others."""
     return set(Path("/dev/shm").glob("transfer_queue-*"))
+
+
+def abandoned_for(folders: Callable[[], set[Path]], seconds: float) -> list[str]:
+    """Those of the folders that are abandoned for so long: one that another run is just making is not."""
+    limit = time.monotonic() + seconds
+    left = set(abandoned(folders()))
+    while left and time.monotonic() < limit:
+        time.sleep(0.1)
+        left &= set(abandoned(folders()))
+    return sorted(left)
 
 
 def abandoned(folders: set[Path]) -> list[str]:

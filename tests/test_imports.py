@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "sampler": {"errors"},
     "wire": LOWEST,
     "core": LOWEST | {"sampler"},
-    **dict.fromkeys(META, BYTES | META),
+    **dict.fromkeys(sorted(META), BYTES | META),
     "storage": BYTES | SETTINGS,
     "net": BYTES | SETTINGS,
     "metrics": LOWEST,

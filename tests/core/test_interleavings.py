@@ -604,4 +604,4 @@ class Interleavings(RuleBasedStateMachine):
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestInterleavings.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -42,6 +42,9 @@ class Point:
 
     __hash__ = None
 
+    def __repr__(self):
+        return f"Point({self.x})"
+
 
 def bits(tensor):
     """The bytes of a tensor in C order."""
