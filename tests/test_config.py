@@ -120,6 +120,7 @@ class TestSettings:
             "storage_backend": "SimpleStorage",
             "total_storage_size": None,
             "num_data_storage_units": 1,
+            "replicas": 1,
             "arena_bytes": None,
             "arena_folder": None,
             "metrics_enabled": False,
@@ -141,6 +142,14 @@ class TestSettings:
         for key in KEYS.values():
             parent, _, leaf = key.rpartition(".")
             assert leaf in (OmegaConf.select(merge(), parent) if parent else merge())
+
+    def test_replicas_need_as_many_units(self):
+        """Two places of a value lie in two units."""
+        two = {"backend": {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}}
+        assert Settings.from_config(two).replicas == 2
+        two["backend"]["SimpleStorage"]["num_data_storage_units"] = 1
+        with pytest.raises(InvalidArgumentError, match="num_data_storage_units is 1"):
+            Settings.from_config(two)
 
     def test_a_round_float_is_a_number(self):
         """YAML reads 1e6 as a float; it means a million rows."""
@@ -167,6 +176,8 @@ class TestSettings:
             ("backend.SimpleStorage.total_storage_size", 1.5),
             ("backend.SimpleStorage.num_data_storage_units", 0),
             ("backend.SimpleStorage.num_data_storage_units", True),
+            ("backend.SimpleStorage.replicas", 0),
+            ("backend.SimpleStorage.replicas", 3),
             ("backend.SimpleStorage.arena_bytes", -1),
             ("backend.SimpleStorage.arena_bytes", 65535),
             ("backend.SimpleStorage.arena_folder", "relative/path"),

@@ -196,14 +196,22 @@ def _checked_folder(key: str, value: object) -> str:
     return os.fspath(value)
 
 
+def _checked_replicas(value: Any, units: int) -> int:
+    replicas = _checked_int(KEYS["replicas"], value, 1, 2)
+    if replicas > units:
+        key = KEYS["num_data_storage_units"]
+        raise _refuse(KEYS["replicas"], value, f"1, or {key} of {replicas} or more ({key} is {units})")
+    return replicas
+
+
 @dataclass(frozen=True)
 class Settings:
     """The conf as the servers and their launcher read it: checked and flat.
 
     name: of the system, None for the user's default. sampler: a built-in name or an import path; None where the
     conf holds an instance or a class that cannot be imported (`sampler_object`). sampler_args: what its class is made
-    with, JSON values. total_storage_size: rows over all units, None unlimited. arena_bytes: of one unit. Timeouts
-    are seconds. Each field's key in the conf is in `KEYS`.
+    with, JSON values. total_storage_size: rows over all units, None unlimited. replicas: units that each value lies in.
+    arena_bytes: of one unit. Timeouts are seconds. Each field's key in the conf is in `KEYS`.
     """
 
     name: str | None
@@ -214,6 +222,7 @@ class Settings:
     storage_backend: str
     total_storage_size: int | None
     num_data_storage_units: int
+    replicas: int
     arena_bytes: int | None
     arena_folder: str | None
     metrics_enabled: bool
@@ -230,6 +239,7 @@ class Settings:
         """
         merged = merge(conf)
         given = {name: _select(merged, key) for name, key in KEYS.items()}
+        units = _checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1)
         name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
         return cls(
             name=None if name is None else _checked_name(KEYS["name"], name),
@@ -239,7 +249,8 @@ class Settings:
             polling_mode=_checked_bool(KEYS["polling_mode"], given["polling_mode"]),
             storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
             total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
-            num_data_storage_units=_checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1),
+            num_data_storage_units=units,
+            replicas=_checked_replicas(given["replicas"], units),
             arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, LEAST_ARENA),
             arena_folder=None if folder is None else _checked_folder(KEYS["arena_folder"], folder),
             metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
@@ -275,6 +286,7 @@ KEYS = {
     "storage_backend": "backend.storage_backend",
     "total_storage_size": "backend.SimpleStorage.total_storage_size",
     "num_data_storage_units": "backend.SimpleStorage.num_data_storage_units",
+    "replicas": "backend.SimpleStorage.replicas",
     "arena_bytes": "backend.SimpleStorage.arena_bytes",
     "arena_folder": "backend.SimpleStorage.arena_folder",
     "metrics_enabled": "metrics.enabled",

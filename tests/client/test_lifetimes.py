@@ -34,7 +34,7 @@ class TestClose:
         b.clear_partition("p")
         b.clear_partition("q")
         assert cluster.unit.table.leased == 0
-        assert cluster.slots.held == set()
+        assert cluster.held == set()
 
     def test_what_it_put_stays(self, a: Client, b: Client) -> None:
         meta = a.put(numbers(3), partition_id="p")

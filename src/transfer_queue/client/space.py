@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -74,12 +74,15 @@ class _Extent:
 class Space(Allocator[Call]):
     """The space of one client, `writer` by name, in these storage units; the first is preferred.
 
-    hold: locks a slot file for the life of the client.
+    hold: locks a slot file for the life of the client. replicas: units that each block is to lie in.
     """
 
-    def __init__(self, writer: str, units: Sequence[int], hold: Callable[[Path], Held] = hold_slot) -> None:
-        if not units:
-            raise InvalidArgumentError("a client needs one storage unit or more to write to; start some")
+    def __init__(
+        self, writer: str, units: Sequence[int], hold: Callable[[Path], Held] = hold_slot, replicas: int = 1
+    ) -> None:
+        if len(units) < replicas:
+            raise InvalidArgumentError(f"a client needs {replicas} storage units or more to write to; start some")
+        self.replicas = replicas
         self.writer = writer
         self.units = tuple(units)
         self._hold = hold
@@ -89,7 +92,7 @@ class Space(Allocator[Call]):
         self._extents: dict[tuple[int, int], _Extent] = {}
         """(unit, extent) -> all and only the extents that are open or have reservations in flight."""
         self._open: list[_Extent] = []
-        """The open ones, oldest first; at most OPEN_EXTENTS."""
+        """The open ones, oldest first; at most OPEN_EXTENTS for each replica."""
         self._closes: dict[tuple[int, int], None] = {}
         """Extents that are over, to be closed at the controller; disjoint from the next."""
         self._returns: dict[tuple[int, int], None] = {}
@@ -99,18 +102,31 @@ class Space(Allocator[Call]):
     # ------------------------------------------------------------ one block
 
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
-        """See `Allocator.reserve`."""
+        """See `Allocator.reserve`. With replicas there is space in as many units, or in none."""
         if nbytes < 0:
             raise InvalidArgumentError(f"a block of {nbytes} bytes: it must be none or more")
+        first = yield from self._reserve_in(self.units, nbytes, wait)
+        if self.replicas == 1:
+            return first
+        try:
+            others = [unit for unit in self.units if unit != first.unit]
+            second = yield from self._reserve_in(others, nbytes, wait)
+        except BaseException:
+            self.abandon(first)
+            raise
+        return replace(first, copies=(second,))
+
+    def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
+        """Space in one of these units."""
         size = _aligned(nbytes)
         dedicated = size >= DEDICATED
         if not dedicated:
             with self._mutex:
-                reserved = self._pack(nbytes, size)
+                reserved = self._pack(units, nbytes, size)
             if reserved is not None:
                 return reserved
         want = size if dedicated else max(size, self._next_length)
-        extent = yield from self._lease(size, want, wait)
+        extent = yield from self._lease(units, size, want, wait)
         with self._mutex:
             self._extents[extent.name] = extent
             if dedicated:
@@ -121,28 +137,30 @@ class Space(Allocator[Call]):
             reserved = self._place(extent, nbytes, size)
             if extent.open:
                 self._open.append(extent)
-                if len(self._open) > OPEN_EXTENTS:
+                if len(self._open) > OPEN_EXTENTS * self.replicas:
                     self._retire(min(self._open, key=lambda open_: open_.length - open_.used))
             return reserved
 
     def published(self, reserved: Reserved) -> None:
         """See `Allocator.published`. Right also when nobody can tell whether the Publish was carried out."""
         with self._mutex:
-            extent = self._end(reserved)
-            extent.published = True
-            self._settle(extent)
+            for place in reserved.places:
+                extent = self._end(place)
+                extent.published = True
+                self._settle(extent)
 
     def abandon(self, reserved: Reserved) -> None:
         """See `Allocator.abandon`. The bytes are used again where nothing was placed after them."""
+        size = _aligned(reserved.nbytes)
         with self._mutex:
-            extent = self._end(reserved)
-            extent.closing = False
-            size = _aligned(reserved.nbytes)
-            if not extent.flights and not extent.published:
-                extent.used = 0
-            elif reserved.offset + size == extent.offset + extent.used:
-                extent.used -= size
-            self._settle(extent)
+            for place in reserved.places:
+                extent = self._end(place)
+                extent.closing = False
+                if not extent.flights and not extent.published:
+                    extent.used = 0
+                elif place.offset + size == extent.offset + extent.used:
+                    extent.used -= size
+                self._settle(extent)
 
     # ------------------------------------------------------------ extents that are over
 
@@ -155,8 +173,8 @@ class Space(Allocator[Call]):
         with self._mutex:
             taken = list(self._closes)
             self._closes.clear()
-            if current is not None:
-                extent = self._find(current)
+            for place in () if current is None else current.places:
+                extent = self._find(place)
                 if not extent.open and len(extent.flights) == 1:
                     extent.closing = True
                     taken.append(extent.name)
@@ -237,16 +255,18 @@ class Space(Allocator[Call]):
                 return self._slots[unit][0]
         raise AssertionError("unreachable")
 
-    def _lease(self, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
-        """An extent from the first unit that has room; if none has, waits for the preferred one."""
-        if len(self.units) > 1:
-            for unit in self.units:
+    def _lease(
+        self, units: Sequence[int], nbytes: int, want: int, wait: float | None
+    ) -> Generator[Call, AnyReply, _Extent]:
+        """An extent from the first of these units that has room; if none has, waits for the first."""
+        if len(units) > 1:
+            for unit in units:
                 try:
                     return (yield from self._lease_of(unit, nbytes, want, None))
                 except CapacityError:
-                    if unit == self.units[-1] and not wait:
+                    if unit == units[-1] and not wait:
                         raise
-        return (yield from self._lease_of(self.units[0], nbytes, want, wait))
+        return (yield from self._lease_of(units[0], nbytes, want, wait))
 
     def _lease_of(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
         slot = yield from self._claim_slot(unit)
@@ -257,15 +277,17 @@ class Space(Allocator[Call]):
 
     # ------------------------------------------------------------ with the mutex held
 
-    def _pack(self, nbytes: int, size: int) -> Reserved | None:
-        """Places a block into the first open extent that has room for it."""
+    def _pack(self, units: Sequence[int], nbytes: int, size: int) -> Reserved | None:
+        """Places a block into the first open extent in these units that has room for it."""
         for extent in self._open:
-            if extent.length - extent.used >= size:
+            if extent.length - extent.used >= size and extent.unit in units:
                 return self._place(extent, nbytes, size)
         return None
 
     def _place(self, extent: _Extent, nbytes: int, size: int) -> Reserved:
-        reserved = Reserved(extent.unit, extent.number, extent.offset + extent.used, extent.generation, nbytes)
+        reserved = Reserved(
+            extent.unit, extent.number, extent.offset + extent.used, extent.generation, nbytes, extent.length
+        )
         extent.flights.add(reserved.offset)
         extent.used += size
         if extent.open and extent.used == extent.length:

@@ -100,7 +100,9 @@ class ClientState:
                 self._units = {unit.unit: unit for unit in reply.units}
                 numbers = sorted(self._units)
                 first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
-                self._space = Space(self.client_id, numbers[first:] + numbers[:first], self._hold)
+                self._space = Space(
+                    self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas
+                )
 
     def arena(self, unit: int) -> Arena:
         """The mapped arena of a unit, opened at its first use."""

@@ -33,12 +33,14 @@ from transfer_queue.messages import (
     ListKeys,
     LookupReply,
     NewBlock,
+    Place,
     Publish,
     PublishReply,
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
 from transfer_queue.utils.logging_utils import get_logger
+from transfer_queue.wire.copies import copy_bytes
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.gather import gather
 from transfer_queue.wire.parser import checked_parser_result, parser_columns
@@ -93,7 +95,8 @@ class Transfers:
         closes = space.closes(reserved)
         block = NewBlock(
             reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-            encoded.schema, encoded.dims,
+            encoded.schema, encoded.dims, reserved.length,
+            [Place(copy.unit, copy.extent, copy.offset, copy.generation, copy.length) for copy in reserved.copies],
         )  # fmt: skip
         try:
             reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
@@ -113,7 +116,10 @@ class Transfers:
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
         """Writes a block where it was reserved. It asks nothing; the simulation stops a writer in the middle of it."""
-        encoded.write_into(self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes))
+        written = self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes)
+        encoded.write_into(written)
+        for copy in reserved.copies:
+            copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
         yield from ()
 
     def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
@@ -126,7 +132,12 @@ class Transfers:
             return (yield from space.reserve(nbytes))
         except CapacityError:
             yield from self._state.hand_back()
-        return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS)))
+        try:
+            return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS)))
+        except CapacityError:
+            with contextlib.suppress(TransferQueueError):  # of what was leased in one of two units
+                yield from space.give_back()
+            raise
 
     def _abandon(self, reserved: Reserved) -> Operation[None]:
         """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""

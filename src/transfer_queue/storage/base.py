@@ -28,7 +28,8 @@ class Reserved:
     """Bytes that nobody but the reserving call may write.
 
     unit, extent, offset, generation, nbytes: as `messages.NewBlock` names them. The offset is a multiple
-    of 64 and the generation is that of the granule at the offset.
+    of 64 and the generation is that of the granule at the offset. length: bytes of the extent.
+    copies: as much space in other units, for the same bytes.
     """
 
     unit: int
@@ -36,6 +37,13 @@ class Reserved:
     offset: int
     generation: int
     nbytes: int
+    length: int = 0
+    copies: tuple[Reserved, ...] = ()
+
+    @property
+    def places(self) -> tuple[Reserved, ...]:
+        """The space in each unit, its own first."""
+        return (self, *self.copies)
 
 
 class Memory(Protocol):

@@ -27,7 +27,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import Answer, AnyReply, Envelope, RegisterUnit
+from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, RegisterUnit
 from transfer_queue.net.session import Target, outcome
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
@@ -39,7 +39,7 @@ from transfer_queue.testing.network import Network
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 T = TypeVar("T")
-UNIT_PEER = 0  # the controller's connection to the unit, which is no network connection here
+UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
 MOST_WORK_SECONDS = 0.1  # of virtual time that the core's long work takes
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
@@ -102,33 +102,34 @@ class _Address:
 
 
 class _Held:
-    def __init__(self, slots: _Slots, path: Path) -> None:
-        self._slots, self._path = slots, path
-        slots.held.add(path.name)
+    def __init__(self, held: set[str], path: Path) -> None:
+        self._held, self._path = held, path
+        held.add(path.name)
 
     def release(self) -> None:
-        self._slots.held.discard(self._path.name)
+        self._held.discard(self._path.name)
 
 
 class _Slots:
-    """Slot locks without a kernel. held: names of the slots whose writers live."""
+    """Slot locks of one unit without a kernel. held: names of the slots whose writers live, of all units."""
 
-    def __init__(self) -> None:
-        self.held: set[str] = set()
+    def __init__(self, unit: int, held: set[str]) -> None:
+        self.unit = unit
+        self.held = held
         self._known: dict[int, Known] = {}
 
     def make(self, slot: int, writer: str) -> str:
         self._known[slot] = Known(writer, gone=False)
-        return str(slot)
+        return self.path(slot)
 
     def path(self, slot: int) -> str:
-        return str(slot)
+        return f"{self.unit}-{slot}"
 
     def is_dead(self, slot: int) -> bool:
-        return str(slot) not in self.held
+        return self.path(slot) not in self.held
 
     def withdraw(self, slot: int) -> bool:
-        if str(slot) in self.held:
+        if not self.is_dead(slot):
             return False
         self._known[slot] = Known(self._known[slot].writer, gone=True)
         return True
@@ -150,7 +151,7 @@ class Client(Subscriptions):
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
-        self.state = ClientState(_Address(), name, lambda path: _Held(cluster.slots, path))
+        self.state = ClientState(_Address(), name, lambda path: _Held(cluster.held, path))
         self.operations = Operations(self.state)
         self._connections: dict[Target, int] = {}
         self._readers: dict[int, FrameReader] = {}
@@ -243,7 +244,9 @@ class Client(Subscriptions):
 
 
 class Cluster:
-    """A system of one controller and one storage unit. folder: an empty one, for the arena.
+    """A system of one controller and storage units, one or more. folder: an empty one, for the arenas.
+
+    conf: its `num_data_storage_units` and `replicas` count too. arena_bytes: of each unit. unit: the first one.
 
     seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
     pass and ticks the servers, `later` has something done at a time to come. `check` verifies the invariants and
@@ -260,20 +263,29 @@ class Cluster:
     ) -> None:
         self.clock = VirtualClock()
         self.network = Network(seed)
-        self.slots = _Slots()
+        self.held: set[str] = set()
         merged = merge(conf)
         settings = Settings.from_config(merged)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
         self.controller = Controller(sampler or SequentialSampler(), config, settings.total_storage_size)
-        self.unit = StorageUnit(0, Arena.create(folder, arena_bytes), self.slots)
+        self.units = [
+            StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), _Slots(n, self.held))
+            for n in range(settings.num_data_storage_units)
+        ]
         self.records: list[AnyRecord] = []
         self._clients: list[Client] = []
         self._readers: dict[int, FrameReader] = {}
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._agenda_size = 0
-        self._unit_sequence = 1
-        self.controller.opened("unit-0", UNIT_PEER)
-        self._to_controller("unit-0", UNIT_PEER, Envelope(1, 0, RegisterUnit("unit", str(folder))))
+        self._unit_sequences = [0] * len(self.units)
+        for unit in self.units:
+            self.controller.opened(f"unit-{unit.number}", UNIT_PEER - unit.number)
+            self._from_unit(unit, RegisterUnit("unit", str(unit.arena.folder)))
+
+    @property
+    def unit(self) -> StorageUnit:
+        """The first storage unit."""
+        return self.units[0]
 
     def client(self, name: str) -> Client:
         """A new client."""
@@ -286,7 +298,8 @@ class Cluster:
         for client in self._clients:
             for arena in client.state._arenas.values():
                 arena.close()
-        self.unit.arena.close()
+        for unit in self.units:
+            unit.arena.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -338,7 +351,8 @@ class Cluster:
 
     def _due(self) -> float | None:
         """When something happens next by itself; not before now."""
-        times = [when for when in (self.controller.next_deadline(), self.unit.next_deadline()) if when is not None]
+        deadlines = [self.controller.next_deadline(), *(unit.next_deadline() for unit in self.units)]
+        times = [when for when in deadlines if when is not None]
         times += [when for when, _, _ in self._agenda[:1]]
         return max(self.clock.now, min(times)) if times else None
 
@@ -348,7 +362,8 @@ class Cluster:
             heapq.heappop(self._agenda)[2]()
         # an action may have let time pass by itself
         self._core(self.controller.tick(self.clock.now))
-        self._unit(self.unit.tick(self.clock.now))
+        for unit in self.units:
+            self._unit(unit, unit.tick(self.clock.now))
         self.run(until)
 
     # ------------------------------------------------------------ what must hold
@@ -360,9 +375,10 @@ class Cluster:
             AssertionError: one is broken, or a replay of the records gives another state than live operation had.
         """
         invariants.check(self.controller.state)
-        self.unit.check()
+        for each in self.units:
+            each.check()
         for unit, extent in self.controller.state.blocks.extents:
-            if self.unit.number != unit or self.unit.table.get(extent) is None:
+            if self.units[unit].table.get(extent) is None:
                 raise AssertionError(f"needed blocks lie in extent {extent} of unit {unit}, which is not leased")
         self.records += self.controller.take_records()
         replayed = State(self.controller.state.capacity)
@@ -394,15 +410,16 @@ class Cluster:
         if target == CONTROLLER:
             self._core(self.controller.closed(name, connection, self.clock.now))
         else:
-            self._unit(self.unit.disconnected(connection, self.clock.now))
+            unit = self.units[target[1]]
+            self._unit(unit, unit.disconnected(connection, self.clock.now))
 
     def _receive(self, name: str, target: Target, connection: int, body: bytes) -> None:
         envelope = _envelope.decode(body)
         if target == CONTROLLER:
             self._to_controller(name, connection, envelope)
         else:
-            now = self.clock.now
-            self._unit(self.unit.handle(name, connection, envelope.sequence, envelope.body, now))
+            unit, now = self.units[target[1]], self.clock.now
+            self._unit(unit, unit.handle(name, connection, envelope.sequence, envelope.body, now))
 
     def _to_controller(self, name: str, connection: int, envelope: Envelope) -> None:
         self._core(self.controller.handle(name, connection, envelope, self.clock.now))
@@ -417,9 +434,11 @@ class Cluster:
             elif isinstance(effect, core_effects.Work):
                 self._begin(effect)
             elif isinstance(effect, core_effects.FreeExtents):
-                self._unit(self.unit.free(effect.extents))
+                unit = self.units[effect.unit]
+                self._unit(unit, unit.free(effect.extents))
             elif isinstance(effect, core_effects.RefuseLeases):
-                self._unit(self.unit.refuse(effect.words))
+                unit = self.units[effect.unit]
+                self._unit(unit, unit.refuse(effect.words))
 
     def _begin(self, work: core_effects.Work) -> None:
         """Work takes a while, drawn by the seed."""
@@ -433,14 +452,18 @@ class Cluster:
 
         self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
 
-    def _unit(self, effects: list[unit_effects.Effect]) -> None:
-        for effect in [*effects, *self.unit.shortage()]:
+    def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
+        for effect in [*effects, *unit.shortage()]:
             if isinstance(effect, unit_effects.Answer):
                 self._answer(effect.peer, effect.sequence, effect.reply)
             else:
-                self._unit_sequence += 1
-                self._to_controller("unit-0", UNIT_PEER, Envelope(self._unit_sequence, 0, effect.body))
+                self._from_unit(unit, effect.body)
+
+    def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
+        self._unit_sequences[unit.number] += 1
+        sequence = self._unit_sequences[unit.number]
+        self._to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, Envelope(sequence, 0, body))
 
     def _answer(self, peer: int, sequence: int, reply: AnyReply) -> None:
-        if peer != UNIT_PEER:
+        if peer > UNIT_PEER:
             self.network.send(peer, "down", pack_frame(_encode(Answer(sequence, reply))))
