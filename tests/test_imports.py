@@ -1,6 +1,6 @@
 """The directions of imports in src/transfer_queue, read from the source: nothing is imported to check it.
 
-errors, messages <- core, sampler, wire <- storage, net <- node, client <- interface, dataloader <- cli.
+errors, messages <- core, sampler, wire <- storage, journal, net <- node, client <- interface, dataloader <- cli.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOWEST = {"errors", "messages"}
 SETTINGS = {"config", "utils"}
 BYTES = LOWEST | {"wire"}
 META = {"metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_samples", "field_columns", "tag_values"}
-SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "net"}
+SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "net"}
 CLIENT = BYTES | SETTINGS | META | {"storage", "net", "node", "conditions"}
 MAY_IMPORT = {
     "errors": set(),
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "core": LOWEST | {"sampler"},
     **dict.fromkeys(sorted(META), BYTES | META),
     "storage": BYTES | SETTINGS,
+    "journal": BYTES | SETTINGS | {"core"},
     "net": BYTES | SETTINGS,
     "metrics": LOWEST,
     "conditions": set(),
@@ -64,7 +65,7 @@ EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
 WITH_TENSORS = {f"wire/{name}.py" for name in ("tensors", "encode", "gather", "parser", "torch_objects")}
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
-SERVER_PARTS = ("core", "sampler", "storage", "net", "messages", "errors", "config", "utils")
+SERVER_PARTS = ("core", "sampler", "storage", "journal", "net", "messages", "errors", "config", "utils")
 SERVER_OUTSIDE = {"numpy", "msgspec"}
 
 

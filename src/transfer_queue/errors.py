@@ -13,6 +13,7 @@
     |   |-- DuplicateError          (ValueError)                    keys, fields or positions that are not distinct
     |   |-- OutOfRangeError         (ValueError, IndexError)        a position outside the batch
     |   `-- BalanceInputError       (ValueError, AssertionError)    a list that cannot be partitioned as asked
+    |-- CheckpointError             (ValueError)                    a saved state that is damaged, foreign or too new
     |-- UncarriableValueError       (TypeError)                     a value that cannot be stored
     |-- UnknownKeyError             (RuntimeError)                  a key that is not in this batch
     |-- UnknownPartitionError       (RuntimeError)                  a partition that does not exist
@@ -82,6 +83,10 @@ class OutOfRangeError(InvalidArgumentError, IndexError):
 
 class BalanceInputError(InvalidArgumentError, AssertionError):
     """A list of lengths that cannot be partitioned as asked."""
+
+
+class CheckpointError(TransferQueueError, ValueError):
+    """A saved state that is damaged, foreign, or of another version; nothing was changed."""
 
 
 class UncarriableValueError(TransferQueueError, TypeError):

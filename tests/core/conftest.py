@@ -1,4 +1,4 @@
-"""Every test of the core ends with a replay of its records."""
+"""Every test of the core ends with a replay of its records, and its state goes through a file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What each test's records say is what its states hold, under the limits that the test had set."""
+    """What each test's records say is what its states hold, under the limits that it had set; and these can be saved."""
     harness.made.clear()
     yield
     for each in harness.made:
         each.replay()
+        each.check_saving()
 
 
 @pytest.fixture

@@ -1,23 +1,28 @@
 """Drives a `Controller` as a server and its clients would, checking the whole state after every event.
 
 Blocks are fabricated: schema, dims and place are valid, no bytes exist. At the end `replay` proves that the records
-alone give the state that live operation had.
+alone give the state that live operation had, and `check_saving` that the state comes back whole out of a file.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import sameness
 
-from transfer_queue.core import invariants
+from transfer_queue.core import invariants, saving
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
-from transfer_queue.core.records import AnyRecord
+from transfer_queue.core.records import AnyRecord, Unparked
 from transfer_queue.core.state import State
 from transfer_queue.errors import by_name
+from transfer_queue.journal import state_file
 from transfer_queue.messages import (
     DELETE_CODE,
     Answer,
@@ -115,7 +120,8 @@ class Harness:
     """
 
     def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
-        self.controller = Controller(sampler or SequentialSampler(), capacity=capacity)
+        self.sampler = sampler or SequentialSampler()
+        self.controller = Controller(self.sampler, capacity=capacity)
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
@@ -224,6 +230,18 @@ class Harness:
         self.now = now
         self.take(self.controller.tick(now))
 
+    def restart(self) -> None:
+        """The controller is made anew of its saved state: connections end, and with them what waits."""
+        self.records += self.controller.take_records()
+        state = through_file(self.state)
+        self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
+        self.works.clear()
+        self.controller = Controller(self.sampler, capacity=state.capacity)
+        self.controller.state = state
+        for name in self.clients:
+            self.connect(name)
+        invariants.check(state)
+
     # ------------------------------------------------------------ usual requests
 
     def block(self, rows: int, fields: Fields, name: str = "w") -> tuple[NewBlock, list[tuple[int, int]]]:
@@ -328,6 +346,25 @@ class Harness:
             halves.apply(record)
         invariants.check(halves)
         assert halves.snapshot() == live, "replay of a prefix and then of the rest gives another state"
+
+    def check_saving(self) -> None:
+        """Everything in the state comes back out of a file, but for what is left out on purpose (see `sameness`)."""
+        again = through_file(self.state)
+        invariants.check(again)
+        found = sameness.differences(self.state, again)
+        assert not found, f"saved and restored, the state is another: {found}"
+        assert {**again.snapshot(), "waiting": []} == {**self.state.snapshot(), "waiting": []}
+
+
+def through_file(state: State) -> State:
+    """The state as it comes back out of a file."""
+    number, name = tempfile.mkstemp()
+    os.close(number)
+    try:
+        state_file.write(Path(name), saving.saved(state), sync=False)
+        return saving.restored(state_file.read(Path(name)), state.capacity, state.watched)
+    finally:
+        os.unlink(name)
 
 
 def places(reply: AnyReply | None) -> list[dict[str, Any]]:

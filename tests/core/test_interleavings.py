@@ -285,7 +285,7 @@ class Interleavings(RuleBasedStateMachine):
                 draw(st.none() | TASKS),
             )
         else:
-            self.world(draw(st.integers(0, 6)), draw(READERS), draw(st.sampled_from([0.5, 5.0, 30.0])), data)
+            self.world(draw(st.integers(0, 7)), draw(READERS), draw(st.sampled_from([0.5, 5.0, 30.0])), data)
 
     # ------------------------------------------------------------ puts
 
@@ -484,6 +484,8 @@ class Interleavings(RuleBasedStateMachine):
             self._second_connection(client)
         elif kind == 5:
             self._unit_restarts()
+        elif kind == 6:
+            self._controller_restarts()
         else:
             self._writer_dies()
 
@@ -520,6 +522,14 @@ class Interleavings(RuleBasedStateMachine):
         self.h.disconnect("unit-0")
         self.h.connect("unit-0")
         self.h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
+        self.settle()
+
+    def _controller_restarts(self) -> None:
+        """Its state comes out of a file, and those who waited ask again, in some order."""
+        self.h.restart()
+        self.h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
+        for (client, sequence), claim in reversed(self.waiting.items()):
+            self.h.send(claim, client, sequence)
         self.settle()
 
     def _writer_dies(self) -> None:
@@ -601,6 +611,7 @@ class Interleavings(RuleBasedStateMachine):
                 self.work()
             harness.made.remove(self.h)
             self.h.replay()
+            self.h.check_saving()
 
 
 TestInterleavings = Interleavings.TestCase

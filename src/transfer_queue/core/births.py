@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 MARKS = 64  # age is known to a MARKS-th of what is kept
 
@@ -35,6 +36,15 @@ class Births:
     def before(self, time: float) -> int:
         """The position below which all rows had come by this time; 0 where none had."""
         return max((end for _, at, end in self.marks if at <= time), default=0)
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        return {"marks": list(self.marks), "end": self.end}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.marks = deque((began, time, end) for began, time, end in saved["marks"])
+        self.end = saved["end"]
 
     def state(self) -> list[tuple[float, float, int]]:
         """For comparison after replay."""

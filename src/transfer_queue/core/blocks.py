@@ -11,8 +11,10 @@ from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 
+from transfer_queue.core.columns import joined, parted
 from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
 
 CHUNK_BITS = 12
@@ -74,6 +76,17 @@ class Interned(Generic[T]):
         assert value is not None
         return value
 
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. The values are saved by who knows their type: as `values`, None where unused."""
+        return {"uses": np.array(self.uses, "i8"), "spare": np.array(self.spare, "i8")}
+
+    def restore(self, saved: Any, values: list[T]) -> None:
+        """See `core.saving`. values: anything where a number is unused."""
+        self.uses = saved["uses"].tolist()
+        self.spare = saved["spare"].tolist()
+        self.values = [value if uses else None for value, uses in zip(values, self.uses, strict=True)]
+        self.number = {value: at for at, value in enumerate(self.values) if value is not None}
+
 
 class _Chunk:
     """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
@@ -119,6 +132,17 @@ class _Chunk:
         if self.second and self.second["extent"][at]:
             found.append(Place(*(int(self.second[name][at]) for name in PLACE)))
         return found
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        return {"alive": self.alive, "capacity": self.capacity, "columns": self.columns, "second": self.second}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.alive = saved["alive"]
+        self.capacity = saved["capacity"]
+        self.columns = dict(saved["columns"])
+        self.second = dict(saved["second"])
 
 
 class Extent:
@@ -347,6 +371,34 @@ class BlockTable:
             for at in np.flatnonzero(columns["live"]).tolist():
                 number = (key << CHUNK_BITS) + at
                 yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        return {
+            "chunks": {key: chunk.saved() for key, chunk in self.chunks.items()},
+            "schemas": self.schemas.saved(),
+            "schema_values": msgspec.to_builtins(self.schemas.values),
+            "dims": self.dims.saved(),
+            "dims_values": joined([np.frombuffer(value or b"", "u1") for value in self.dims.values]),
+            "extents": [(*place, e.writer, e.length, e.blocks, e.closed) for place, e in self.extents.items()],
+            "freed": self.freed,
+            "live_bytes": self.live_bytes,
+            "leased": self.leased,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        for key, chunk in saved["chunks"].items():
+            self.chunks[key] = _Chunk()
+            self.chunks[key].restore(chunk)
+        schemas = [tuple(msgspec.convert(value or (), list[FieldSpec])) for value in saved["schema_values"]]
+        self.schemas.restore(saved["schemas"], schemas)
+        self.dims.restore(saved["dims"], [value.tobytes() for value in parted(saved["dims_values"])])
+        for unit, number, writer, length, blocks, closed in saved["extents"]:
+            extent = self.extents[unit, number] = Extent(writer, length)
+            extent.blocks, extent.closed = blocks, closed
+        self.freed = [(unit, extent) for unit, extent in saved["freed"]]
+        self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
 
     def state(self) -> dict[str, object]:
         """Everything that replay must reproduce, as plain values."""

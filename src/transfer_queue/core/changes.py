@@ -87,7 +87,7 @@ class Changes:
         chunk.changed[at] = 0
         if not len(told):
             return
-        keys = None if chunk.keys is None else [chunk.keys[a] for a in told.tolist()]
+        keys = None if chunk.keys is None else _some([chunk.keys[a] for a in told.tolist()])
         self.cleared.append((version, chunk.index[told].tobytes(), keys))
         self.count += len(told)
         while self.count > MAX_CLEARED:
@@ -124,6 +124,25 @@ class Changes:
                 break
             found.append(entry)
         return found[::-1]
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. When rows changed is saved with their chunks, `count` follows from the clears."""
+        return {
+            "newest": self.newest,
+            "cleared": list(self.cleared),
+            "forgotten": self.forgotten,
+            "made": self.made,
+            "sealed": self.sealed,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.newest = dict(saved["newest"])
+        self.cleared = deque((version, indexes, keys) for version, indexes, keys in saved["cleared"])
+        self.count = sum(len(indexes) // 8 for _, indexes, _ in self.cleared)
+        self.forgotten = saved["forgotten"]
+        self.made = saved["made"]
+        self.sealed = saved["sealed"]
 
     def state(self, positions: np.ndarray) -> dict[str, object]:
         """For comparison after replay."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.columns import joined, parted
 from transfer_queue.core.intervals import Intervals
 
 
@@ -74,6 +76,35 @@ class DealtBatches:
         if not batch.live:
             del self.batches[number]
             del self.by_key[batch.dp_rank, batch.batch_index]
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. by_key follows from the batches."""
+        return {
+            "batches": [(n, b.dp_rank, b.batch_index, b.batch_size, b.live) for n, b in self.batches.items()],
+            "rows": joined([batch.rows for batch in self.batches.values()]),
+            "issued": {dp_rank: issued.saved() for dp_rank, issued in self.issued.items()},
+            "counts": self.counts,
+            "sizes": self.sizes,
+            "rounds": self.rounds.saved(),
+            "round_count": self.round_count,
+            "next_number": self.next_number,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        for entry, rows in zip(saved["batches"], parted(saved["rows"]), strict=True):
+            number, dp_rank, batch_index, batch_size, live = entry
+            batch = self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
+            batch.live = live
+            self.by_key[dp_rank, batch_index] = number
+        for dp_rank, issued in saved["issued"].items():
+            self.issued[dp_rank] = Intervals()
+            self.issued[dp_rank].restore(issued)
+        self.counts = dict(saved["counts"])
+        self.sizes = dict(saved["sizes"])
+        self.rounds.restore(saved["rounds"])
+        self.round_count = saved["round_count"]
+        self.next_number = saved["next_number"]
 
     def state(self) -> dict[str, object]:
         """For comparison after replay."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
+
+from transfer_queue.core.columns import joined, parted
 
 REMEMBERED = 1 << 16  # rows of which it is still known why they were dropped
 
@@ -28,6 +31,20 @@ class Drops:
     def reason(self, row: int) -> str | None:
         """Why this row was dropped; None where it was not, or not lately."""
         return next((reason for rows, reason in self.latest if row in rows), None)
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        return {
+            "rows": self.rows,
+            "latest": joined([rows for rows, _ in self.latest]),
+            "reasons": [reason for _, reason in self.latest],
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.rows = dict(saved["rows"])
+        self.latest = deque(zip(parted(saved["latest"]), saved["reasons"], strict=True))
+        self._remembered = sum(len(rows) for rows, _ in self.latest)
 
     def state(self) -> object:
         """For comparison after replay."""

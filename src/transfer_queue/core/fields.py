@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,9 +78,14 @@ class Field:
         shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
         return f"{self.dtype}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
 
-    def state(self) -> tuple[object, ...]:
-        """For comparison after replay."""
+    def saved(self) -> tuple[Any, ...]:
+        """See `core.saving`; also for comparison after replay."""
         return (self.live, self.ever, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.live, self.ever, self.kind, self.dtype, self.ndim, shape, self.differs, self.mixed_rank = saved
+        self.shape = tuple(shape)
 
 
 def _words(kind: str, dtype: str) -> str:

@@ -8,9 +8,11 @@ unaffected by clears. Groups are numbered; -1 is no group.
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.columns import joined, parted
 from transfer_queue.core.rows import CHUNK_BITS, Rows
 
 
@@ -41,6 +43,29 @@ class Groups:
         self.next_number = 0
         self.broken = 0
         self.unborn: dict[str, int] = {}
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. by_name and `broken` follow from the declared groups."""
+        groups = self.declared.values()
+        return {
+            "names": [group.name for group in groups],
+            "numbers": np.array([group.number for group in groups], "i8"),
+            "cleared": np.array([group.cleared for group in groups], "i8"),
+            "members": joined([np.array(group.members, "i8") for group in groups]),
+            "next_number": self.next_number,
+            "unborn": self.unborn,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        columns = (saved["names"], saved["numbers"].tolist(), saved["cleared"].tolist(), parted(saved["members"]))
+        for name, number, cleared, members in zip(*columns, strict=True):
+            group = self.declared[number] = self.by_name[name] = Group(name, number)
+            group.members = members.tolist()
+            group.cleared = cleared
+            self.broken += cleared > 0
+        self.next_number = saved["next_number"]
+        self.unborn = dict(saved["unborn"])
 
     @property
     def explicit(self) -> bool:

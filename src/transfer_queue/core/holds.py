@@ -7,8 +7,11 @@ is done: the controller clears it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from transfer_queue.core.columns import joined, parted
 from transfer_queue.core.rows import Rows
 
 Holder = tuple[str, str, int]  # task, client, dp_rank
@@ -101,6 +104,15 @@ class Holds:
                 elif name != task:
                     out[where] = False
         return out
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. How often rows are held and were finished is saved with their chunks."""
+        return {"holders": [list(holder) for holder in self.by_holder], "rows": joined(self.by_holder.values())}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        holders = [(task, client, dp_rank) for task, client, dp_rank in saved["holders"]]
+        self.by_holder = dict(zip(holders, parted(saved["rows"]), strict=True))
 
     def state(self, positions: np.ndarray) -> object:
         """For comparison after replay. positions: all live rows."""

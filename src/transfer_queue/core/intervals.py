@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Any
 
 
 class Intervals:
@@ -53,6 +54,14 @@ class Intervals:
         if self.starts and self.starts[0] <= value:
             self.starts[0] = value + 1
 
+    def saved(self) -> list[list[int]]:
+        """Plain values that `restore` takes back; so in every part of the state."""
+        return [self.starts, self.ends]
+
+    def restore(self, saved: Any) -> None:
+        """Takes in what `saved` gave, on a fresh one; so in every part of the state."""
+        self.starts, self.ends = list(saved[0]), list(saved[1])
+
     def state(self) -> list[tuple[int, int]]:
-        """The intervals, for comparison and snapshots."""
+        """The intervals, for comparison after replay."""
         return list(zip(self.starts, self.ends, strict=True))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core.births import Births
@@ -42,6 +43,8 @@ class Partition:
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
     births: when rows came. holds: who holds which rows. drops, wants: see there. freed: rows cleared by `free_when`.
+
+    What is added here is saved, too (`saved`, `restore`).
     """
 
     def __init__(
@@ -115,11 +118,12 @@ class Partition:
         out: list[dict[str, Any]] = [{}] * len(positions)
         some = False
         for _, chunk, at, where in self.rows.split(positions):
-            if chunk.tags is None:
+            tags = chunk.tags
+            if tags is None:
                 continue
             places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
             for place, a in zip(places, at.tolist(), strict=True):
-                tag = chunk.tags[a]
+                tag = tags[a]
                 if tag:
                     out[place] = tag
                     some = True
@@ -275,14 +279,13 @@ class Partition:
             if tag is None or not (tag or replace):
                 continue
             chunk = self.rows.chunks[p >> CHUNK_BITS]
-            if chunk.tags is None:
-                chunk.tags = [None] * chunk.capacity
-            before = {} if replace else chunk.tags[p & MASK] or {}
+            held = chunk.tag_list()
+            before = {} if replace else held[p & MASK] or {}
             merged = {**before, **tag}
             for name, value in tag.items():
                 if getattr(value, "code", None) == DELETE_CODE:
                     merged.pop(name)
-            chunk.tags[p & MASK] = merged or None
+            held[p & MASK] = merged or None
             for name in self.rows.watched:
                 if replace or name in tag:
                     places, values = noted.setdefault((p >> CHUNK_BITS, name), ([], []))
@@ -423,6 +426,61 @@ class Partition:
         if self.sealed:
             self.changes.sealed = self.version
 
+    # ------------------------------------------------------------ saving
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. Ready sets, what `awaits`, `gained` and `learnt` tell, and the blocks are not in it."""
+        return {
+            "options": msgspec.to_builtins(self.options),
+            "nbytes": self.nbytes,
+            "seals": self.seals,
+            "rows": self.rows.saved(),
+            "changes": self.changes.saved(),
+            "groups": self.groups.saved(),
+            "admitted": self.admitted,
+            "policy_version": self.policy_version,
+            "owners": self.owners,
+            "births": self.births.saved(),
+            "holds": self.holds.saved(),
+            "drops": self.drops.saved(),
+            "wants": self.wants.saved(),
+            "freed": self.freed,
+            "fields": {name: field.saved() for name, field in self.fields.items()},
+            "keys": list(self.keys),
+            "keyed": np.fromiter(self.keys.values(), "i8", len(self.keys)),
+            "waiting": np.array(self.waiting, "i8"),
+            "tasks": self.tasks,
+            "consumed_ever": self.consumed_ever,
+            "dealt": {task: dealt.saved() for task, dealt in self.dealt.items()},
+            "passed": self.passed.saved(),
+            "version": self.version,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`. The partition was made with the saved options."""
+        for name in ("nbytes", "seals", "admitted", "policy_version", "freed", "version"):
+            setattr(self, name, saved[name])
+        for name in ("rows", "changes", "groups", "births", "holds", "drops", "wants", "passed"):
+            getattr(self, name).restore(saved[name])
+        for name in ("owners", "tasks", "consumed_ever"):
+            setattr(self, name, dict(saved[name]))
+        for name, field in saved["fields"].items():
+            self.fields[name] = Field(name)
+            self.fields[name].restore(field)
+        for task, dealt in saved["dealt"].items():
+            self.dealt[task] = DealtBatches()
+            self.dealt[task].restore(dealt)
+        self.waiting = saved["waiting"].tolist()
+        self._restore_keys(saved["keys"], saved["keyed"])
+
+    def _restore_keys(self, keys: list[str], positions: np.ndarray) -> None:
+        self.keys = dict(zip(keys, positions.tolist(), strict=True))
+        names = np.array(keys, object)
+        for _, chunk, at, where in self.rows.split(positions):
+            column = np.full(chunk.capacity, None, object)
+            column[at] = names[where]
+            chunk.keys = column.tolist()
+
     # ------------------------------------------------------------ comparison
 
     def state(self) -> dict[str, object]:
@@ -436,7 +494,7 @@ class Partition:
             "index": self.rows.indexes_of(positions).tolist(),
             "keys": dict(self.keys),
             "tags": self.tags_of(positions),
-            "fields": {name: field.state() for name, field in self.fields.items()},
+            "fields": {name: field.saved() for name, field in self.fields.items()},
             "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
             "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
             "broken": self.groups.broken,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from transfer_queue.core.rows import CHUNK, CHUNK_BITS, MASK, Rows
@@ -53,6 +55,20 @@ class PassedRows:
         """The task's consumption is reset."""
         self._codes.pop(task, None)
         self.counts = {key: count for key, count in self.counts.items() if key[0] != task}
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        return {
+            "counts": [[*key, count] for key, count in self.counts.items()],
+            "reasons": self._reasons,
+            "codes": self._codes,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.counts = {(task, reason): count for task, reason, count in saved["counts"]}
+        self._reasons = list(saved["reasons"])
+        self._codes = {task: dict(columns) for task, columns in saved["codes"].items()}
 
     def state(self) -> dict[str, object]:
         """For comparison after replay."""

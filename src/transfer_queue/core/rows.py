@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
@@ -21,7 +22,13 @@ CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
 
+Tags = list[Any]  # of dict[str, Any] | None
+
 Indexer = Any  # slice | np.ndarray: where in a chunk, or where in the caller's arrays
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 
 
 def indexes_in(column: bytes) -> np.ndarray:
@@ -41,11 +48,14 @@ class Chunk:
     owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
     row is held now, and how often it was finished (`core.holds`).
     numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
+    keys: by row, None without; saved by the partition, which has them in their order.
+
+    What is added here is saved, too (`saved`, `restore`), and grows with the others (`ensure`).
     """
 
     __slots__ = (
-        "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held", "index", "keys",
-        "living", "numbers", "owner", "size", "tags", "waiting", "wrong",
+        "_packed", "_tags", "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held",
+        "index", "keys", "living", "numbers", "owner", "size", "waiting", "wrong",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,7 +74,8 @@ class Chunk:
         self.held: dict[str, np.ndarray] = {}
         self.finished: dict[str, np.ndarray] = {}
         self.keys: list[str | None] | None = None
-        self.tags: list[dict[str, Any] | None] | None = None
+        self._tags: Tags | None = None
+        self._packed: np.ndarray | None = None  # u1: the tags as they were saved, until somebody looks at one
         self.numbers: dict[str, np.ndarray] = {}
         self.wrong: dict[str, set[int]] = {}
 
@@ -90,13 +101,29 @@ class Chunk:
         self.numbers = {tag: self._grown(n, math.nan) for tag, n in self.numbers.items()}
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
-        if self.tags is not None:
-            self.tags += [None] * (self.capacity - len(self.tags))
+        if self._tags is not None:
+            self._tags += [None] * (self.capacity - len(self._tags))
 
     def _grown(self, column: np.ndarray, fill: float = 0) -> np.ndarray:
         out = np.full(self.capacity, fill, column.dtype) if fill else np.zeros(self.capacity, column.dtype)
         out[: len(column)] = column
         return out
+
+    @property
+    def tags(self) -> Tags | None:
+        """By row, None where it has none; None where no row has any."""
+        if self._packed is not None:
+            tags = _decode(self._packed.data)
+            self._tags = tags + [None] * (self.capacity - len(tags))
+            self._packed = None
+        return self._tags
+
+    def tag_list(self) -> Tags:
+        """The tags, made where missing."""
+        found = self.tags
+        if found is None:
+            found = self._tags = [None] * self.capacity
+        return found
 
     def field_columns(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The (block, slot) columns of a field, made where missing."""
@@ -155,6 +182,28 @@ class Chunk:
             self.group = np.full(self.capacity, -1, "i8")
         return self.group
 
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`. Keys are saved by the partition; watched tags follow from the tags."""
+        packed = self._packed
+        if self._tags is not None:
+            packed = np.frombuffer(_encode(self._tags), "u1")
+        return {
+            "size": self.size, "living": self.living, "capacity": self.capacity,
+            "index": self.index, "alive": self.alive, "waiting": self.waiting, "changed": self.changed,
+            "group": self.group, "field": self.field, "consumed": self.consumed, "dealt": self.dealt,
+            "owner": self.owner, "held": self.held, "finished": self.finished, "tags": packed,
+        }  # fmt: skip
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.size, self.living, self.capacity = saved["size"], saved["living"], saved["capacity"]
+        self.index, self.alive, self.waiting = saved["index"], saved["alive"], saved["waiting"]
+        self.changed, self.group, self.owner = saved["changed"], saved["group"], saved["owner"]
+        self.field = {name: (block, slot) for name, (block, slot) in saved["field"].items()}
+        self.consumed, self.dealt = dict(saved["consumed"]), dict(saved["dealt"])
+        self.held, self.finished = dict(saved["held"]), dict(saved["finished"])
+        self._packed = saved["tags"]
+
 
 class Rows:
     """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
@@ -195,6 +244,18 @@ class Rows:
             self.count += take
             done += take
         return start
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        chunks = {key: chunk.saved() for key, chunk in self.chunks.items()}
+        return {"chunks": chunks, "end": self.end, "count": self.count}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        for key, chunk in saved["chunks"].items():
+            self.chunks[key] = Chunk()
+            self.chunks[key].restore(chunk)
+        self.end, self.count = saved["end"], saved["count"]
 
     def watch(self, tag: str) -> None:
         """Keeps a tag as a column of numbers. Reads all tags once, unless it is done before there are any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core import records as r
@@ -14,6 +15,10 @@ from transfer_queue.core.waiting import Waiting, WaitingRoom
 from transfer_queue.messages import AnyReply, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_replies = msgspec.msgpack.Decoder(dict[int, AnyReply]).decode
 
 
 class Kept:
@@ -44,6 +49,16 @@ class Kept:
         for sequence in [s for s in self.replies if s <= self.acknowledged or (some and s in self.finished)]:
             del self.replies[sequence]
 
+    def saved(self) -> list[Any]:
+        """See `core.saving`."""
+        return [self.acknowledged, self.finished.saved(), _encode(self.replies)]
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.acknowledged = saved[0]
+        self.finished.restore(saved[1])
+        self.replies = _decode_replies(saved[2])
+
 
 class State:
     """partitions: by name, in order of creation. next_index: the next global index, next_block: block number.
@@ -54,6 +69,8 @@ class State:
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     capacity: most rows at a time, None without limit (configuration, not replayed).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
+
+    What is added here is saved, too (`core.saving`).
     """
 
     def __init__(self, capacity: int | None = None) -> None:

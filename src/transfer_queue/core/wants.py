@@ -6,6 +6,8 @@ how many groups are missing and make as many. What one of them has taken upon it
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Wants:
     """groups: task -> how many are wanted. promised: (task, client) -> rows of new groups still to come from it."""
@@ -38,6 +40,15 @@ class Wants:
     def promised_rows(self, task: str) -> int:
         """Rows that producers have promised a task."""
         return sum(rows for (name, _), rows in self.promised.items() if name == task)
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.saving`."""
+        return {"groups": self.groups, "promised": [[*key, rows] for key, rows in self.promised.items()]}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.saving`."""
+        self.groups = dict(saved["groups"])
+        self.promised = {(task, client): rows for task, client, rows in saved["promised"]}
 
     def state(self) -> object:
         """For comparison after replay."""

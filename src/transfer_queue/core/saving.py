@@ -1,0 +1,71 @@
+"""The state as a tree of plain values, and back: for the journal's snapshots and for checkpoints.
+
+Every part of the state has `saved()`, which gives dicts, lists, text, numbers, bytes and numpy arrays, and
+`restore(saved)`, which takes them in on a fresh one. Arrays are those of the state, not copies: who saves writes the
+tree before the state changes (or in a forked child), and who restores owns the arrays that he gives. Tags stay encoded
+until somebody looks at them.
+
+Not in it is what replay need not reproduce: parked requests (who waits asks again), configuration (capacity, watched
+tags), and all that follows from the rest (ready sets, rankings, columns of watched tags).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.state import Kept, State
+from transfer_queue.errors import CheckpointError
+from transfer_queue.messages import PartitionOptions, UnitInfo
+
+
+def saved(state: State) -> dict[str, Any]:
+    """The state as plain values and arrays."""
+    return {
+        "next_index": state.next_index,
+        "next_block": state.next_block,
+        "changes": state.changes,
+        "blocks": state.blocks.saved(),
+        "partitions": {name: partition.saved() for name, partition in state.partitions.items()},
+        "clients": {client: kept.saved() for client, kept in state.clients.items()},
+        "fenced": list(state.fenced),
+        "units": msgspec.to_builtins(list(state.units.values())),
+    }
+
+
+def restored(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
+    """The state that was saved, without anybody who waits. capacity, watched: see `State`.
+
+    Raises CheckpointError where the tree is not that of a state.
+    """
+    state = State(capacity)
+    state.watched = list(watched)
+    try:
+        _restore(state, tree)
+    except (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
+        raise CheckpointError(
+            f"what was saved is no state that this release knows ({type(error).__name__}: {error}); nothing was "
+            f"changed. Load it with the release that saved it."
+        ) from error
+    return state
+
+
+def _restore(state: State, tree: Any) -> None:
+    state.next_index = tree["next_index"]
+    state.next_block = tree["next_block"]
+    state.changes = tree["changes"]
+    state.blocks.restore(tree["blocks"])
+    for name, partition in tree["partitions"].items():
+        options = msgspec.convert(partition["options"], PartitionOptions)
+        made = state.partitions[name] = Partition(name, options, state.blocks, state.waiting.awaits)
+        made.restore(partition)
+        for tag in state.watched:
+            made.rows.watch(tag)
+    for client, kept in tree["clients"].items():
+        state.clients[client] = Kept()
+        state.clients[client].restore(kept)
+    state.fenced = dict.fromkeys(tree["fenced"])
+    state.units = {unit.unit: unit for unit in msgspec.convert(tree["units"], list[UnitInfo])}

@@ -1,0 +1,1 @@
+"""What of the controller's state is on disk."""

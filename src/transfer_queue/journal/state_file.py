@@ -1,0 +1,172 @@
+"""One file with one tree of plain values and numpy arrays (`core.saving`): a journal's snapshot, a checkpoint's state.
+
+    preamble   64 bytes: magic, version, CRC of the head, its length, length and CRC of what follows it, CRC of these
+    head       the tree as msgpack; an array in it is an extension that tells dtype, length and place
+    arrays     each at a multiple of 64 bytes, in the order of the head
+
+All numbers are little-endian. `read` maps the file privately: arrays are views of the mapping, which can be written
+and change nothing in the file. So a file may be removed or replaced while it is in use, but never be written in place;
+`write` makes a new one beside it and renames it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from transfer_queue.errors import CheckpointError
+
+MAGIC = b"TQSTATE\n"
+VERSION = 1  # grows with every change of what is in the tree, or of how it lies in the file
+ALIGNMENT = 64
+ARRAY_CODE = 1  # msgpack extension: an array of one dimension
+
+_PREAMBLE = struct.Struct("<8sIIQQI")
+_CRC = struct.Struct("<I")
+_ARRAY = struct.Struct("<3sQQ")  # dtype as numpy writes it, how many numbers, bytes from the first array to this one
+_DTYPES = {np.dtype(kind).str.encode(): np.dtype(kind) for kind in ("i1", "u1", "<u2", "<i4", "<i8", "<f8")}
+
+
+def write(path: Path, tree: Any, sync: bool = True) -> None:
+    """Writes a tree of dicts, lists, text, numbers, bytes, None and arrays of one dimension.
+
+    sync: the file is on the disk when this ends, also if the machine then fails. Until this ends there is no file
+    `path`, or the old one. Raises OSError as the file system does; then nothing is left.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "wb", buffering=1 << 20, opener=_private) as file:
+            _write(file, tree)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    if sync:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _write(file: BinaryIO, tree: Any) -> None:
+    arrays: list[np.ndarray] = []
+    end = 0
+
+    def place(value: object) -> msgspec.msgpack.Ext:
+        nonlocal end
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.str.encode() not in _DTYPES:
+            raise TypeError(f"a state file holds plain values and columns of numbers, and no {type(value).__name__}")
+        arrays.append(np.ascontiguousarray(value))
+        packed = _ARRAY.pack(value.dtype.str.encode(), len(value), end)
+        end += _aligned(value.nbytes)
+        return msgspec.msgpack.Ext(ARRAY_CODE, packed)
+
+    head = msgspec.msgpack.Encoder(enc_hook=place).encode(tree)
+    crc = 0
+    file.write(bytes(ALIGNMENT))
+    file.write(head)
+    for part in _parts(len(head), arrays):
+        crc = zlib.crc32(part, crc)
+        file.write(part)
+    end += _gap(len(head))
+    preamble = _PREAMBLE.pack(MAGIC, VERSION, zlib.crc32(head), len(head), end, crc)
+    file.seek(0)
+    file.write(preamble + _CRC.pack(zlib.crc32(preamble)))
+
+
+def _parts(head: int, arrays: list[np.ndarray]) -> Iterator[memoryview | bytes]:
+    """What follows a head of so many bytes: the arrays, with zeros between them."""
+    yield bytes(_gap(head))
+    for array in arrays:
+        yield array.data.cast("B") if len(array) else b""
+        yield bytes(_gap(array.nbytes))
+
+
+def _aligned(size: int) -> int:
+    return size + _gap(size)
+
+
+def _gap(size: int) -> int:
+    return -size % ALIGNMENT
+
+
+def read(path: Path) -> Any:
+    """The tree that was written: tuples are lists, arrays can be written and keep the mapping of the file alive.
+
+    Raises FileNotFoundError, or OSError as the file system does; CheckpointError for a file that `write` has not
+    made, or that has changed since.
+    """
+    with open(path, "rb") as file:
+        whole = _mapped(file)
+    try:
+        return _tree(whole)
+    except _Unreadable as error:
+        raise CheckpointError(
+            f"{path} is no state that this release can load: {error}. Load another checkpoint, or the same one from "
+            f"where it was saved; nothing was changed."
+        ) from None
+
+
+class _Unreadable(Exception):
+    """Says what is wrong with a file."""
+
+
+def _mapped(file: BinaryIO) -> np.ndarray:
+    """All bytes of a file, u1; as a private mapping where its file system has such."""
+    if os.fstat(file.fileno()).st_size:
+        with suppress(OSError):
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), "u1")
+    return np.frombuffer(bytearray(file.read()), "u1")
+
+
+def _tree(whole: np.ndarray) -> Any:
+    fixed = whole[: _PREAMBLE.size + _CRC.size].tobytes()
+    if fixed[: len(MAGIC)] != MAGIC:
+        raise _Unreadable(f"it begins with {fixed[: len(MAGIC)]!r} and not with {MAGIC!r}")
+    if len(whole) < ALIGNMENT:
+        raise _Unreadable(f"it ends after {len(whole)} bytes, within its first {ALIGNMENT}")
+    preamble = fixed[: _PREAMBLE.size]
+    if _CRC.unpack(fixed[_PREAMBLE.size :]) != (zlib.crc32(preamble),):
+        raise _Unreadable("its first bytes are damaged")
+    _, version, head_crc, head_size, size, crc = _PREAMBLE.unpack(preamble)
+    if version != VERSION:
+        raise _Unreadable(f"it is of version {version}, and this release reads version {VERSION}")
+    wanted = ALIGNMENT + head_size + size
+    if len(whole) != wanted:
+        raise _Unreadable(f"it has {len(whole)} bytes and not {wanted}")
+    head, rest = whole[ALIGNMENT : ALIGNMENT + head_size], whole[ALIGNMENT + head_size :]
+    if zlib.crc32(head.data) != head_crc or zlib.crc32(rest.data) != crc:
+        raise _Unreadable("its bytes are not those that were written")
+    try:
+        return _decoded(head, rest[_gap(head_size) :])
+    except (msgspec.MsgspecError, struct.error, LookupError, ValueError, TypeError, RecursionError) as error:
+        raise _Unreadable(f"its head cannot be decoded ({error})") from None
+
+
+def _decoded(head: np.ndarray, arrays: np.ndarray) -> Any:
+    def view(code: int, data: memoryview) -> np.ndarray:
+        kind, count, start = _ARRAY.unpack(data)
+        end = start + count * _DTYPES[kind].itemsize
+        if code != ARRAY_CODE or start % ALIGNMENT or end > len(arrays):
+            raise ValueError(f"an array at {start} to {end} of {len(arrays)}")
+        return arrays[start:end].view(_DTYPES[kind])
+
+    return msgspec.msgpack.Decoder(ext_hook=view).decode(head.data)

@@ -1,0 +1,98 @@
+"""What differs between two states, found by walking all their attributes: one that nobody thought of is looked at, too.
+
+A new attribute of the state is therefore saved and restored (`core.saving`), or named here with the reason why not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.births import Births
+from transfer_queue.core.blocks import BlockTable, Extent, Interned, _Chunk
+from transfer_queue.core.changes import Changes
+from transfer_queue.core.dealt import DealtBatch, DealtBatches
+from transfer_queue.core.drops import Drops
+from transfer_queue.core.fields import Field
+from transfer_queue.core.groups import Group, Groups
+from transfer_queue.core.holds import Holds
+from transfer_queue.core.intervals import Intervals
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.passed import PassedRows
+from transfer_queue.core.rows import Chunk, Rows
+from transfer_queue.core.state import Kept, State
+from transfer_queue.core.wants import Wants
+
+PARTS = (
+    State, Kept, Partition, Rows, Chunk, Changes, Groups, Group, Births, Holds, Drops, Wants, Field, DealtBatches,
+    DealtBatch, PassedRows, BlockTable, _Chunk, Interned, Extent, Intervals,
+)  # fmt: skip
+# Class -> attributes that are not saved, or not compared as they are.
+LEFT_OUT: dict[type, set[str]] = {
+    State: {"waiting"},  # who waits asks again
+    Partition: {
+        "awaits",  # a method of the above
+        "ready",  # derived
+        "gained",  # what the controller has not looked at yet; it looks after every event
+        "learnt",  # a shortcut
+    },
+    Rows: {"watched", "_firsts", "_keys"},  # asked for by samplers; a cache
+    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys"},  # derived from tags; compared as `tags`; see `_shown`
+}
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """Where two states differ, in words."""
+    found: list[str] = []
+    _compare(one, other, "state", found, {})
+    return found
+
+
+def _shown(part: Any) -> dict[str, Any]:
+    """The attributes of a part of the state that must come back."""
+    names = [*getattr(part, "__dict__", ()), *getattr(type(part), "__slots__", ())]
+    shown = {name: getattr(part, name) for name in names if name not in LEFT_OUT.get(type(part), ())}
+    if isinstance(part, Chunk):
+        keys = part.keys or [None] * part.capacity
+        shown |= {"tags": part.tags, "keys": keys}
+    elif isinstance(part, Interned):  # nobody goes by the order of this dict
+        shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
+    return shown
+
+
+def _compare(one: Any, other: Any, where: str, found: list[str], pairs: dict[int, Any]) -> None:
+    if type(one) is not type(other):
+        found.append(f"{where}: {type(one).__name__} became {type(other).__name__}")
+    elif isinstance(one, PARTS):
+        # What is referred to twice must be one thing in the other state, too.
+        if id(one) in pairs:
+            if pairs[id(one)] is not other:
+                found.append(f"{where}: refers to another {type(one).__name__}")
+            return
+        pairs[id(one)] = other
+        _compare(_shown(one), _shown(other), where, found, pairs)
+    elif isinstance(one, np.ndarray):
+        if one.dtype != other.dtype or not np.array_equal(one, other):
+            found.append(f"{where}: {one!r} became {other!r}")
+        elif not other.flags.writeable and one.flags.writeable:
+            found.append(f"{where}: cannot be written")
+    elif isinstance(one, dict):
+        if list(one) != list(other):
+            found.append(f"{where}: has {list(one)!r}, and then {list(other)!r}")
+            return
+        for key in one:
+            _compare(one[key], other[key], f"{where}.{key}", found, pairs)
+    elif isinstance(one, (list, tuple, deque)):
+        if len(one) != len(other):
+            found.append(f"{where}: {len(one)} became {len(other)}")
+            return
+        for at, (value, again) in enumerate(zip(one, other, strict=True)):
+            _compare(value, again, f"{where}[{at}]", found, pairs)
+    elif isinstance(one, (str, int, float, bytes, set, type(None), msgspec.Struct, msgspec.msgpack.Ext)):
+        if one != other and not (one != one and other != other):
+            found.append(f"{where}: {one!r} became {other!r}")
+    else:
+        found.append(f"{where}: {type(one).__name__} is no part of the state that `sameness` knows")

@@ -1,0 +1,107 @@
+"""What the fixture of all core tests does not show of saving: tags stay encoded, order, what is no state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sameness
+from harness import Harness, column, through_file
+
+from transfer_queue.core import saving
+from transfer_queue.core.rows import CHUNK, Chunk
+from transfer_queue.core.state import State
+from transfer_queue.errors import CheckpointError
+from transfer_queue.messages import ClearRows, ListKeys, Publish
+from transfer_queue.sampler import PrioritySampler
+
+
+def packed(chunk: Chunk) -> bool:
+    return chunk._packed is not None
+
+
+def test_tags_stay_encoded_until_one_is_looked_at(h: Harness) -> None:
+    """Also through a second saving; then those of one chunk alone are decoded."""
+    rows = h.put(CHUNK + 3, tags=[{"n": i} for i in range(CHUNK + 3)])
+    h.controller.state = through_file(through_file(h.state))
+    first, second = h.state.partitions["p"].rows.chunks.values()
+    assert packed(first)
+    assert packed(second)
+    assert h.state.partitions["p"].tags_of(np.array([CHUNK + 1])) == [{"n": CHUNK + 1}]
+    assert packed(first)
+    assert not packed(second)
+    h.ask(Publish("p", 1, column(rows[:1]), tags=[{"m": 1}], pre_allocate=0))
+    assert not packed(first)
+    assert h.state.partitions["p"].tags_of(np.array([0, 1])) == [{"n": 0, "m": 1}, {"n": 1}]
+
+
+def test_rows_are_added_to_a_chunk_whose_tags_are_encoded(h: Harness) -> None:
+    h.put(3, tags=[{"n": 1}] * 3)
+    h.restart()
+    h.put(100)
+    h.put(1, tags=[{"n": 2}])
+    assert h.state.partitions["p"].tags_of(np.array([2, 50, 103])) == [{"n": 1}, {}, {"n": 2}]
+
+
+def test_cleared_rows_lose_encoded_tags_and_keys(h: Harness) -> None:
+    rows = h.put(2, keys=["a", "b"], tags=[{"n": 1}, {"n": 2}])
+    h.restart()
+    h.ask(ClearRows("p", column(rows[:1])))
+    assert h.look(ListKeys()).value == {"p": {"b": {"n": 2}}}
+
+
+def test_keys_keep_the_order_in_which_they_were_made(h: Harness) -> None:
+    """Which need not be that of their rows."""
+    h.create(pre_allocate=0)
+    h.put(1, keys=["z"])
+    h.put(2, keys=["y", "a"])
+    partition = h.state.partitions["p"]
+    partition.keys = {key: partition.keys[key] for key in ["a", "z", "y"]}
+    again = through_file(h.state).partitions["p"]
+    assert list(again.keys) == ["a", "z", "y"]
+    assert again.keys_of(np.arange(3)) == ["z", "y", "a"]
+
+
+def test_watched_tags_are_columns_again() -> None:
+    h = Harness(PrioritySampler("n"))
+    rows = h.put(3, tags=[{"n": 1}, {"n": 3}, {"n": 2}])
+    h.restart()
+    assert h.dealt(2) == [rows[1], rows[2]]
+
+
+def test_capacity_is_configuration() -> None:
+    h = Harness(capacity=2)
+    h.put(2)
+    assert saving.restored(saving.saved(h.state), capacity=7).capacity == 7
+    h.restart()
+    assert h.state.capacity == 2
+
+
+@pytest.mark.parametrize("tree", [None, 7, [], {}, "state", {"next_index": 0}])
+def test_what_is_no_state(tree: Any) -> None:
+    with pytest.raises(CheckpointError, match="no state that this release knows"):
+        saving.restored(tree)
+
+
+def test_what_lacks_something(h: Harness) -> None:
+    """As a state of another release would."""
+    h.put(2, keys=["a", "b"])
+    for name in saving.saved(h.state)["partitions"]["p"]:
+        tree = saving.saved(h.state)
+        del tree["partitions"]["p"][name]
+        with pytest.raises(CheckpointError, match=f"KeyError: '{name}'"):
+            saving.restored(tree)
+
+
+def test_a_forgotten_attribute_is_found(h: Harness) -> None:
+    """By the comparison that ends every test of the core."""
+    h.put(1)
+    one, other = State(), State()
+    one.later = 1  # type: ignore[attr-defined]
+    assert sameness.differences(one, other) == [
+        f"state: has {[*list(vars(other)), 'later']!r}, and then {list(vars(other))!r}".replace("'waiting', ", "")
+    ]
+    again = through_file(h.state)
+    again.partitions["p"].rows.chunks[0].owner[0] = 5
+    assert "state.partitions.p.rows.chunks.0.owner" in sameness.differences(h.state, again)[0]
