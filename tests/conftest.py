@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
@@ -19,6 +20,9 @@ _RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
 os.environ["TQ_RUNTIME_DIR"] = str(_RUNTIME_DIR)
 for _name in [name for name in os.environ if name.startswith("TQ_") and name not in {"TQ_RUNTIME_DIR", "TQ_CI_RUN"}]:
     del os.environ[_name]
+
+settings.register_profile("untimed", deadline=None)  # no test depends on speed
+settings.load_profile("untimed")
 
 SECONDS = 10  # within which what was closed must be gone
 

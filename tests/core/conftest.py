@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What each test's records say is what its states hold, under the limits that it had set; and these can be saved."""
+    """What each test's records say is what its states hold, under the limits that it had set; they can be saved."""
     harness.made.clear()
     yield
     for each in harness.made:
