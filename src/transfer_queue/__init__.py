@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer_queue.client import TransferQueueClient
-    from transfer_queue.client.changes import PartitionChange, SampleChange
+    from transfer_queue.client.changes import PartitionChange, SampleChange, SampleLoss
     from transfer_queue.conditions import consumed_by
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -107,6 +107,7 @@ __all__ = [
     "ProtocolError",
     "RankAwareSampler",
     "SampleChange",
+    "SampleLoss",
     "SamplerError",
     "SealedError",
     "SeqlenBalancedSampler",
@@ -157,6 +158,7 @@ _WHERE = {
     "PrioritySampler": "sampler",
     "RankAwareSampler": "sampler",
     "SampleChange": "client.changes",
+    "SampleLoss": "client.changes",
     "SeqlenBalancedSampler": "sampler",
     "SequentialSampler": "sampler",
     "StreamingDataLoader": "dataloader.streaming_dataloader",

@@ -21,6 +21,7 @@
     |-- CapacityError               (RuntimeError)                  no room for more rows or bytes
     |   |-- StalenessError          (RuntimeError)                  new rows too far ahead of the policy
     |   `-- DeadlockError           (RuntimeError)                  full, and all who could make room wait for rows
+    |-- UnitLostError               (RuntimeError)                  a storage unit that will not come back
     |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended before what it waited for
     |-- SealedError                 (RuntimeError)                  a sealed partition takes no new rows
     |-- BatchGoneError              (RuntimeError)                  a dealt batch whose rows are cleared
@@ -119,6 +120,10 @@ class StalenessError(CapacityError):
 
 class DeadlockError(CapacityError):
     """A put waits for space while everybody who could make space waits for rows; nothing was put."""
+
+
+class UnitLostError(TransferQueueError, RuntimeError):
+    """A storage unit will not come back; what was to be done there was not done."""
 
 
 class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):

@@ -391,10 +391,25 @@ class CloseExtents(Request, frozen=True):
 
 
 class RegisterUnit(Request, frozen=True):
-    """A storage unit comes up. address: where it listens; arena: the folder of its arena."""
+    """A storage unit comes up. address: where it listens; arena: the folder of its arena, boot_id: of the arena.
+
+    name: what it is called; it comes in the place of another of its name, whose arena is lost. when: what time it is,
+    in words. extents: all that are leased there (i8); None where that is not told.
+    """
 
     address: str
     arena: str
+    boot_id: str = ""
+    name: str = ""
+    when: str = ""
+    extents: bytes | None = None
+
+
+class Freed(Request, frozen=True):
+    """These extents (i8), which the unit was told to free, are not leased there any more."""
+
+    unit: int
+    extents: bytes
 
 
 class WriterGone(Request, frozen=True):
@@ -484,11 +499,13 @@ class Done(Reply, frozen=True):
 
 
 class UnitInfo(Message, frozen=True):
-    """One storage unit: its number, where it listens, the folder of its arena."""
+    """One storage unit: its number, where it listens, the folder of its arena; see `RegisterUnit`."""
 
     unit: int
     address: str
     arena: str
+    boot_id: str = ""
+    name: str = ""
 
 
 class TopologyReply(Reply, frozen=True):
@@ -536,6 +553,7 @@ class ChangeReply(Reply, frozen=True):
     all are empty. cleared, cleared_versions, cleared_keys: the same of rows that ended, whatever their tags were.
     sealed: the partition is. dropped: it is not there any more, or not the same. complete: False where rows may have
     been cleared that are not told.
+    lost i8, lost_keys: rows that lost values, which they have not got again; lost_fields: field -> which of them (i1).
     """
 
     version: int
@@ -550,6 +568,9 @@ class ChangeReply(Reply, frozen=True):
     sealed: bool = False
     dropped: bool = False
     complete: bool = True
+    lost: bytes = b""
+    lost_keys: list[str | None] | None = None
+    lost_fields: dict[str, bytes] = {}
 
 
 class LookupReply(Reply, frozen=True):
@@ -570,12 +591,16 @@ class StatusReply(Reply, frozen=True):
 
 
 class FieldProgress(Message, frozen=True):
-    """A field of a partition: how many live rows have it, its type in words, and how many rows have had it so far."""
+    """A field of a partition: how many live rows have it, its type in words, and how many rows have had it so far.
+
+    lost: live rows whose value was lost with its storage, and not put again.
+    """
 
     name: str
     produced: int
     type: str
     produced_ever: int = 0
+    lost: int = 0
 
 
 class TaskProgress(Message, frozen=True):
@@ -691,7 +716,7 @@ AnyRequest = Union[
     ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
     CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
-    SpaceShort, Refuse, Watch,
+    SpaceShort, Refuse, Watch, Freed,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -14,6 +14,7 @@ _HELP = {
     "tq_rows": ("gauge", "Samples of a partition."),
     "tq_bytes": ("gauge", "Bytes of the values of a partition."),
     "tq_produced_rows": ("gauge", "Samples of a partition that have a field."),
+    "tq_lost_rows": ("gauge", "Samples of a partition whose value of a field was lost and not put again."),
     "tq_consumed_rows": ("gauge", "Samples of a partition that a task has consumed."),
     "tq_waiting_claims": ("gauge", "Claims of a task that wait for samples."),
     "tq_sampler_asked_total": ("counter", "Claims that a user's sampler has decided."),
@@ -34,6 +35,7 @@ def exposition(status: SystemStatus) -> str:
         samples["tq_bytes"].append((labels, partition.nbytes))
         for field in partition.fields:
             samples["tq_produced_rows"].append(({**labels, "field": field.name}, field.produced))
+            samples["tq_lost_rows"].append(({**labels, "field": field.name}, field.lost))
         for task in partition.tasks:
             named = {**labels, "task": task.name}
             samples["tq_consumed_rows"].append((named, task.consumed))

@@ -116,7 +116,7 @@ class Client:
 class Harness:
     """now: the clock. replies: what each (peer, sequence) got. freed: (unit, extent) in order. records: all so far.
 
-    refused: (unit, words) of leases to be refused.
+    refused: (unit, words) of leases to be refused. unit: where blocks are put.
     """
 
     def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
@@ -132,6 +132,7 @@ class Harness:
         self.peers = 0
         self.extents = 0
         self.offset = 0
+        self.unit = 0
         made.append(self)
         self.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
 
@@ -253,9 +254,9 @@ class Harness:
         client.blocks += 1
         schema, dims = schema_of(fields, rows)
         self.offset += BYTES
-        block = NewBlock(0, client.extent, self.offset, 1, BYTES, rows, schema, dims)
+        block = NewBlock(self.unit, client.extent, self.offset, 1, BYTES, rows, schema, dims)
         full = client.blocks % BLOCKS_AN_EXTENT == 0
-        return block, [(0, client.extent)] if full else []
+        return block, [(self.unit, client.extent)] if full else []
 
     def publish(
         self,

@@ -20,6 +20,7 @@ from transfer_queue.core.fields import Field
 from transfer_queue.core.groups import Group, Groups
 from transfer_queue.core.holds import Holds
 from transfer_queue.core.intervals import Intervals
+from transfer_queue.core.losses import Losses
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.rows import Chunk, Rows
@@ -28,11 +29,12 @@ from transfer_queue.core.wants import Wants
 
 PARTS = (
     State, Kept, Partition, Rows, Chunk, Changes, Groups, Group, Births, Holds, Drops, Wants, Field, DealtBatches,
-    DealtBatch, PassedRows, BlockTable, _Chunk, Interned, Extent, Intervals,
+    DealtBatch, PassedRows, BlockTable, _Chunk, Interned, Extent, Intervals, Losses,
 )  # fmt: skip
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting"},  # who waits asks again
+    BlockTable: {"untold"},  # units are told of all that is freed when they register
     Partition: {
         "awaits",  # a method of the above
         "ready",  # derived

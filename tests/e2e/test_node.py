@@ -843,7 +843,7 @@ def test_the_space_of_a_killed_writer_comes_back(place: Place, system: RunningSy
 def test_a_writer_in_this_process(system: RunningSystem) -> None:
     slot = ask(system, OpenSlot("w"), ("unit", 0), client_id="w")
     assert isinstance(slot, SlotReply)
-    assert Path(slot.lock_path).parent == system.folder / "slots-0"
+    assert Path(slot.lock_path).parent.parent == system.folder / "slots-0"
     with pytest.raises(ProtocolError, match="slot"):
         # without the lock, and with the slot withdrawn when its connection ended
         assert isinstance(ask(system, Lease(slot.slot, 1, 1), ("unit", 0), client_id="w"), LeaseReply)

@@ -70,7 +70,8 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
     width = max((len(shown(name)) for name in names), default=0)
     for field in partition.fields:
         name, speed = f"{shown(field.name):<{width}}", _speed(speeds.get((partition.name, "field", field.name)))
-        lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}")
+        lost = f"  {field.lost} LOST with their storage unit, put them again" if field.lost else ""
+        lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}{lost}")
     for task in partition.tasks:
         name, speed = f"{shown(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
         waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""

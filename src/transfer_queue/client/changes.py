@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,19 @@ class SampleChange:
 
 
 @dataclass(frozen=True)
+class SampleLoss:
+    """Values of a sample were lost with the storage unit that held them: it does not have these fields any more.
+
+    What is put again is there again. version: of the partition when it was told.
+    """
+
+    key: str | None
+    global_index: int
+    fields: list[str]
+    version: int
+
+
+@dataclass(frozen=True)
 class PartitionChange:
     """What `wait_for_change` found; false where nothing changed in the time given.
 
@@ -38,7 +51,7 @@ class PartitionChange:
     the version at which it was. cleared_...: samples that are gone, to be taken off before the changed ones are put
     in, since a key may have been put anew. sealed: the partition is.
     dropped: the partition that was watched is no more. complete: False where more samples were cleared since than the
-    system remembers; what else there is told by `kv_list`.
+    system remembers; what else there is told by `kv_list`. lost: samples that lost values, and have not got them again.
     """
 
     version: int
@@ -53,6 +66,7 @@ class PartitionChange:
     sealed: bool
     dropped: bool
     complete: bool
+    lost: list[SampleLoss] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self.changed
@@ -88,7 +102,17 @@ def partition_change(reply: ChangeReply, allow_pickle: bool) -> PartitionChange:
         sealed=reply.sealed,
         dropped=reply.dropped,
         complete=reply.complete,
+        lost=_losses(reply),
     )
+
+
+def _losses(reply: ChangeReply) -> list[SampleLoss]:
+    rows = _numbers(reply.lost)
+    lost = {name: np.frombuffer(which, "?") for name, which in reply.lost_fields.items()}
+    return [
+        SampleLoss(key, index, [name for name, which in lost.items() if which[at]], reply.version)
+        for at, (index, key) in enumerate(zip(rows, reply.lost_keys or [None] * len(rows)))
+    ]
 
 
 def _numbers(column: bytes) -> list[int]:

@@ -7,7 +7,7 @@ Block numbers start at 1 and are never used again (0 means "no value").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
@@ -169,6 +169,8 @@ def places_of(block: NewBlock) -> list[Place]:
 class BlockTable:
     """All blocks that some live row needs, and the extents that hold them.
 
+    freed: extents that nobody needs any more, until their units have said that they are free. untold: those of them
+    of which the units are to be told; no part of the state.
     live_bytes: of the blocks, each counted once. leased: the lengths of the extents together.
     """
 
@@ -177,7 +179,8 @@ class BlockTable:
         self.schemas: Interned[tuple[FieldSpec, ...]] = Interned()
         self.dims: Interned[bytes] = Interned()
         self.extents: dict[tuple[int, int], Extent] = {}
-        self.freed: list[tuple[int, int]] = []  # extents to hand back, drained by the controller
+        self.freed: dict[tuple[int, int], None] = {}
+        self.untold: dict[tuple[int, int], None] = {}
         self.live_bytes = 0
         self.leased = 0
 
@@ -301,7 +304,7 @@ class BlockTable:
             extent = self.extents.get(place)
             if extent is None:
                 # closed with nothing needed in it: all its blocks are gone already, or there never were any
-                self.freed.append(place)
+                self._free(place)
                 continue
             extent.closed = True
             self._free_if_done(place)
@@ -311,16 +314,33 @@ class BlockTable:
         if extent.blocks == 0 and extent.closed:
             self.leased -= extent.length
             del self.extents[place]
-            self.freed.append(place)
+            self._free(place)
+
+    def _free(self, place: tuple[int, int]) -> None:
+        if place not in self.freed:
+            self.freed[place] = self.untold[place] = None
+
+    def forget(self, places: Iterable[tuple[int, int]]) -> None:
+        """These extents are not leased any more, whatever was in them: free, or gone."""
+        for place in places:
+            self.freed.pop(place, None)
+            self.untold.pop(place, None)
+            extent = self.extents.pop(place, None)
+            if extent is not None:
+                self.leased -= extent.length
+
+    def tell_again(self, unit: int) -> None:
+        """The unit is to be told anew what it is to free."""
+        self.untold.update((place, None) for place in self.freed if place[0] == unit)
 
     def take_freed(self, units: Container[int]) -> dict[int, list[int]]:
-        """The extents to hand back to these units, by unit; those of other units stay for a later call."""
+        """The extents of which these units are to be told, by unit; those of others stay for a later call."""
         taken: dict[int, list[int]] = {}
-        if self.freed:
-            for unit, extent in self.freed:
+        if self.untold:
+            for unit, extent in self.untold:
                 if unit in units:
                     taken.setdefault(unit, []).append(extent)
-            self.freed = [place for place in self.freed if place[0] not in units]
+            self.untold = {place: None for place in self.untold if place[0] not in units}
         return taken
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
@@ -381,7 +401,7 @@ class BlockTable:
             "dims": self.dims.saved(),
             "dims_values": joined([np.frombuffer(value or b"", "u1") for value in self.dims.values]),
             "extents": [(*place, e.writer, e.length, e.blocks, e.closed) for place, e in self.extents.items()],
-            "freed": self.freed,
+            "freed": list(self.freed),
             "live_bytes": self.live_bytes,
             "leased": self.leased,
         }
@@ -397,7 +417,7 @@ class BlockTable:
         for unit, number, writer, length, blocks, closed in saved["extents"]:
             extent = self.extents[unit, number] = Extent(writer, length)
             extent.blocks, extent.closed = blocks, closed
-        self.freed = [(unit, extent) for unit, extent in saved["freed"]]
+        self.freed = dict.fromkeys(map(tuple, saved["freed"]))
         self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
 
     def state(self) -> dict[str, object]:
@@ -407,6 +427,7 @@ class BlockTable:
                 (n, live, places, nbytes, repr(self.shape_source(n))) for n, live, places, nbytes in self.live_blocks()
             ],
             "extents": {place: (e.writer, e.blocks, e.closed, e.length) for place, e in sorted(self.extents.items())},
+            "freed": sorted(self.freed),
             "live_bytes": self.live_bytes,
             "leased": self.leased,
         }

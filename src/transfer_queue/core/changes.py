@@ -176,6 +176,7 @@ class News:
         self.tags = partition.tags_of(self.positions)
         self.cleared = changes.cleared_since(self.since)
         self.sealed = changes.sealed > self.since
+        self.lost, self.lost_fields = partition.losses.since(self.since)
         self.complete = self.since >= changes.forgotten
 
     def answer(self, where: Tag, begins: bool) -> ChangeReply | None:
@@ -194,6 +195,7 @@ class News:
         if not (len(chosen) or cleared or self.sealed) and complete:
             return None
         positions = self.positions[chosen]
+        missed = np.isin(self.lost, positions)  # whose tags are wanted: a row that lost a value has changed
         return ChangeReply(
             partition.version,
             changed=True,
@@ -206,6 +208,9 @@ class News:
             cleared_keys=_some([key for _, indexes, keys in cleared for key in keys or [None] * (len(indexes) // 8)]),
             sealed=partition.sealed,
             complete=complete,
+            lost=partition.rows.indexes_of(self.lost[missed]).tobytes(),
+            lost_keys=_some(partition.keys_of(self.lost[missed])),
+            lost_fields={name: lost[missed].tobytes() for name, lost in self.lost_fields.items()},
         )
 
     def _chosen(self, where: Tag) -> np.ndarray:

@@ -513,6 +513,10 @@ class Controller:
         self.state.apply(record)
         self.records.append(record)
         name = getattr(record, "partition", None)
+        if isinstance(record, (r.UnitLost, r.ExtentsLost)):
+            for partition in self.state.partitions.values():
+                if self.state.losses in partition.losses.events:
+                    self._changed.setdefault(partition.name, Change())
         if (
             name is None
             or isinstance(record, (r.Handed, r.Aged))

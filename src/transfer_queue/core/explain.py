@@ -61,7 +61,12 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
     have = [name for name in fields if partition.blocks_of(name, where)[0][0]]
     lack = [name for name in fields if name not in have]
     if lack:
-        words.append(f"misses the fields {lack}" + (f" (it has {have})" if have else " (it has none of them)"))
+        lost = partition.losses.words(lack, where)
+        words.append(
+            f"misses the fields {lack}"
+            + (f" (it has {have})" if have else " (it has none of them)")
+            + (f": {lost}" if lost else "")
+        )
         if not have:
             words.append("is reserved" + _by_whom(partition, where))
     elif fields:

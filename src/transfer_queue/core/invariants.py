@@ -60,6 +60,7 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
         dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
         for field_name, (column, _) in chunk.field.items():
             _require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field_name}")
+    _require(partition.losses.counts == _lost(partition), f"7: {name} miscounts its lost values")
     for field_name, field in partition.fields.items():
         numbers, _ = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))
@@ -72,6 +73,21 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
     listed = {key: p for key, p in zip(keyed, positions.tolist(), strict=True) if key is not None}
     _require(listed == partition.keys, f"the keys of {name} are not those of its rows")
     return indexes.tolist()  # type: ignore[no-any-return]
+
+
+def _lost(partition: Partition) -> dict[str, int]:
+    """The lost values of each field, recounted."""
+    counts: dict[str, int] = {}
+    for chunk in partition.rows.chunks.values():
+        for name, column in chunk.lost.items():
+            at = np.flatnonzero(column)
+            _require(bool((chunk.alive[at] == 1).all()), f"1: a cleared row of {partition.name} has a lost {name}")
+            _require(not chunk.field[name][0][at].any(), f"1: a value of {name} of {partition.name} is there and lost")
+            known = set(column[at].tolist()) <= set(partition.losses.events)
+            _require(known, f"values of {name} of {partition.name} were lost nobody knows how")
+            if len(at):
+                counts[name] = counts.get(name, 0) + len(at)
+    return counts
 
 
 def _changes(partition: Partition) -> None:

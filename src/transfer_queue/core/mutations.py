@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.core import admission, claims, clears, demand, puts
+from transfer_queue.core import admission, claims, clears, demand, puts, reconciling
 from transfer_queue.core import records as r
 from transfer_queue.core.queries import meta_reply
 from transfer_queue.core.rows import indexes_in
@@ -22,6 +22,7 @@ from transfer_queue.messages import (
     Done,
     Drop,
     Finish,
+    Freed,
     Publish,
     PublishReply,
     RegisterUnit,
@@ -151,10 +152,29 @@ def close_extents(core: Controller, client: str, peer: int, request: CloseExtent
 
 def register_unit(core: Controller, client: str, peer: int, request: RegisterUnit) -> Decision:
     """Its number."""
-    number = next((u.unit for u in core.state.units.values() if u.arena == request.arena), len(core.state.units))
+    records, number = reconciling.register(core.state, request)
+    for record in records:
+        if isinstance(record, r.UnitLost):
+            core.unit_peers.pop(record.unit, None)
+            core.movers.short.pop(record.unit, None)
     core.unit_peers[number] = peer
     core.movers.freed[number] = 0
-    return [r.UnitRegistered(number, request.address, request.arena)], lambda: Done(number)
+
+    def reply() -> AnyReply:
+        core.state.blocks.tell_again(number)
+        return Done(number)
+
+    return records, reply
+
+
+def freed(core: Controller, client: str, peer: int, request: Freed) -> Decision:
+    """By the unit itself."""
+    if core.unit_peers.get(request.unit) != peer:
+        raise ProtocolError("only the unit itself may say what it has freed")
+    pending = core.state.blocks.freed
+    extents = indexes_in(request.extents)
+    known = extents[[(request.unit, extent) in pending for extent in extents.tolist()]]
+    return [r.ExtentsFreed(request.unit, known.tobytes())] if len(known) else [], Done
 
 
 def writer_gone(core: Controller, client: str, peer: int, request: WriterGone) -> Decision:
@@ -181,4 +201,5 @@ MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     CloseExtents: close_extents,
     RegisterUnit: register_unit,
     WriterGone: writer_gone,
+    Freed: freed,
 }

@@ -20,6 +20,7 @@ from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import Field, dims_parts
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.holds import Holds
+from transfer_queue.core.losses import Found, Loss, Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Rows
@@ -38,6 +39,7 @@ class Partition:
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
+    losses: values that were lost with their storage.
     version: grows with every change. changes: which rows changed, and which were cleared, at which versions.
     learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
@@ -62,6 +64,7 @@ class Partition:
         self.seals = 0
         self.rows = Rows()
         self.changes = Changes(self.rows)
+        self.losses = Losses(self.rows)
         self.groups = Groups(self.rows, options.group_size)
         self.admitted = 0
         self.policy_version = 0
@@ -244,6 +247,7 @@ class Partition:
                 held = int(np.count_nonzero(old))
                 if held:
                     released.append(old)
+                self.losses.forget(chunk, spec.name, at)
                 field.live += len(old) - held
                 field.ever += len(old) - held
                 column[at] = number
@@ -258,6 +262,33 @@ class Partition:
                 for key, chunk, at, _ in parts:
                     if ready.update(key, chunk, at, self.groups):
                         self.gained.add(ready.task)
+
+    def lose(self, found: list[Found], number: int, loss: Loss) -> None:
+        """These values are lost, by event `number`: their rows do not have them any more."""
+        self.losses.events[number] = loss
+        released = []
+        touched: dict[int, list[np.ndarray]] = {}
+        for key, chunk, name, at in found:
+            column = chunk.field[name][0]
+            released.append(column[at])
+            column[at] = 0
+            self.losses.mark(chunk, name, at, number)
+            self._fewer(name, len(at))
+            touched.setdefault(key, []).append(at)
+        self.nbytes -= self.blocks.release(np.concatenate(released))
+        for key, parts in touched.items():
+            at = np.unique(np.concatenate(parts))
+            self.changes.mark(self.version, at + (key << CHUNK_BITS))
+            for ready in self.ready.values():
+                ready.update(key, self.rows.chunks[key], at, self.groups)
+
+    def _fewer(self, name: str, count: int) -> None:
+        """So many values of a field are there no more."""
+        field = self.fields[name]
+        field.live -= count
+        if not field.live:
+            field.forget()
+            self.learnt = None
 
     def _learn(self, block: NewBlock) -> None:
         """Takes the row shapes of a block into the types of its fields."""
@@ -393,6 +424,8 @@ class Partition:
 
     def _clear_values(self, chunk: Chunk, at: np.ndarray) -> None:
         released = []
+        for name in chunk.lost:
+            self.losses.forget(chunk, name, at)
         for name, (column, _) in chunk.field.items():
             old = column[at]
             count = int(np.count_nonzero(old))
@@ -400,11 +433,7 @@ class Partition:
                 continue
             column[at] = 0
             released.append(old)
-            field = self.fields[name]
-            field.live -= count
-            if not field.live:
-                field.forget()
-                self.learnt = None
+            self._fewer(name, count)
         if released:
             self.nbytes -= self.blocks.release(np.concatenate(released))
         if chunk.tags is not None:
@@ -436,6 +465,7 @@ class Partition:
             "seals": self.seals,
             "rows": self.rows.saved(),
             "changes": self.changes.saved(),
+            "losses": self.losses.saved(),
             "groups": self.groups.saved(),
             "admitted": self.admitted,
             "policy_version": self.policy_version,
@@ -460,7 +490,7 @@ class Partition:
         """See `core.saving`. The partition was made with the saved options."""
         for name in ("nbytes", "seals", "admitted", "policy_version", "freed", "version"):
             setattr(self, name, saved[name])
-        for name in ("rows", "changes", "groups", "births", "holds", "drops", "wants", "passed"):
+        for name in ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed"):
             getattr(self, name).restore(saved[name])
         for name in ("owners", "tasks", "consumed_ever"):
             setattr(self, name, dict(saved[name]))
@@ -515,4 +545,5 @@ class Partition:
             "nbytes": self.nbytes,
             "version": self.version,
             "changes": self.changes.state(positions),
+            "losses": self.losses.state(positions),
         }

@@ -19,6 +19,7 @@ from transfer_queue.errors import (
     ProtocolError,
     SealedError,
     StorageKeyNotFoundError,
+    UnitLostError,
 )
 from transfer_queue.messages import CreatePartition, NewBlock, PartitionOptions, Place, Publish, Reserve
 
@@ -219,6 +220,11 @@ def _check_places(state: State, writer: str, block: NewBlock) -> None:
     if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
         raise InvalidArgumentError(f"a block has {MOST_PLACES} places at most, each in another storage unit")
     for place in places:
+        if place.unit in state.lost_units:
+            raise UnitLostError(
+                f"storage unit {place.unit} was lost ({state.lost_units[place.unit]}) before the block that was "
+                f"written there was published; nothing was put, write it again"
+            )
         if place.unit not in state.units:
             raise InvalidArgumentError(f"there is no storage unit {place.unit}")
         extent = state.blocks.extents.get((place.unit, place.extent))

@@ -122,6 +122,8 @@ def lookup(state: State, request: Lookup) -> AnyReply:
     else:
         keys = partition.keys if partition is not None else {}
         positions = np.array([keys[key] for key in request.keys or [] if key in keys], "i8")
+        if partition is not None:
+            _check_lost(partition, request.fields, positions)
         fields = partition.common_fields(positions) if partition is not None else []
         if len(positions) and not fields:
             # count > 0 without types tells the client that the keys share no field at all
@@ -148,6 +150,7 @@ def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, 
         )
     if partition is None:
         return positions, []
+    _check_lost(partition, request.fields, positions)
     fields = list(dict.fromkeys(request.fields)) if request.fields is not None else partition.common_fields(positions)
     for name in fields:
         lacking = rows[partition.blocks_of(name, positions)[0] == 0]
@@ -158,6 +161,14 @@ def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, 
                 f"tq.get_client().explain(...) says what they wait for"
             )
     return positions, fields
+
+
+def _check_lost(partition: Partition, fields: list[str] | None, positions: np.ndarray) -> None:
+    """Raises where values of these fields (None: of any) were lost."""
+    names = sorted(partition.losses.counts) if fields is None else fields
+    words = partition.losses.words(names, positions)
+    if words:
+        raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
 
 
 def _dropped(partition: Partition | None, row: int) -> str:
@@ -258,7 +269,8 @@ def _progress(state: State, partition: Partition, now: float, size: int) -> Part
         longest = max((now - w.since for w in waiting), default=0.0)
         ever = partition.consumed_ever.get(task, 0)
         tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest, ever))
-    fields = [FieldProgress(name, f.live, f.words(), f.ever) for name, f in partition.fields.items()]
+    lost = partition.losses.counts
+    fields = [FieldProgress(name, f.live, f.words(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()]
     orphaned = partition.groups.orphaned(partition.sealed)
     policy = None
     if partition.options.max_staleness is not None or partition.policy_version:

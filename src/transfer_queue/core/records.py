@@ -217,11 +217,35 @@ class ClientForgotten(Record, frozen=True):
 
 
 class UnitRegistered(Record, frozen=True):
-    """A storage unit came up under this number."""
+    """A storage unit came up under this number. boot_id: of its arena. name: what it is called, whatever its arena."""
 
     unit: int
     address: str
     arena: str
+    boot_id: str = ""
+    name: str = ""
+
+
+class UnitLost(Record, frozen=True):
+    """A storage unit will not come back; values that lay there alone are lost. when: in words."""
+
+    unit: int
+    when: str = ""
+
+
+class ExtentsLost(Record, frozen=True):
+    """These extents of a unit (i8) are gone; values that lay there alone are lost. when: in words."""
+
+    unit: int
+    extents: bytes
+    when: str = ""
+
+
+class ExtentsFreed(Record, frozen=True):
+    """A unit has freed these extents (i8), as it was told."""
+
+    unit: int
+    extents: bytes
 
 
 class WriterFenced(Record, frozen=True):
@@ -236,4 +260,5 @@ AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
     ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
     RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver,
+    UnitLost, ExtentsLost, ExtentsFreed,
 ]  # fmt: skip

@@ -44,7 +44,8 @@ class Chunk:
     index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
     rows nobody took yet. changed: the partition's version when tags or fields last changed, 0 for rows without any
     and for cleared ones. group: number of the declared group, -1 without. field: name -> (block number,
-    row in block), 0 without value. consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
+    row in block), 0 without value. lost: field -> by which event its value was lost, 0 where none was.
+    consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
     owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
     row is held now, and how often it was finished (`core.holds`).
     numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
@@ -55,7 +56,7 @@ class Chunk:
 
     __slots__ = (
         "_packed", "_tags", "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held",
-        "index", "keys", "living", "numbers", "owner", "size", "waiting", "wrong",
+        "index", "keys", "living", "lost", "numbers", "owner", "size", "waiting", "wrong",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class Chunk:
         self.changed = np.zeros(0, "i8")
         self.group: np.ndarray | None = None
         self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.lost: dict[str, np.ndarray] = {}
         self.consumed: dict[str, np.ndarray] = {}
         self.dealt: dict[str, np.ndarray] = {}
         self.owner = np.zeros(0, "i4")
@@ -94,6 +96,7 @@ class Chunk:
         if self.group is not None:
             self.group = self._grown(self.group, -1)
         self.field = {name: (self._grown(b), self._grown(s)) for name, (b, s) in self.field.items()}
+        self.lost = {name: self._grown(lost) for name, lost in self.lost.items()}
         self.consumed = {task: self._grown(c) for task, c in self.consumed.items()}
         self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
         self.held = {task: self._grown(h) for task, h in self.held.items()}
@@ -191,7 +194,8 @@ class Chunk:
             "size": self.size, "living": self.living, "capacity": self.capacity,
             "index": self.index, "alive": self.alive, "waiting": self.waiting, "changed": self.changed,
             "group": self.group, "field": self.field, "consumed": self.consumed, "dealt": self.dealt,
-            "owner": self.owner, "held": self.held, "finished": self.finished, "tags": packed,
+            "owner": self.owner, "held": self.held, "finished": self.finished, "lost": self.lost,
+            "tags": packed,
         }  # fmt: skip
 
     def restore(self, saved: Any) -> None:
@@ -202,6 +206,7 @@ class Chunk:
         self.field = {name: (block, slot) for name, (block, slot) in saved["field"].items()}
         self.consumed, self.dealt = dict(saved["consumed"]), dict(saved["dealt"])
         self.held, self.finished = dict(saved["held"]), dict(saved["finished"])
+        self.lost = dict(saved["lost"])
         self._packed = saved["tags"]
 
 

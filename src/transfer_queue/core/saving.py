@@ -33,6 +33,8 @@ def saved(state: State) -> dict[str, Any]:
         "clients": {client: kept.saved() for client, kept in state.clients.items()},
         "fenced": list(state.fenced),
         "units": msgspec.to_builtins(list(state.units.values())),
+        "lost_units": state.lost_units,
+        "losses": state.losses,
     }
 
 
@@ -68,4 +70,6 @@ def _restore(state: State, tree: Any) -> None:
         state.clients[client] = Kept()
         state.clients[client].restore(kept)
     state.fenced = dict.fromkeys(tree["fenced"])
+    state.lost_units = dict(tree["lost_units"])
+    state.losses = tree["losses"]
     state.units = {unit.unit: unit for unit in msgspec.convert(tree["units"], list[UnitInfo])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.intervals import Intervals
+from transfer_queue.core.losses import Loss, holding
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.waiting import Waiting, WaitingRoom
 from transfer_queue.messages import AnyReply, UnitInfo
@@ -67,6 +69,7 @@ class State:
     an old name never shows a version that the old one had.
 
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
+    lost_units: number -> when, of those that will not come back. losses: how often values were lost.
     capacity: most rows at a time, None without limit (configuration, not replayed).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
@@ -85,6 +88,8 @@ class State:
         self.clients: dict[str, Kept] = {}
         self.fenced: dict[str, None] = {}
         self.units: dict[int, UnitInfo] = {}
+        self.lost_units: dict[int, str] = {}
+        self.losses = 0
 
     @property
     def row_count(self) -> int:
@@ -210,7 +215,35 @@ class State:
         self.clients.pop(record.client, None)
 
     def _unit_registered(self, record: r.UnitRegistered) -> None:
-        self.units[record.unit] = UnitInfo(unit=record.unit, address=record.address, arena=record.arena)
+        self.units[record.unit] = UnitInfo(
+            unit=record.unit, address=record.address, arena=record.arena, boot_id=record.boot_id, name=record.name
+        )
+
+    def _unit_lost(self, record: r.UnitLost) -> None:
+        self.units.pop(record.unit)
+        self.lost_units[record.unit] = record.when
+        self._lose(lambda units, extents: units == record.unit, record.unit, record.when)
+        places = [*self.blocks.extents, *self.blocks.freed]
+        self.blocks.forget([place for place in places if place[0] == record.unit])
+
+    def _extents_lost(self, record: r.ExtentsLost) -> None:
+        gone = np.frombuffer(record.extents, "<i8")
+        self._lose(lambda units, extents: (units == record.unit) & np.isin(extents, gone), record.unit, record.when)
+        self.blocks.forget([(record.unit, extent) for extent in gone.tolist()])
+
+    def _lose(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], unit: int, when: str) -> None:
+        """Values in blocks that have no place left are lost."""
+        blocks = self.blocks.lose(gone)
+        if not len(blocks):
+            return
+        self.losses += 1
+        for name, partition in self.partitions.items():
+            found = list(holding(partition.rows, blocks))
+            if found:
+                self._changed(name).lose(found, self.losses, Loss(unit, when, partition.version))
+
+    def _extents_freed(self, record: r.ExtentsFreed) -> None:
+        self.blocks.forget([(record.unit, extent) for extent in np.frombuffer(record.extents, "<i8").tolist()])
 
     def _writer_fenced(self, record: r.WriterFenced) -> None:
         self.fenced[record.writer] = None
@@ -237,6 +270,7 @@ class State:
             },
             "fenced": list(self.fenced),
             "units": dict(self.units),
+            "lost": (dict(self.lost_units), self.losses),
         }
 
 
@@ -264,4 +298,7 @@ _APPLY: dict[type, Any] = {
     r.PolicyAdvanced: State._policy_advanced,
     r.GroupsWanted: State._groups_wanted,
     r.GroupsTaken: State._groups_taken,
+    r.UnitLost: State._unit_lost,
+    r.ExtentsLost: State._extents_lost,
+    r.ExtentsFreed: State._extents_freed,
 }

@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
-from transfer_queue.messages import Envelope, Failure, Free, Refuse, RegisterUnit, SpaceShort, WriterGone
+from transfer_queue.messages import Envelope, Failure, Free, Freed, Refuse, RegisterUnit, SpaceShort, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.service import EnvelopeService
@@ -18,7 +18,7 @@ from transfer_queue.node.worker import Worker
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort)
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed)
 
 
 class ControllerService(EnvelopeService):

@@ -1,48 +1,96 @@
-"""The process of a storage unit: what it is built of."""
+"""The process of a storage unit: what it is built of, and how it finds its controller again."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 import uuid
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from transfer_queue.config import Settings
-from transfer_queue.errors import ProtocolError
+from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import AnyReply, Done, RegisterUnit
 from transfer_queue.net.connection import Connection
-from transfer_queue.net.server import Server
+from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
+from transfer_queue.node.arenas import take_up
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.unit_service import UnitService
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.ownership import SlotFolder
 from transfer_queue.storage.simple import StorageUnit
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
+RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away
+
+logger = logging.getLogger(__name__)
 
 
 def build_unit(system: SystemFolder, number: int, config: str, key: bytes, arenas: Path) -> Server:
-    """The unit's server, listening, registered with the controller. arenas: the folder for its arena."""
+    """The server of the `number`-th unit, listening, registered with the controller. arenas: the folder for its arena.
+
+    It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
+    another one after an arena was lost.
+    """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    arena = Arena.create(arenas / f"unit-{number}", settings.arena_bytes)
-    address = str(system.controller)
-    session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
-    connection = Connection(address)
-    connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS)
-    reply = _register(session, connection, RegisterUnit(str(system.unit(number)), str(arena.folder)))
-    if reply != Done(number):
-        raise ProtocolError(f"storage unit {number} registered and the controller answered {reply}")
-    unit = StorageUnit(number, arena, SlotFolder(system.slots(number)))
-    service = UnitService(unit, session, lost=lambda: server.stop())
+    arena, slots = take_up(system, number, arenas, settings.arena_bytes)
+    name = f"unit-{number}"
+    session = Session(f"{name}-{uuid.uuid4().hex}", key, lambda target: str(system.controller), role="unit")
+
+    def registration(extents: bytes) -> RegisterUnit:
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        return RegisterUnit(str(system.unit(number)), str(arena.folder), arena.boot_id, name, when, extents)
+
+    leased = arena.extents.read(arena.folder, arena.boot_id)
+    connection = _connected(session)
+    reply = _ask(session, connection, registration(np.array([e.number for e in leased], "<i8").tobytes()))
+    if not isinstance(reply, Done) or not isinstance(reply.value, int):
+        raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
+    unit = StorageUnit(reply.value, arena, slots)
+
+    def seek() -> None:
+        """Connects to the controller, in a thread of its own: it may be long in coming."""
+        while not session.closed:
+            try:
+                found = _connected(session)
+            except (OSError, TransferQueueError) as error:
+                logger.info("no controller yet: %s", error)
+                time.sleep(RETRY_SECONDS)
+            else:
+                server.call_soon(partial(adopted, found))
+                return
+
+    def adopted(found: Connection) -> Iterable[Outgoing]:
+        return service.connected(server.adopt(found.sock))
+
+    def lost() -> None:
+        threading.Thread(target=seek, name="seek controller", daemon=True).start()
+
+    service = UnitService(unit, session, registration, lost, failed=lambda: server.stop())
     server = Server(service, key, max_payload=0, idle=unit.idle)
     server.listen(str(system.unit(number)))
-    service.controller = server.adopt(connection.sock)
+    peer = server.adopt(connection.sock)
+    server.call_soon(lambda: service.registered(peer))
     return server
 
 
-def _register(session: Session, connection: Connection, request: RegisterUnit) -> AnyReply:
+def _connected(session: Session) -> Connection:
+    address = session.resolve(("controller", 0))
+    connection = Connection(address)
+    try:
+        deadline = time.monotonic() + CALL_SECONDS
+        connection.connect(address, session.role, session.client_id, session.key, deadline)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _ask(session: Session, connection: Connection, request: RegisterUnit) -> AnyReply:
     sequence, frame = session.begin(request)
     answer = session.answer(connection.exchange(frame, time.monotonic() + CALL_SECONDS))
     session.finish(sequence)

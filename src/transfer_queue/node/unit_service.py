@@ -1,4 +1,8 @@
-"""A storage unit behind the servers' loop: serves writers, and is itself a peer of the controller."""
+"""A storage unit behind the servers' loop: serves writers, and is itself a peer of the controller.
+
+When its controller goes away, a unit goes on serving its writers and connects anew: it registers with what it has
+leased, and reports again what no controller has confirmed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Envelope, Failure, Free, Refuse, WriterGone
+from transfer_queue.messages import Done, Envelope, Failure, Free, Refuse, RegisterUnit, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.net.session import Session
@@ -22,22 +26,43 @@ _ANSWER = b"\x92"  # the first byte of an Answer, an array of two; an Envelope i
 class UnitService(EnvelopeService):
     """A `net.server.Service` that serves one storage unit.
 
-    controller: the peer that is the controller, once it is connected. session: numbers what the unit tells it.
-    lost: called when it is gone.
+    session: numbers what the unit tells its controller. registration: what it registers with, but for its extents.
+    lost: called when the controller is gone, `connected` being expected. failed: called when the unit cannot go on.
     """
 
     name = "storage unit"
 
-    def __init__(self, unit: StorageUnit, session: Session, lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        unit: StorageUnit,
+        session: Session,
+        registration: Callable[[bytes], RegisterUnit],
+        lost: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> None:
         super().__init__()
-        self.controller: int | None = None
+        self._controller: int | None = None  # the peer that is the controller, while it is connected
+        self._registering = 0  # the sequence of a registration that has no answer yet
         self._unit = unit
         self._session = session
+        self._registration = registration
         self._lost = lost
+        self._failed = failed
+
+    def registered(self, controller: int) -> Iterable[Outgoing]:
+        """The unit is registered with the controller at this peer."""
+        self._controller = controller
+        return self._outgoing([*self._unit.unsettled()])
+
+    def connected(self, controller: int) -> Iterable[Outgoing]:
+        """There is a connection to a controller again, which does not know this unit yet."""
+        self._controller = controller
+        self._registering, body = self._session.wrap(self._registration(self._unit.register()))
+        return [Outgoing(controller, body)]
 
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.received`."""
-        if peer == self.controller:
+        if peer == self._controller:
             return self._told(body)
         return super().received(peer, body, payload, now)
 
@@ -47,8 +72,9 @@ class UnitService(EnvelopeService):
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.closed`."""
-        if peer == self.controller:
-            self.controller = None
+        if peer == self._controller:
+            logger.warning("the controller has gone away")
+            self._controller = None
             self._lost()
             return ()
         del self._peers[peer]
@@ -73,18 +99,26 @@ class UnitService(EnvelopeService):
             return self._carried_out(self._unit.free(request.extents))
         answer = self._session.answer(body)
         self._session.finish(answer.sequence)
+        if answer.sequence == self._registering:
+            self._registering = 0
+            if answer.body != Done(self._unit.number):
+                logger.error("storage unit %d registered anew, and was answered %s", self._unit.number, answer.body)
+                self._failed()
+                return ()
+            logger.info("registered anew as storage unit %d", self._unit.number)
+            return self._outgoing([*self._unit.unsettled()])
         if isinstance(answer.body, Failure):
             logger.error("the controller refused a report: %s", answer.body.message)
         return ()
 
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
-        return list(self._outgoing([*effects, *self._unit.shortage()]))
+        return list(self._outgoing([*effects, *self._unit.confirmed(), *self._unit.shortage()]))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
             if isinstance(effect, Answer):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
-            elif self.controller is not None:
+            elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
                     logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
-                yield Outgoing(self.controller, self._session.wrap(effect.body)[1])
+                yield Outgoing(self._controller, self._session.wrap(effect.body)[1])

@@ -32,12 +32,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.messages import (
     AnyRequest,
     Cancel,
     Done,
     Failure,
+    Freed,
     Lease,
     LeaseReply,
     OpenSlot,
@@ -122,6 +125,8 @@ class StorageUnit:
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
         self._freed = 0
         """How often the controller has freed extents."""
+        self._confirm: list[int] = []
+        """What the controller said to free, and is to be told that it is."""
         self._told: tuple[list[str], int] = [], 0
         """The writers that wait, and `_freed`, as the controller was told last."""
         self._take_up()
@@ -188,7 +193,15 @@ class StorageUnit:
         """
         self._freed += 1
         self._release_all(extents)
+        self._confirm += extents
         return self._serve()
+
+    def confirmed(self) -> list[Report]:
+        """What the controller must be told of what it said to free; asked for after every event."""
+        if not self._confirm:
+            return []
+        extents, self._confirm = self._confirm, []
+        return [Report(Freed(self.number, np.array(extents, "<i8").tobytes()))]
 
     def refuse(self, words: str) -> list[Effect]:
         """The controller says that space will never come: who waits is refused."""
@@ -236,8 +249,16 @@ class StorageUnit:
             return False
         return self._grow(min(SEGMENT // 4, room))
 
+    def register(self) -> bytes:
+        """The unit is about to register with a controller, which knows nothing of what was told before.
+
+        Answers the extents that are leased (i8). When it is registered, `unsettled` is to be told.
+        """
+        self._freed, self._told, self._confirm = 0, ([], 0), []
+        return np.array([extent.number for extent in self.table.leased_extents()], "<i8").tobytes()
+
     def unsettled(self) -> list[Report]:
-        """What a controller that has connected anew must be told again."""
+        """What a controller with which the unit has registered must be told again."""
         return [self._report(number, writer) for number, writer in self._gone.items()]
 
     def check(self) -> None:

@@ -280,12 +280,16 @@ class Cluster:
         self._unit_sequences = [0] * len(self.units)
         for unit in self.units:
             self.controller.opened(f"unit-{unit.number}", UNIT_PEER - unit.number)
-            self._from_unit(unit, RegisterUnit("unit", str(unit.arena.folder)))
+            self._register(unit)
 
     @property
     def unit(self) -> StorageUnit:
         """The first storage unit."""
         return self.units[0]
+
+    def _register(self, unit: StorageUnit) -> None:
+        arena, name = unit.arena, f"unit-{unit.number}"
+        self._from_unit(unit, RegisterUnit("unit", str(arena.folder), arena.boot_id, name, "", unit.register()))
 
     def client(self, name: str) -> Client:
         """A new client."""
@@ -453,7 +457,7 @@ class Cluster:
         self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
 
     def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
-        for effect in [*effects, *unit.shortage()]:
+        for effect in [*effects, *unit.confirmed(), *unit.shortage()]:
             if isinstance(effect, unit_effects.Answer):
                 self._answer(effect.peer, effect.sequence, effect.reply)
             else:

@@ -1,0 +1,130 @@
+"""What controller and storage units agree on when a unit registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import BLOCKS_AN_EXTENT, Harness, column
+
+from transfer_queue.errors import ProtocolError, UnitLostError
+from transfer_queue.messages import CloseExtents, Done, Freed, RegisterUnit, SpaceShort, Topology, TopologyReply
+from transfer_queue.messages import WriterGone as Gone
+
+
+class Unit:
+    """A unit of the harness, which is told what to free and says what is leased."""
+
+    def __init__(self, h: Harness, name: str = "A", boot_id: str = "a") -> None:
+        self.h, self.name, self.boot_id = h, name, boot_id
+
+    def register(self, *extents: int) -> int:
+        """Registers on a new connection; the number it is given."""
+        if self.name in self.h.clients:
+            self.h.disconnect(self.name)
+            self.h.connect(self.name)
+        self.h.freed.clear()
+        request = RegisterUnit("sock", "/arenas", self.boot_id, self.name, "noon", column(extents))
+        reply = self.h.ask(request, self.name)
+        assert isinstance(reply, Done)
+        return int(reply.value)
+
+    def confirm(self, unit: int, *extents: int) -> None:
+        assert self.h.ask(Freed(unit, column(extents)), self.name) == Done()
+
+
+@pytest.fixture
+def h() -> Harness:
+    h = Harness()
+    h.unit = Unit(h).register()
+    return h
+
+
+def units(h: Harness) -> list[tuple[int, str, str]]:
+    reply = h.ask(Topology())
+    assert isinstance(reply, TopologyReply)
+    return [(unit.unit, unit.boot_id, unit.name) for unit in reply.units]
+
+
+def test_an_arena_keeps_its_number_and_another_gets_a_new_one(h: Harness) -> None:
+    first = h.unit
+    assert Unit(h).register() == first
+    assert Unit(h, boot_id="b").register() == first + 1
+    assert (first, "a", "A") not in units(h)
+    assert (first + 1, "b", "A") in units(h)
+    assert Unit(h, "B", "c").register() == first + 2, "of another name: nobody is replaced"
+    assert (first + 1, "b", "A") in units(h)
+    assert Unit(h, boot_id="a").register() == first + 3, "a number is never used again"
+
+
+def test_what_the_unit_did_not_confirm_is_freed_again(h: Harness) -> None:
+    unit = h.unit
+    h.put(1)
+    extent = h.clients["w"].extent
+    h.ask(CloseExtents([(unit, extent)]))
+    h.clear([0])
+    assert h.freed == [(unit, extent)]
+    assert Unit(h).register(extent) == unit
+    assert h.freed == [(unit, extent)], "it is leased there still"
+    assert Unit(h).register() == unit
+    assert h.freed == [], "it is free there"
+    assert not h.state.blocks.freed
+    assert Unit(h).register(extent) == unit
+    assert h.freed == [], "which nobody says any more"
+
+
+def test_a_confirmed_extent_is_forgotten(h: Harness) -> None:
+    unit = h.unit
+    h.ask(CloseExtents([(unit, 5), (unit, 6)]))
+    assert h.freed == [(unit, 5), (unit, 6)]
+    Unit(h).confirm(unit, 5, 77)
+    assert list(h.state.blocks.freed) == [(unit, 6)]
+    Unit(h).register(6)
+    assert h.freed == [(unit, 6)]
+    with pytest.raises(ProtocolError, match="only the unit itself"):
+        h.ask(Freed(unit, column([6])), "w")
+
+
+def test_what_a_dead_writer_had_is_freed_also_when_everybody_had_died(h: Harness) -> None:
+    unit = h.unit
+    h.put(1)
+    extent = h.clients["w"].extent
+    h.disconnect("w")
+    Unit(h).register(extent, extent + 1, extent + 2)
+    assert h.freed == [], "nobody has said that the writer is dead"
+    h.ask(Gone("w", unit, [extent, extent + 1]), "A")
+    assert h.freed == [(unit, extent + 1)], "one extent holds a needed block, and one is another's"
+    Unit(h).register(extent, extent + 1, extent + 2)
+    assert h.freed == [(unit, extent + 1)]
+    h.ask(Gone("w", unit, [extent, extent + 1]), "A")
+    h.clear([0])
+    assert h.freed == [(unit, extent + 1), (unit, extent)]
+
+
+def test_values_in_extents_that_are_not_leased_are_lost(h: Harness) -> None:
+    unit = h.unit
+    for _ in range(2 * BLOCKS_AN_EXTENT):
+        h.put(1)
+    _, second = sorted(extent for of, extent in h.state.blocks.extents if of == unit)
+    Unit(h).register(second)
+    assert h.state.partitions["p"].losses.counts == {"x": BLOCKS_AN_EXTENT}
+    assert [place for place in h.state.blocks.extents if place[0] == unit] == [(unit, second)]
+    assert h.freed == [], "what is gone is not freed"
+    Unit(h).register(second)
+    assert h.state.losses == 1
+
+
+def test_nothing_is_put_into_a_lost_unit(h: Harness) -> None:
+    unit = h.unit
+    h.put(1)
+    late = h.publish(1)
+    h.ask(CloseExtents([(unit, 99)]))
+    h.ask(SpaceShort(unit, ["w"], 1), "A")
+    new = Unit(h, boot_id="b").register()
+    with pytest.raises(UnitLostError, match=f"unit {unit} was lost"):
+        h.ask(late)
+    assert h.freed == []
+    assert not h.state.blocks.freed
+    assert h.state.blocks.extents == {}
+    h.unit, h.clients["w"].blocks = new, 0
+    h.put(1)
+    assert np.array_equal(h.state.partitions["p"].produced(["x"], np.array([0, 1])), [[0], [1]])
