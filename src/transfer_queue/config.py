@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("auto", "local", "ray")
 BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
+DURABILITIES = ("none", "async", "sync")
 LEAST_ARENA = 64 * 1024  # one granule of `storage.extents`
 SAMPLERS = (
     "SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler", "TokenBudgetSampler",
@@ -219,6 +220,8 @@ class Settings:
     sampler: str | None
     sampler_args: dict[str, Any]
     polling_mode: bool
+    journal_durability: str
+    journal_folder: str | None
     storage_backend: str
     total_storage_size: int | None
     num_data_storage_units: int
@@ -241,12 +244,15 @@ class Settings:
         given = {name: _select(merged, key) for name, key in KEYS.items()}
         units = _checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1)
         name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
+        journal = given["journal_folder"]
         return cls(
             name=None if name is None else _checked_name(KEYS["name"], name),
             runtime=_checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
             sampler=_sampler_path(given["sampler"]),
             sampler_args=_sampler_args(given["sampler"], given["sampler_args"]),
             polling_mode=_checked_bool(KEYS["polling_mode"], given["polling_mode"]),
+            journal_durability=_checked_choice(KEYS["journal_durability"], given["journal_durability"], DURABILITIES),
+            journal_folder=None if journal is None else _checked_folder(KEYS["journal_folder"], journal),
             storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
             total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
             num_data_storage_units=units,
@@ -283,6 +289,8 @@ KEYS = {
     "sampler": "controller.sampler",
     "sampler_args": "controller.sampler_args",
     "polling_mode": "controller.polling_mode",
+    "journal_durability": "controller.journal.durability",
+    "journal_folder": "controller.journal.folder",
     "storage_backend": "backend.storage_backend",
     "total_storage_size": "backend.SimpleStorage.total_storage_size",
     "num_data_storage_units": "backend.SimpleStorage.num_data_storage_units",

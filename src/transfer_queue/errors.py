@@ -3,6 +3,7 @@
     TransferQueueError
     |-- NotInitializedError         (RuntimeError, AssertionError)  no system is running or attached
     |-- StartError                  (RuntimeError)                  a system could not be started
+    |-- JournalError                (RuntimeError)                  a journal that is damaged, or used by another system
     |-- AttachError                 (RuntimeError)                  a system is named but cannot be reached
     |-- AuthenticationError         (RuntimeError)                  the peer does not hold the system's key
     |-- ProtocolError               (RuntimeError)                  the peer speaks another version, or nonsense
@@ -44,6 +45,10 @@ class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):
 
 class StartError(TransferQueueError, RuntimeError):
     """A system could not be started; the message carries the server's traceback."""
+
+
+class JournalError(TransferQueueError, RuntimeError):
+    """A journal cannot be used: it is damaged, of another version, or another system writes it."""
 
 
 class AttachError(TransferQueueError, RuntimeError):

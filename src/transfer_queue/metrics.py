@@ -11,6 +11,8 @@ _HELP = {
     "tq_failures_total": ("counter", "Requests that were answered with an error."),
     "tq_dealt_rows_total": ("counter", "Samples handed out to tasks."),
     "tq_published_rows_total": ("counter", "Samples, or fields of them, that were put."),
+    "tq_journal_bytes": ("gauge", "Bytes of the controller's journal and its snapshot."),
+    "tq_journal_trouble": ("gauge", "1 while the journal cannot be written, so that nobody is answered."),
     "tq_rows": ("gauge", "Samples of a partition."),
     "tq_bytes": ("gauge", "Bytes of the values of a partition."),
     "tq_produced_rows": ("gauge", "Samples of a partition that have a field."),
@@ -28,7 +30,8 @@ def exposition(status: SystemStatus) -> str:
     """The text format of Prometheus, version 0.0.4."""
     samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in _HELP}
     for name, value in status.counters.items():
-        samples.setdefault(f"tq_{name}_total", []).append(({}, value))
+        family = f"tq_{name}" if f"tq_{name}" in _HELP else f"tq_{name}_total"
+        samples.setdefault(family, []).append(({}, value))
     for partition in status.partitions:
         labels = {"partition": partition.name}
         samples["tq_rows"].append((labels, partition.rows))

@@ -194,12 +194,12 @@ def test_whatever_ends_the_starter_ends_its_system(end: str, runtime_dir: Path) 
     until(lambda: set(Path("/dev/shm").iterdir()) <= arenas)
 
 
-def test_a_controller_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_without_journal_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 import os, signal, transfer_queue as tq, torch
 from pathlib import Path
 from transfer_queue.interface import CURRENT
-tq.init({"system": {"name": "broken"}})
+tq.init({"system": {"name": "broken"}, "controller": {"journal": {"durability": "none"}}})
 tq.kv_put("a", "p", {"x": torch.arange(3)})
 pid = CURRENT.system.description.pid
 for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -41,6 +41,9 @@ class SystemAddress(Protocol):
     def log_of(self, target: Target) -> str:
         """Where a server of the system writes its log."""
 
+    def alive(self) -> bool:
+        """Whether the system runs; a server of one that does comes back after it was killed."""
+
 
 class ClientState:
     """The session of one client id in one process, and what it has learned of its system.
@@ -54,7 +57,7 @@ class ClientState:
         self.system = system
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
-        self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of)
+        self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of, alive=system.alive)
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}

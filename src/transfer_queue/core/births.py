@@ -46,6 +46,10 @@ class Births:
         self.marks = deque((began, time, end) for began, time, end in saved["marks"])
         self.end = saved["end"]
 
+    def shift(self, seconds: float) -> None:
+        """All of it was so many seconds later, by another clock."""
+        self.marks = deque((began + seconds, time + seconds, end) for began, time, end in self.marks)
+
     def state(self) -> list[tuple[float, float, int]]:
         """For comparison after replay."""
         return list(self.marks)

@@ -28,6 +28,7 @@ from transfer_queue.core.mutations import MUTATIONS, wanted
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, meta_reply, status
 from transfer_queue.core.retries import Change, worth_a_try
+from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.core.works import Works
@@ -60,6 +61,9 @@ MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 class Controller:
     """The core of the system. config: JSON text that attaching clients get. capacity: most rows at a time.
 
+    restored: the state of a controller before this one, and now: the time at which this one begins. Clients that it
+    knows have a grace to come back; lives: see `returning`.
+
     records: what was applied since the last `take_records`. counters: for status and metrics, with those that the
     server around it counts of its connections.
     peers: the connection on which each waiting request will be answered. connections: peers of each client.
@@ -72,8 +76,11 @@ class Controller:
         config: str = "{}",
         capacity: int | None = None,
         timer: Callable[[], float] = lambda: 0.0,
+        restored: State | None = None,
+        now: float = 0.0,
+        lives: Callable[[str], bool] = lambda client: False,
     ) -> None:
-        self.state = State(capacity)
+        self.state = State(capacity) if restored is None else restored
         self.state.watched = ranked_tags(sampler)
         self.samplers = claims.Samplers(sampler)
         self.config = config
@@ -82,10 +89,12 @@ class Controller:
         self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
         self.of_connections: Mapping[str, float] = {}
         self.peers: dict[Waiter, int] = {}
-        self.connections: dict[str, set[int]] = {}
+        self.returning = Returning(known(self.state), now, lives)
+        self.connections: dict[str, set[int]] = {client: set() for client in self.returning.clients}
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
         self.movers = deadlock.Movers()
+        self.movers.restored(self.returning.clients, self.state.partitions)
         self.works = Works()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
@@ -128,21 +137,21 @@ class Controller:
         if peers is not None:
             peers.discard(peer)
             if not peers:
-                del self.connections[client]
-                self._release(client)
-                self._depart(client)
+                self._gone(client)
         return self._settle()
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
         times = [retention.due(partition) for partition in self.state.partitions.values()]
-        times.append(self.state.waiting.next_deadline())
+        times += [self.state.waiting.next_deadline(), self.returning.due()]
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends the waits whose deadline has come, and drops rows that have become too old."""
+        """Ends the waits whose deadline has come, drops rows that have become too old, gives up who did not return."""
         self._now = now
         effects: list[Effect] = []
+        for client in self.returning.gone(now, self.connections):
+            self._gone(client)
         for partition in list(self.state.partitions.values()):
             self._retain(partition)
         for waiting in self.state.waiting.expired(now):
@@ -530,6 +539,12 @@ class Controller:
         elif isinstance(record, r.PartitionDropped):
             self.movers.dropped(name)
             self.warned.discard(name)
+
+    def _gone(self, client: str) -> None:
+        """A client has no connection any more."""
+        self.connections.pop(client, None)
+        self._release(client)
+        self._depart(client)
 
     def _release(self, client: str) -> None:
         """A client is gone: it holds nothing, has promised nothing, and will not put what it has reserved."""

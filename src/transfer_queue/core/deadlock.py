@@ -13,8 +13,8 @@ Who could still move is known from what clients have asked for:
     policy version that puts wait for
 
 Only where none of this is left is it a deadlock: a false alarm would fail a run, a missed one only leaves the puts to
-their timeouts. Nothing here is part of the state: after a restart of the controller, clients are judged by what they
-do from then on.
+their timeouts. Nothing here is part of the state: after a restart of the controller, every client that it knows may
+have acted in every partition that there is.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class Movers:
         self.busy: dict[str, set[Consumer]] = {}
         self.short: dict[int, SpaceShort] = {}
         self.freed: dict[int, int] = {}
+
+    def restored(self, clients: Iterable[str], partitions: Iterable[str]) -> None:
+        """The controller begins with these clients, of which it does not know what they have done."""
+        for client in clients:
+            self.actors[client] = set(partitions)
 
     def acted(self, client: str, request: AnyRequest) -> None:
         """A client has asked for a change."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
+from transfer_queue.core.state import State
 
 
 def keeps_all(partition: Partition) -> bool:
@@ -24,6 +25,12 @@ def mark(partition: Partition, now: float) -> list[r.AnyRecord]:
     if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
         return []
     return [r.Aged(partition.name, now)]
+
+
+def at_another_clock(state: State, shift: float) -> None:
+    """All rows came so many seconds later by the clock of now than by the one before."""
+    for partition in state.partitions.values():
+        partition.births.shift(shift)
 
 
 def due(partition: Partition) -> float | None:

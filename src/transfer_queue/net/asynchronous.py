@@ -60,6 +60,7 @@ async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply
             except OSError as error:
                 delay = attempts.failed(error)
             await asyncio.sleep(delay)
+            frame = attempts.again(sequence, frame)
     finally:
         session.finish(sequence)
 

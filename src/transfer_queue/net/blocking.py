@@ -51,6 +51,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
                 delay = attempts.failed(error)
             if delay:
                 time.sleep(delay)
+            frame = attempts.again(sequence, frame)
     finally:
         session.finish(sequence)
 

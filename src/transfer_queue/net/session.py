@@ -40,6 +40,10 @@ Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
 
 GRACE_SECONDS = 30.0  # what a server may need beyond the time for which a request lets itself be parked
 RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # before each new try after a break, in seconds
+LONGEST_DELAY = 1.0  # before each try after these, while the system is known to live
+LEAST_WAIT = (
+    0.001  # seconds that a request which is sent again after its wait asks to wait: it ends like one that waited
+)
 CLOCK_SLACK = 0.002  # timers may fire this much before their time
 UNSENDABLE = (
     TypeError,
@@ -68,6 +72,8 @@ class Session:
 
     resolve: where a target listens, as a path of a UNIX socket or (host, port); asked at each connect.
     log_of: where a target writes its log, for error messages. grace: seconds, see GRACE_SECONDS.
+    alive: whether the system runs, so that a server of its that is gone will come back; None: nobody knows, and it
+    counts as gone when all RETRY_DELAYS are through.
     Safe to use from several threads.
     """
 
@@ -78,6 +84,7 @@ class Session:
         resolve: Callable[[Target], Union[str, tuple[str, int]]],
         *,
         log_of: Callable[[Target], str] | None = None,
+        alive: Callable[[], bool] | None = None,
         role: str = "client",
         grace: float = GRACE_SECONDS,
     ) -> None:
@@ -85,6 +92,7 @@ class Session:
         self.key = key
         self.resolve = resolve
         self.log_of = log_of
+        self.alive = alive
         self.role = role
         self.grace = grace
         self.clock: Callable[[], float] = time.monotonic  # of deadlines; the simulation has its own
@@ -123,6 +131,12 @@ class Session:
                 f"an argument of {type(request).__name__} cannot be sent ({error}): an int must fit into 64 "
                 f"bits, a str must be valid Unicode, and all else be of a type that the documentation states"
             ) from error
+
+    def again(self, sequence: int, request: AnyRequest) -> bytes:
+        """The body of a request that was begun before, to be sent once more."""
+        with self._lock:
+            acknowledged = next(iter(self._unfinished), sequence) - 1
+        return self._encode(Envelope(sequence, min(acknowledged, sequence - 1), request))
 
     def finish(self, sequence: int) -> None:
         """Nobody waits for this reply any more: it has arrived or was given up."""
@@ -180,14 +194,16 @@ class Attempts:
     stay parked, plus the session's grace, or what the call itself says.
     """
 
-    __slots__ = ("_call", "_delays", "_lost_at", "_seconds", "_session", "deadline")
+    __slots__ = ("_begun", "_call", "_delays", "_lost_at", "_seconds", "_session", "_tries", "deadline")
 
     def __init__(self, session: Session, call: Call) -> None:
         self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
-        self.deadline = session.clock() + self._seconds
+        self._begun = session.clock()
+        self.deadline = self._begun + self._seconds
         self._session = session
         self._call = call
         self._delays = iter(RETRY_DELAYS)
+        self._tries = 0
         self._lost_at: float | None = None  # wall clock of the first break
 
     def failed(self, error: OSError) -> float:
@@ -198,10 +214,21 @@ class Attempts:
             raise self._timed_out() from error
         if self._lost_at is None:
             self._lost_at = time.time()
+        self._tries += 1
         delay = next(self._delays, None)
-        if delay is None:
+        alive = self._session.alive
+        if delay is None if alive is None else not alive():
             raise self._lost(error) from error
-        return delay
+        return LONGEST_DELAY if delay is None else delay
+
+    def again(self, sequence: int, frame: bytes) -> bytes:
+        """The frame to send anew: a request that waits asks only for what is left of its wait."""
+        request: Any = self._call.request
+        wait: float | None = getattr(request, "wait", None)
+        if wait is None or wait <= 0:
+            return frame
+        left = max(self._begun + wait - self._session.clock(), LEAST_WAIT)
+        return pack_frame(self._session.again(sequence, msgspec.structs.replace(request, wait=left)))
 
     def _server(self) -> str:
         kind, number = self._call.target
@@ -222,6 +249,6 @@ class Attempts:
     def _lost(self, error: OSError) -> ConnectionLostError:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._lost_at))
         return ConnectionLostError(
-            f"{self._server()} has not been reachable since {since} ({error}), tried {len(RETRY_DELAYS) + 1} times for "
+            f"{self._server()} has not been reachable since {since} ({error}), tried {self._tries} times for "
             f"{type(self._call.request).__name__}; its system was closed or has crashed{self._log()}"
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,21 +15,60 @@ import numpy.ma  # noqa: F401  (np.unique imports it at its first call: 14 ms in
 from transfer_queue.config import Settings, sampler_from
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import SamplerError
+from transfer_queue.journal.journal import Journal, Recovered, recover
+from transfer_queue.journal.segment import Clock
 from transfer_queue.messages import SystemStatus
 from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.samplers import PickledSampler, load
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.wrapper import ranked_tags
 
 METRICS_SECONDS = 5.0  # for the loop to answer one reader of metrics
 
+logger = logging.getLogger(__name__)
 
-def build_controller(system: SystemFolder, config: str, key: bytes, sampler: PickledSampler | None) -> Server:
+
+@dataclass(frozen=True)
+class Sockets:
+    """Where a controller listens: sockets that outlive it. metrics: None where they are off."""
+
+    controller: socket.socket
+    metrics: socket.socket | None
+
+
+def build_controller(
+    config: str, key: bytes, sampler: PickledSampler | None, sockets: Sockets, journal: Path | None
+) -> Server:
     """The controller's server, listening. config: JSON text with the "settings" of `config.Settings`.
 
-    Raises whatever the user's sampler raises when it is made.
+    journal: the folder of its journal, from which it takes up what one before it has left; None: it keeps none.
+    Raises whatever the user's sampler raises when it is made; JournalError where the journal is damaged.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
+    made = _sampler(settings, sampler)
+    clock = Clock.now()
+    recovered = None if journal is None else _recover(journal, clock, settings, made)
+    controller = Controller(
+        made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
+        restored=None if recovered is None else recovered.state, now=time.monotonic(),
+    )  # fmt: skip
+    journaling = None
+    if journal is not None and recovered is not None:
+        durable = settings.journal_durability == "sync"
+        journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
+    service = ControllerService(controller, journaling)
+    server = Server(service, key, max_payload=0, commit=service.commit)  # requests to a controller carry none
+    service.attach(server.call_soon)
+    controller.of_connections = server.counters
+    server.inherit(sockets.controller)
+    if sockets.metrics is not None:
+        _serve_metrics(server, controller, sockets.metrics)
+    return server
+
+
+def _sampler(settings: Settings, sampler: PickledSampler | None) -> BaseSampler:
     made: Any
     if sampler is not None:
         made = sampler_from(load(sampler), settings.sampler_args)
@@ -33,18 +76,27 @@ def build_controller(system: SystemFolder, config: str, key: bytes, sampler: Pic
         made = sampler_from(settings.sampler, settings.sampler_args)
     else:
         raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
-    controller = Controller(made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter)
-    service = ControllerService(controller)
-    server = Server(service, key, max_payload=0)  # requests to a controller carry none
-    service.attach(server.call_soon)
-    controller.of_connections = server.counters
-    server.listen(str(system.controller))
-    if settings.metrics_enabled:
-        _serve_metrics(server, controller, settings.metrics_port)
-    return server
+    checked: BaseSampler = made
+    return checked
 
 
-def _serve_metrics(server: Server, controller: Controller, port: int) -> None:
+def _recover(folder: Path, clock: Clock, settings: Settings, sampler: BaseSampler) -> Recovered:
+    begun = time.perf_counter()
+    recovered = recover(folder, clock, settings.total_storage_size, ranked_tags(sampler))
+    if not recovered.fresh:
+        logger.warning(
+            "resumed from the journal in %s: %d rows, %d records after the snapshot, %d bytes of an unfinished commit "
+            "dropped; %.2f s",
+            folder,
+            recovered.state.row_count,
+            recovered.records,
+            recovered.torn,
+            time.perf_counter() - begun,
+        )
+    return recovered
+
+
+def _serve_metrics(server: Server, controller: Controller, listener: socket.socket) -> None:
     """Serves metrics, and tells attaching clients where. The status is taken in the controller's own loop."""
     from concurrent.futures import Future
 
@@ -59,6 +111,6 @@ def _serve_metrics(server: Server, controller: Controller, port: int) -> None:
         server.call_soon(take)
         return future.result(METRICS_SECONDS)
 
-    endpoint = serve_metrics(port, snapshot)
+    endpoint = serve_metrics(listener, snapshot)
     config = {**msgspec.json.decode(controller.config), "metrics_endpoint": endpoint}
     controller.config = msgspec.json.encode(config).decode()

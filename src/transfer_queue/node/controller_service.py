@@ -12,6 +12,7 @@ from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send,
 from transfer_queue.messages import Envelope, Failure, Free, Freed, Refuse, RegisterUnit, SpaceShort, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
+from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.service import EnvelopeService
 from transfer_queue.node.worker import Worker
 
@@ -22,19 +23,29 @@ FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed)
 
 
 class ControllerService(EnvelopeService):
-    """A `net.server.Service` that serves one controller."""
+    """A `net.server.Service` that serves one controller. journaling: None: nobody keeps what it records."""
 
     name = "controller"
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, journaling: Journaling | None = None) -> None:
         super().__init__()
         self._controller = controller
+        self._journaling = journaling
         self._worker = Worker()
         self._call_soon: CallSoon | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
         """Says how other threads reach the loop: `net.server.Server.call_soon`. Before the first request."""
         self._call_soon = call_soon
+        if self._journaling is not None:
+            self._journaling.attach(call_soon)
+
+    def commit(self) -> bool:
+        """What a server asks before it lets anything leave: whether what led to it is written down."""
+        if self._journaling is not None:
+            return self._journaling.commit()
+        self._controller.take_records()
+        return True
 
     def opened(self, peer: int, hello: Hello) -> None:
         """See `net.server.Service.opened`."""
@@ -71,7 +82,6 @@ class ControllerService(EnvelopeService):
         self._worker.begin(work.run, done)
 
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
-        self._controller.take_records()  # nobody keeps a journal of them
         return list(self._outgoing(effects))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from transfer_queue.errors import StartError
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metrics import exposition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def serve_metrics(port: int, snapshot: Callable[[], SystemStatus]) -> str:
+def serve_metrics(listener: socket.socket, snapshot: Callable[[], SystemStatus]) -> str:
     """Starts to serve; the endpoint as "host:port".
 
-    port: 0 for a free one. snapshot: gives the status; called in the threads that serve, so it must hand the work to
-    the controller's loop and wait for it. StartError where the port cannot be had.
+    listener: see `net.listening.bound_socket`. snapshot: gives the status; called in the threads that serve, so it
+    must hand the work to the controller's loop and wait for it.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,10 +38,9 @@ def serve_metrics(port: int, snapshot: Callable[[], SystemStatus]) -> str:
         def log_message(self, format: str, *args: object) -> None:
             """Requests for metrics are not worth a line in the log."""
 
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as error:
-        raise StartError(f"metrics cannot be served on port {port} (metrics.port): {error}; choose another") from error
+    server = ThreadingHTTPServer(listener.getsockname()[:2], Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return f"127.0.0.1:{server.server_address[1]}"
+    return f"127.0.0.1:{listener.getsockname()[1]}"

@@ -5,6 +5,7 @@
         system.json               `Description`; there exactly while the system can be used
         alive                     locked by every process of the system (`node.locks`)
         arena                     link to the folder of the arenas, which is best in memory
+        journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
         slots-0/                  slot locks of writers (`storage.ownership`)
         controller.sock, unit-0.sock
         logs/                     supervisor.log, controller.log, unit-0.log
@@ -99,6 +100,7 @@ class SystemFolder:
         self.alive = folder / "alive"
         self.arena = folder / "arena"
         self.logs = folder / "logs"
+        self.journal = folder / "journal"
         self.controller = folder / "controller.sock"
 
     @classmethod

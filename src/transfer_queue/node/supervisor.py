@@ -1,11 +1,13 @@
 """`python -m transfer_queue.node.supervisor`: owns the processes of one system and removes what they leave.
 
-The launcher starts it with a private pipe as descriptor 3. It forks controller and units, after the imports,
-and then waits for the first of these, whereupon it ends everything and removes every file:
+The launcher starts it with a private pipe as descriptor 3. It binds the sockets of controller and units and forks
+these, after the imports. A server that dies is forked anew with the same sockets (`children.py`), a controller from its
+journal. It waits for the first of these, whereupon it ends everything and removes every file:
 
     SIGTERM            `close`, or `tq stop`
     the starter died   in whatever way; not for a detached system
-    a server died      which is logged; the logs then stay, until the next start or `RunningSystem.stop`
+    a server is lost   it does not come up again, or cannot be resumed (a controller without journal): which is logged;
+                       the logs then stay, until the next start or `RunningSystem.stop`
 
 It is in a session of its own, so that Ctrl-C at the starter's terminal does not reach it or its children.
 """
@@ -30,12 +32,13 @@ import msgspec
 
 from transfer_queue.config import Settings
 from transfer_queue.errors import StartError
-from transfer_queue.net.server import Server
+from transfer_queue.net.listening import bound_socket
 from transfer_queue.node import processes, startup
-from transfer_queue.node.controller_process import build_controller
+from transfer_queue.node.children import Child
+from transfer_queue.node.controller_process import Sockets, build_controller
 from transfer_queue.node.locks import StartLock, hold_liveness
 from transfer_queue.node.paths import Description, SystemFolder
-from transfer_queue.node.server_process import READY, configure_logging, run_server
+from transfer_queue.node.server_process import configure_logging, run_server
 from transfer_queue.node.unit_process import build_unit
 from transfer_queue.storage.arena import choose_folder
 
@@ -67,7 +70,9 @@ class Supervisor:
         self._settings = Settings.from_json(msgspec.json.decode(start.config)["settings"])
         self._deadline = time.monotonic() + start.seconds
         self._warnings: list[str] = []
-        self._children: dict[int, str] = {}  # pid -> name, of the servers not yet reaped
+        self._children: list[Child] = []
+        self._listeners: list[socket.socket] = []  # where they serve
+        self._is_up = False  # all of them were
         self._asked = False  # SIGTERM has come
         self._wake, wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -97,8 +102,7 @@ class Supervisor:
         crashed = False
         try:
             self._bring_up()
-            while True:
-                self._wait(None, None)
+            self._watch(lambda: False)
         except _End as end:
             logger.info("ends: %s", end)
             crashed = end.crashed
@@ -114,15 +118,56 @@ class Supervisor:
     # ------------------------------------------------------------ starting
 
     def _bring_up(self) -> None:
-        start, system = self._start, self._system
-        self._launch("controller", partial(build_controller, system, start.config, start.key, start.sampler))
+        start, system, settings = self._start, self._system, self._settings
+        sockets = Sockets(self._listen(str(system.controller)), self._listen_for_metrics())
+        journal = self._make_journal_folder()
+        build = partial(build_controller, start.config, start.key, start.sampler, sockets, journal)
+        self._bring(Child("controller", build, restarts=journal is not None))
         arenas = self._make_arena_folder()
-        for number in range(self._settings.num_data_storage_units):
-            self._launch(f"unit-{number}", partial(build_unit, system, number, start.config, start.key, arenas))
+        for number in range(settings.num_data_storage_units):
+            listener = self._listen(str(system.unit(number)))
+            unit = partial(build_unit, system, number, start.config, start.key, arenas, listener)
+            self._bring(Child(f"unit-{number}", unit, restarts=True))
+        self._is_up = True
         system.describe(self._description())
         startup.send(self._channel, startup.Started(self._warnings), RECEIVE_SECONDS)
         self._channel.close()
-        logger.info("system %s is up: controller and %d units", system.name, self._settings.num_data_storage_units)
+        logger.info("system %s is up: controller and %d units", system.name, settings.num_data_storage_units)
+
+    def _listen(self, address: str | tuple[str, int]) -> socket.socket:
+        """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""
+        listener = bound_socket(address)
+        self._listeners.append(listener)
+        return listener
+
+    def _listen_for_metrics(self) -> socket.socket | None:
+        port = self._settings.metrics_port
+        if not self._settings.metrics_enabled:
+            return None
+        try:
+            return self._listen(("127.0.0.1", port))
+        except OSError as error:
+            raise _End(
+                f"metrics cannot be served on port {port} (metrics.port): {error}; choose another (StartError)"
+            ) from error
+
+    def _make_journal_folder(self) -> Path | None:
+        """Where the controller's journal is; None where it keeps none. A folder of the user's is locked."""
+        if self._settings.journal_durability == "none":
+            return None
+        if self._settings.journal_folder is None:
+            self._system.journal.mkdir(mode=0o700)
+            return self._system.journal
+        folder = Path(self._settings.journal_folder)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            hold_liveness(folder / "lock")
+        except (OSError, StartError) as error:
+            raise _End(
+                f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; end the system "
+                f"that writes there, or choose another folder"
+            ) from error
+        return folder
 
     def _make_arena_folder(self) -> Path:
         if self._settings.arena_folder is not None:
@@ -149,27 +194,25 @@ class Supervisor:
             controller=str(system.controller),
         )
 
-    def _launch(self, name: str, build: Callable[[], Server]) -> None:
-        """Forks a server and waits until it is up; StartError with its traceback if it is not."""
+    def _bring(self, child: Child) -> None:
+        """Forks a server and waits until it is up; _End with its traceback if it is not."""
+        self._children.append(child)
+        self._fork(child, self._deadline)
+        self._watch(lambda: child.up)
+
+    def _fork(self, child: Child, deadline: float) -> None:
         ready, say = os.pipe()
         # until the child has handlers of its own, a signal for it would go to ours and be lost
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if not pid:
             os.close(ready)
-            self._be(name, say, build)
+            self._be(child, say)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         os.close(say)
-        self._children[pid] = name
-        try:
-            said = self._listen(ready, name)
-        finally:
-            os.close(ready)
-        if said != READY:
-            words = said.decode("utf-8", "replace") or "it ended without a word; its log:\n" + tail(self._system, name)
-            raise _End(f"the {name} could not be started:\n{words}")
+        child.forked(pid, ready, deadline)
 
-    def _be(self, name: str, say: int, build: Callable[[], Server]) -> None:
+    def _be(self, child: Child, say: int) -> None:
         """The forked child's way; never returns."""
         code = 1
         try:
@@ -180,7 +223,7 @@ class Supervisor:
             os.close(self._life)
             os.close(self._wake)
             self._channel.close()
-            code = run_server(name, self._system, self._lifeline, say, build)
+            code = run_server(child.name, self._system, self._lifeline, say, child.build)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -189,43 +232,31 @@ class Supervisor:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _listen(self, ready: int, name: str) -> bytes:
-        """All that a server says until it closes the pipe."""
-        said = b""
-        while True:
-            self._wait(ready, name)
-            piece = os.read(ready, 1 << 16)
-            if not piece:
-                return said
-            said += piece
-
     # ------------------------------------------------------------ watching
 
-    def _wait(self, ready: int | None, name: str | None) -> None:
-        """Waits until `ready` can be read, the server `name` having to start in time; _End when all is to end."""
-        poll = select.poll()
-        watched = [self._wake, ready, None if self._starter is None else self._starter.descriptor]
-        for descriptor in watched:
-            if descriptor is not None:
-                poll.register(descriptor, select.POLLIN)
-        while True:
+    def _watch(self, until: Callable[[], bool]) -> None:
+        """Sees to the servers until the condition holds; _End when all is to end."""
+        while not until():
             self._check_end()
-            readable = [descriptor for descriptor, _ in poll.poll(self._patience(name))]
-            if ready is not None and ready in readable:
-                return
+            poll = select.poll()
+            watched = [self._wake, None if self._starter is None else self._starter.descriptor]
+            for descriptor in [*watched, *(child.ready for child in self._children)]:
+                if descriptor is not None:
+                    poll.register(descriptor, select.POLLIN)
+            readable = [descriptor for descriptor, _ in poll.poll(self._patience())]
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-            if name is not None and time.monotonic() > self._deadline:
-                log = tail(self._system, name)
-                raise _End(f"the {name} was not up within {self._start.seconds:.1f} s; its log:\n{log}")
+            for child in [child for child in self._children if child.ready in readable]:
+                self._hear(child)
             self._check_children()
+            self._check_times()
 
-    def _patience(self, name: str | None) -> float | None:
+    def _patience(self) -> float | None:
         """Milliseconds to wait at most."""
-        waits = []
-        if name is not None:
-            waits.append(max(0.0, self._deadline - time.monotonic()))
+        times = [child.deadline for child in self._children if child.ready is not None]
+        times += [child.due for child in self._children if child.due is not None]
+        waits = [max(0.0, when - time.monotonic()) for when in times]
         if self._starter is not None and self._starter.descriptor is None:
             waits.append(WATCH_SECONDS)
         return min(waits) * 1000 + 1 if waits else None
@@ -236,22 +267,54 @@ class Supervisor:
         if self._starter is not None and self._starter.gone():
             raise _End(f"its starter, process {self._start.starter_pid}, has ended")
 
-    def _check_children(self) -> None:
-        ended = self._reap()
-        for pid, name, how in ended:
-            with contextlib.suppress(OSError), open(self._system.log(name), "a") as log:
-                log.write(f"the {name}, process {pid}, {how}\n")
-            logger.error("the %s, process %d, %s; its log: %s", name, pid, how, self._system.log(name))
-        if ended:
-            raise _End(" and ".join(f"the {name} {how}" for _, name, how in ended), crashed=True)
+    def _hear(self, child: Child) -> None:
+        child.hear()
+        if child.failed and not self._is_up:
+            words = child.said.decode("utf-8", "replace")
+            words = words or "it ended without a word; its log:\n" + tail(self._system, child.name)
+            raise _End(f"the {child.name} could not be started:\n{words}")
+        if child.up and self._is_up:
+            logger.warning("the %s is up again, process %d", child.name, child.pid)
 
-    def _reap(self) -> list[tuple[int, str, str]]:
-        """Pid, name and end of the children that have ended; they are none of ours any more."""
+    def _check_children(self) -> None:
+        """Sees to those that have ended."""
+        ended = self._reap()
+        lost = []
+        for child, pid, code in ended:
+            how, again = _how(code), child.ended(code)
+            with contextlib.suppress(OSError), open(self._system.log(child.name), "a") as log:
+                log.write(f"the {child.name}, process {pid}, {how}\n")
+            logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
+            if not (self._is_up and child.restarts):
+                lost.append(f"the {child.name} {how}")
+            elif not again:
+                lost.append(f"the {child.name} {how}, for the {child.failures}th time in a row")
+        if lost:
+            raise _End(" and ".join(lost), crashed=True)
+
+    def _check_times(self) -> None:
+        """Forks those whose time has come, and ends those that do not come up."""
+        now = time.monotonic()
+        for child in self._children:
+            if child.due is not None and child.due <= now:
+                self._fork(child, now + self._start.seconds)
+            elif child.ready is not None and child.deadline < now:
+                words = f"the {child.name} was not up within {self._start.seconds:.1f} s"
+                if not self._is_up:
+                    raise _End(f"{words}; its log:\n{tail(self._system, child.name)}")
+                logger.error("%s and is ended", words)
+                child.close()
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGKILL)
+
+    def _reap(self) -> list[tuple[Child, int, int]]:
+        """The children whose processes have ended, with these processes' numbers and exit codes."""
         ended = []
-        for pid in list(self._children):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                ended.append((pid, self._children.pop(pid), _how(os.waitstatus_to_exitcode(status))))
+        for child in self._children:
+            if child.pid is not None:
+                found, status = os.waitpid(child.pid, os.WNOHANG)
+                if found:
+                    ended.append((child, child.pid, os.waitstatus_to_exitcode(status)))
         return ended
 
     # ------------------------------------------------------------ ending
@@ -265,12 +328,14 @@ class Supervisor:
     def _end(self, crashed: bool) -> None:
         """Ends every process and removes every file; after a crash all but the logs."""
         self._system.description.unlink(missing_ok=True)  # nobody finds it any more
+        for listener in self._listeners:
+            listener.close()
         for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
-            for pid in self._children:
+            for pid in self._pids():
                 os.kill(pid, number)
             self._outwait(seconds)
-        if self._children:
-            logger.error("%s do not end", self._children)
+        if self._pids():
+            logger.error("processes %s do not end", self._pids())
         if crashed:
             self._system.remove_all_but_logs()
         else:
@@ -280,16 +345,20 @@ class Supervisor:
             with contextlib.suppress(StartError), StartLock(self._system.lock, 0.0):
                 pass
 
+    def _pids(self) -> list[int]:
+        return [child.pid for child in self._children if child.pid is not None]
+
     def _outwait(self, seconds: float) -> None:
         """Waits for the end of all children, for so long at most."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         limit = time.monotonic() + seconds
         while True:
-            for pid, name, how in self._reap():
-                logger.info("the %s, process %d, %s", name, pid, how)
+            for child, pid, code in self._reap():
+                child.pid = None
+                logger.info("the %s, process %d, %s", child.name, pid, _how(code))
             left = limit - time.monotonic()
-            if not self._children or left <= 0:
+            if not self._pids() or left <= 0:
                 return
             if poll.poll(left * 1000):
                 with contextlib.suppress(BlockingIOError):

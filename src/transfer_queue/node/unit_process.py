@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 import uuid
@@ -30,9 +31,12 @@ RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone awa
 logger = logging.getLogger(__name__)
 
 
-def build_unit(system: SystemFolder, number: int, config: str, key: bytes, arenas: Path) -> Server:
-    """The server of the `number`-th unit, listening, registered with the controller. arenas: the folder for its arena.
+def build_unit(
+    system: SystemFolder, number: int, config: str, key: bytes, arenas: Path, listener: socket.socket
+) -> Server:
+    """The server of the `number`-th unit, registered with the controller. arenas: the folder for its arena.
 
+    listener: where it serves; a socket that outlives it (`net.listening`).
     It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
     another one after an arena was lost.
     """
@@ -72,7 +76,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, arena
 
     service = UnitService(unit, session, registration, lost, failed=lambda: server.stop())
     server = Server(service, key, max_payload=0, idle=unit.idle)
-    server.listen(str(system.unit(number)))
+    server.inherit(listener)
     peer = server.adopt(connection.sock)
     server.call_soon(lambda: service.registered(peer))
     return server

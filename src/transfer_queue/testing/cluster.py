@@ -100,6 +100,9 @@ class _Address:
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
 
+    def alive(self) -> bool:
+        return True
+
 
 class _Held:
     def __init__(self, held: set[str], path: Path) -> None:

@@ -1,0 +1,113 @@
+"""What a controller records goes into its journal before anybody is answered; now and then a snapshot is taken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
+from transfer_queue.journal.segment import Clock
+from transfer_queue.node.state_writer import StateWriter
+
+SNAPSHOT_RECORDS = 100_000  # since the last one; replaying so many takes about a second
+SNAPSHOT_BYTES = 32 << 20  # the same
+FAILED_SECONDS = 30.0  # after a snapshot that failed, until it is tried again
+
+logger = logging.getLogger(__name__)
+
+
+class Journaling:
+    """The journal of one controller.
+
+    `commit` is what `net.server.Server` asks before it lets anything leave. trouble: why the journal cannot be
+    written, None while it can.
+    """
+
+    def __init__(self, controller: Controller, journal: Journal, clock: Clock, sync: bool) -> None:
+        self.trouble: str | None = None
+        self._controller = controller
+        self._journal = journal
+        self._clock = clock
+        self._sync = sync
+        self._writer: StateWriter | None = None
+        self._troubled_at = 0.0
+        self._next_try = 0.0  # of a snapshot
+        self._covered = (0, 0)  # records and bytes of the journal that the last snapshot has made needless
+        self._count()
+
+    def attach(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """Says how other threads reach the loop. From now on snapshots are taken."""
+        self._writer = StateWriter(call_soon)
+
+    def commit(self) -> bool:
+        """Writes down what happened since the last call; False where that cannot be done."""
+        records = self._controller.take_records()
+        if records:
+            self._journal.append(records)
+        try:
+            self._journal.commit()
+        except OSError as error:
+            self._failed(error)
+            return False
+        if self.trouble is not None:
+            self._works_again()
+        if records:
+            self._count()
+            if self._is_due():
+                self._snapshot()
+        return True
+
+    def _count(self) -> None:
+        counters = self._controller.counters
+        counters["journal_bytes"] = self._journal.size
+        counters["journal_trouble"] = 0 if self.trouble is None else 1
+
+    def _failed(self, error: OSError) -> None:
+        if self.trouble is None:
+            self.trouble = str(error)
+            self._troubled_at = time.monotonic()
+            logger.error(
+                "the journal in %s cannot be written: %s. Nobody is answered until it can: make room there, or end the "
+                "system",
+                self._journal.folder,
+                error,
+            )
+        self._count()
+
+    def _works_again(self) -> None:
+        logger.warning("the journal can be written again after %.1f s", time.monotonic() - self._troubled_at)
+        self.trouble = None
+
+    # ------------------------------------------------------------ snapshots
+
+    def _is_due(self) -> bool:
+        records, size = self._covered
+        if self._journal.records - records < SNAPSHOT_RECORDS and self._journal.written - size < SNAPSHOT_BYTES:
+            return False
+        return self._writer is not None and not self._writer.busy and time.monotonic() >= self._next_try
+
+    def _snapshot(self) -> None:
+        assert self._writer is not None
+        number = self._journal.rotate()
+        covers = self._journal.records, self._journal.written
+        path = snapshot_path(self._journal.folder, number)
+        tree = partial(snapshot_of, self._controller.state, self._clock)
+        try:
+            self._writer.begin(path, tree, partial(self._written, number, covers), self._sync)
+        except OSError as error:
+            self._written(number, covers, str(error))
+
+    def _written(self, number: int, covers: tuple[int, int], error: str | None) -> None:
+        if error is not None:
+            self._next_try = time.monotonic() + FAILED_SECONDS
+            logger.error("no snapshot could be written to %s: %s; the journal grows on", self._journal.folder, error)
+            return
+        self._covered = covers
+        try:
+            self._journal.forget_before(number)
+        except OSError as failure:
+            logger.error("old files of the journal cannot be removed: %s", failure)
+        self._count()

@@ -1,0 +1,243 @@
+"""Servers that are killed in the middle of everything: nothing is lost, nothing comes twice, clients notice a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.config import Settings
+from transfer_queue.interface import CURRENT
+from transfer_queue.journal.journal import recover
+from transfer_queue.journal.segment import Clock
+from transfer_queue.node import launcher
+
+SECONDS = 60
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
+
+
+def server(name: str) -> psutil.Process | None:
+    """The process of a server, by its socket; None while it is being started anew."""
+    system = CURRENT.system
+    assert system is not None
+    text = (system.logs / f"{name}.log").read_text()
+    pid = int(text.rsplit("up, process ", 1)[1].split()[0])
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def kill(name: str = "controller") -> None:
+    """Kills a server once it is up."""
+    until(lambda: server(name) is not None)
+    process = server(name)
+    assert process is not None
+    process.kill()
+
+
+@contextlib.contextmanager
+def started(name: str, **sections: Any) -> Iterator[None]:
+    tq.close()
+    tq.init({"system": {"name": name}, **sections})
+    try:
+        yield
+    finally:
+        tq.close()
+
+
+def in_thread(target: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Runs a function in a thread; its outcome, or exception, is put into the list."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(target())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def values(count: int, begin: int = 0) -> TensorDict:
+    return TensorDict({"x": torch.arange(begin, begin + count)}, batch_size=[count])
+
+
+@pytest.mark.parametrize("durability", ["async", "sync"])
+def test_a_stream_goes_on_over_kills_of_the_controller(durability: str) -> None:
+    """Puts, claims that wait, keys and lists, while the controller is killed again and again."""
+    with started("stream", controller={"journal": {"durability": durability}}):
+        client, count, size = tq.get_client(), 240, 4
+        client.create_partition("p")
+
+        def produce() -> int:
+            for i in range(count):
+                tq.kv_put(f"k{i}", "p", {"x": torch.tensor(i)}, tag={"i": i})
+            client.seal("p")
+            return count
+
+        def consume() -> list[int]:
+            seen: list[int] = []
+            while len(seen) < count:
+                meta = client.get_meta(["x"], size, "p", task_name="t", timeout=SECONDS)
+                seen += client.get_data(meta)["x"].tolist()
+            return seen
+
+        async def listen() -> int:
+            while len(await tq.async_kv_list("p")) == 0 or len((await tq.async_kv_list("p"))["p"]) < count:
+                await asyncio.sleep(0.01)
+            return len((await tq.async_kv_list("p"))["p"])
+
+        threads = [in_thread(target) for target in (produce, consume, lambda: asyncio.run(listen()))]
+        for _ in range(3):
+            kill()
+            time.sleep(0.1)  # of work
+        for thread, _ in threads:
+            thread.join(SECONDS)
+        made, seen, listed = [found for _, found in threads]
+        assert made == [count]
+        assert listed == [count]
+        (rows,) = seen
+        assert sorted(rows) == list(range(count)), "each once"
+        assert {key: tag["i"] for key, tag in tq.kv_list("p")["p"].items()} == {f"k{i}": i for i in range(count)}
+        indexes = client.kv_retrieve_meta([f"k{i}" for i in range(count)], "p").global_indexes
+        assert indexes == list(range(indexes[0], indexes[0] + count))
+        assert client.check_consumption_status("t", "p")
+
+
+def test_a_claim_that_waits_notices_nothing_but_keeps_its_deadline() -> None:
+    with started("waits"):
+        client = tq.get_client()
+        tq.kv_put("a", "p", {"y": torch.tensor(1)})
+        waits, got = in_thread(lambda: client.get_meta(["x"], 2, "p", task_name="t", timeout=SECONDS))
+        begun = time.monotonic()
+        ends, error = in_thread(lambda: client.get_meta(["never"], 1, "p", task_name="t", timeout=2.0))
+        subscription = client.wait_for_change("p", timeout=SECONDS)
+        watches, change = in_thread(lambda: client.wait_for_change("p", since=subscription.version, timeout=SECONDS))
+        waiting = lambda: sum(task.waiting for p in client.status().partitions for task in p.tasks)  # noqa: E731
+        until(lambda: waiting() == 2)
+        kill()
+        until(lambda: waiting() == 2 or bool(error))
+        ends.join(SECONDS)
+        assert isinstance(error[0], tq.WaitTimeoutError)
+        assert 2.0 <= time.monotonic() - begun < 2.0 + 15, "not its whole wait anew"
+        assert "never" in str(error[0])
+        client.put(values(2), partition_id="p")
+        for thread in (waits, watches):
+            thread.join(SECONDS)
+        assert got[0].size == 2
+        assert change[0].changed
+
+
+def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
+    """No other system may write there; a later one goes on, though what the units held is gone."""
+    tq.close()
+    settings = Settings.from_config({"controller": {"journal": {"folder": str(tmp_path / "kept")}}})
+    config = {"settings": settings.to_json(), "conf": {}}
+    for turn in range(2):
+        system = launcher.start_local("kept", config, detached=True)
+        try:
+            tq.init({"system": {"name": "kept"}})
+            client = tq.get_client()
+            assert client.get_partition_list() == (["p"] if turn else [])
+            first = client.put(values(3), partition_id="p").global_indexes
+            kill()
+            second = client.put(values(3), partition_id="p").global_indexes
+            assert first + second == list(range(6 * turn, 6 * turn + 6)), "indexes go on"
+            with pytest.raises(tq.StartError, match=r"another system lives"):
+                launcher.start_local("other", config, detached=True)
+        finally:
+            tq.close()
+            system.stop()
+    assert recover(tmp_path / "kept", Clock.now()).state.next_index == 12
+
+
+def test_a_unit_that_is_killed_goes_on_with_its_arena() -> None:
+    with started("units"):
+        client = tq.get_client()
+        meta = client.put(values(8), partition_id="p")
+        for name in ("unit-0", "controller", "unit-0"):
+            kill(name)
+            client.put(values(2, 100), partition_id="p")
+        assert client.get_data(meta)["x"].tolist() == list(range(8))
+
+
+def test_without_a_journal_the_end_of_the_controller_is_the_end() -> None:
+    with started("none", controller={"journal": {"durability": "none"}}):
+        system = CURRENT.system
+        assert system is not None
+        tq.kv_put("a", "p", {"x": torch.tensor(1)})
+        assert not (Path(system.folder) / "journal").exists()
+        kill()
+        begun = time.monotonic()
+        with pytest.raises(tq.ConnectionLostError, match=r"its log: "):
+            tq.kv_put("b", "p", {"x": torch.tensor(1)})
+        assert time.monotonic() - begun < 30, "not until the deadline of the call"
+
+
+def test_the_metrics_stay_where_they_are() -> None:
+    with started("metrics", metrics={"enabled": True}):
+        endpoint = tq.get_metrics_endpoint()
+        tq.kv_put("a", "p", {"x": torch.tensor(1)})
+        kill()
+        tq.kv_put("b", "p", {"x": torch.tensor(1)})
+        text = urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=SECONDS).read().decode()
+        assert 'tq_rows{partition="p"} 2' in text
+        assert "tq_journal_bytes " in text
+        assert "tq_journal_trouble 0" in text
+
+
+def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with started("damaged"):
+        system = CURRENT.system
+        assert system is not None
+        for key in "abc":
+            tq.kv_put(key, "p", {"x": torch.tensor(1)})
+        segment = Path(system.folder) / "journal" / "segment-000000000001"
+        process = server("controller")
+        assert process is not None
+        data = bytearray(segment.read_bytes())
+        data[len(data) // 2] ^= 1
+        segment.write_bytes(data)
+        process.kill()
+        with pytest.raises(tq.ConnectionLostError):
+            tq.kv_put("d", "p", {"x": torch.tensor(1)})
+        log = Path(system.log_of(("controller", 0)))
+        until(lambda: not system.alive())
+        assert "is damaged at byte" in log.read_text()
+        assert "for the 5th time in a row" in (system.logs / "supervisor.log").read_text()
+    assert "is damaged at byte" in caplog.text, "told at the close"
+
+
+def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() -> None:
+    """The lifeline of a controller that was forked anew is the same."""
+    with started("orphans"):
+        system = CURRENT.system
+        assert system is not None
+        kill()
+        tq.kv_put("a", "p", {"x": torch.tensor(1)})
+        os.kill(system.description.pid, signal.SIGKILL)
+        until(lambda: not system.alive())
+        until(lambda: not Path(system.folder).exists())

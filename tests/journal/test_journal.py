@@ -1,0 +1,287 @@
+"""A folder of segments and snapshots: what is recovered from it after a death at any moment, and what stays in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.core import saving
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.records import AnyRecord, Parked
+from transfer_queue.core.state import State
+from transfer_queue.errors import JournalError
+from transfer_queue.journal import state_file
+from transfer_queue.journal.journal import (
+    Journal,
+    Recovered,
+    numbers,
+    recover,
+    segment_path,
+    snapshot_of,
+    snapshot_path,
+)
+from transfer_queue.journal.segment import Clock
+from transfer_queue.messages import Claim, CreatePartition, Envelope, PartitionOptions, Publish
+from transfer_queue.sampler import SequentialSampler
+
+CLOCK = Clock(b"b" * 16, 1000.0)
+
+
+class Writer:
+    """A controller with its journal; `put` is one commit."""
+
+    def __init__(self, folder: Path, durable: bool = False, clock: Clock = CLOCK) -> None:
+        self.found = recover(folder, clock)
+        self.journal = Journal(folder, self.found, clock, durable)
+        self.controller = Controller(SequentialSampler(), restored=self.found.state)
+        self.sequence = max((max(kept.replies, default=0) for kept in self.found.state.clients.values()), default=0)
+        self.clock = clock
+
+    def ask(self, body: object, now: float = 0.0) -> None:
+        self.sequence += 1
+        self.controller.opened("c", 1)
+        self.controller.handle("c", 1, Envelope(self.sequence, 0, body), now)  # type: ignore[arg-type]
+        self.journal.append(self.controller.take_records())
+        self.journal.commit()
+
+    def put(self, key: str, partition: str = "p", now: float = 0.0) -> None:
+        self.ask(Publish(partition, 1, keys=[key], tags=[{"n": key}], pre_allocate=0), now)
+
+    def snapshot(self) -> int:
+        number = self.journal.rotate()
+        state_file.write(snapshot_path(self.journal.folder, number), snapshot_of(self.controller.state, self.clock))
+        return number
+
+    def keys(self, partition: str = "p") -> list[str]:
+        return list(self.controller.state.partitions[partition].keys)
+
+
+def keys(found: Recovered) -> list[str]:
+    return list(found.state.partitions["p"].keys) if "p" in found.state.partitions else []
+
+
+def same(one: State, other: State) -> bool:
+    return one.snapshot() == other.snapshot()
+
+
+def test_an_empty_folder_is_fresh(tmp_path: Path) -> None:
+    found = recover(tmp_path, CLOCK, capacity=5, watched=["w"])
+    assert (found.fresh, found.number, found.records, found.torn) == (True, 1, 0, 0)
+    assert (found.state.capacity, found.state.watched) == (5, ["w"])
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_each_start_goes_on(tmp_path: Path, durable: bool) -> None:
+    for turn in range(4):
+        writer = Writer(tmp_path, durable)
+        assert writer.found.fresh == (turn == 0)
+        assert keys(writer.found) == [f"{before}-{i}" for before in range(turn) for i in range(3)]
+        for i in range(3):
+            writer.put(f"{turn}-{i}")
+        writer.journal.close()
+        assert same(recover(tmp_path, CLOCK).state, writer.controller.state)
+    assert writer.controller.state.next_index == 12
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 2])
+def test_a_death_at_any_byte_leaves_a_prefix_of_the_commits(tmp_path: Path, snapshots: int) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    writer = Writer(folder)
+    writer.put("0")
+    for turn in range(snapshots):
+        writer.journal.forget_before(writer.snapshot())
+        writer.put(f"{turn + 1}")
+    writer.put("last")
+    writer.journal.close()
+    whole = writer.keys()
+    path = segment_path(folder, numbers(folder)[0][-1])
+    data = path.read_bytes()
+    seen = set()
+    for size in range(len(data) - 1, -1, -1):
+        os.truncate(path, size)
+        found = recover(folder, CLOCK)
+        got = keys(found)
+        assert got == whole[: len(got)]
+        seen.add(len(got))
+        if not path.exists():  # not even its head was whole
+            break
+        assert Writer(folder).found.torn == 0, "the torn tail was cut off"
+    assert len(seen) == 2
+
+
+def test_who_waits_is_not_written_down(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.put("a")
+    size = writer.journal.size
+    writer.ask(Claim("p", "t", ["x"], 1, wait=10.0))
+    assert writer.controller.state.waiting.by_waiter
+    assert writer.journal.size == size
+    writer.journal.close()
+    assert not recover(tmp_path, CLOCK).state.waiting.by_waiter
+    parked: list[AnyRecord] = [Parked("c", 1, 0.0, 1.0, Claim("p", "t", [], 1))]
+    writer.journal.append(parked)
+    assert writer.journal.size == size
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def steps(writer: Writer) -> list[Callable[[], object]]:
+    """What happens on disk from a fork to the end of the old files, in order; a crash may come after each."""
+    return [
+        lambda: writer.journal.rotate(),
+        lambda: writer.put("later"),
+        lambda: writer.snapshot(),
+        lambda: writer.journal.forget_before(writer.journal.number),
+        lambda: writer.put("last"),
+    ]
+
+
+@pytest.mark.parametrize("crash", range(6))
+def test_a_crash_around_a_snapshot_loses_nothing(tmp_path: Path, crash: int) -> None:
+    writer = Writer(tmp_path)
+    for i in range(5):
+        writer.put(str(i))
+    for step in steps(writer)[:crash]:
+        step()
+    writer.journal.close()
+    found = recover(tmp_path, CLOCK)
+    assert keys(found) == writer.keys()
+    assert same(found.state, writer.controller.state)
+    segments, snapshots = numbers(tmp_path)
+    assert len(snapshots) <= 1
+    assert all(number >= snapshots[0] for number in segments if snapshots)
+
+
+def test_records_after_the_fork_are_not_in_its_snapshot_and_not_lost(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.put("a")
+    number = writer.journal.rotate()
+    state_file.write(snapshot_path(tmp_path, number), snapshot_of(writer.controller.state, CLOCK))
+    writer.put("b")
+    writer.journal.forget_before(number)
+    writer.journal.close()
+    found = recover(tmp_path, CLOCK)
+    assert (keys(found), found.records) == (["a", "b"], 3)
+
+
+def test_an_unfinished_snapshot_is_removed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.put("a")
+    writer.journal.close()
+    draft = tmp_path / ".state-000000000002.draft"
+    draft.write_bytes(b"half")
+    assert keys(recover(tmp_path, CLOCK)) == ["a"]
+    assert not draft.exists()
+
+
+def test_the_folder_stays_small(tmp_path: Path) -> None:
+    """However much is written, what lies there is a snapshot and what came after it."""
+    writer = Writer(tmp_path)
+    largest = 0
+    for turn in range(20):
+        for i in range(20):
+            writer.put(f"{i % 5}")
+        writer.journal.forget_before(writer.snapshot())
+        size = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert size == writer.journal.size
+        largest = max(largest, size) if turn > 5 else size
+        assert size <= largest
+        assert len(list(tmp_path.iterdir())) == 1
+    writer.journal.close()
+    assert keys(recover(tmp_path, CLOCK)) == writer.keys()
+
+
+def test_a_rotation_without_records_needs_no_file(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    assert [writer.journal.rotate() for _ in range(3)] == [1, 1, 1]
+    writer.put("a")
+    assert [writer.journal.rotate() for _ in range(3)] == [2, 2, 2]
+    writer.journal.close()
+    assert numbers(tmp_path) == ([1], [])
+
+
+# ---------------------------------------------------------------- damage
+
+
+def filled(folder: Path) -> Writer:
+    """Segments 2, 3 and 4 after a snapshot."""
+    writer = Writer(folder)
+    writer.put("a")
+    writer.journal.forget_before(writer.snapshot())
+    for key in "bcd":
+        writer.put(key)
+        writer.journal.rotate()
+    writer.journal.close()
+    return writer
+
+
+def test_a_missing_segment_is_an_error(tmp_path: Path) -> None:
+    filled(tmp_path)
+    segment_path(tmp_path, 3).unlink()
+    with pytest.raises(JournalError, match=r"segment 3 is missing .*segment-000000000003.*bring the file back|Bring"):
+        recover(tmp_path, CLOCK)
+
+
+def test_a_torn_segment_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    filled(tmp_path)
+    path = segment_path(tmp_path, 3)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(JournalError, match="later segments exist"):
+        recover(tmp_path, CLOCK)
+
+
+@pytest.mark.parametrize("how", ["damaged", "foreign"])
+def test_a_damaged_snapshot_is_an_error(tmp_path: Path, how: str) -> None:
+    filled(tmp_path)
+    path = snapshot_path(tmp_path, 2)
+    if how == "damaged":
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    else:
+        state_file.write(path, {"something": "else"})
+    with pytest.raises(JournalError, match="snapshot cannot be read"):
+        recover(tmp_path, CLOCK)
+
+
+def test_records_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+    writer = filled(tmp_path)
+    state_file.write(snapshot_path(tmp_path, 2), {**snapshot_of(State(), CLOCK)})
+    with pytest.raises(JournalError, match="does not fit"):
+        recover(tmp_path, CLOCK)
+    assert saving.saved(writer.controller.state)["next_index"] == 4
+
+
+# ---------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_after_another_boot_rows_are_as_old_as_by_the_wall(tmp_path: Path, snapshot: bool) -> None:
+    """A machine that was down for an hour: its new clock begins at 0, its rows have aged an hour."""
+    writer = Writer(tmp_path, clock=Clock(b"1" * 16, 1000.0))
+    writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=7200.0)), now=500.0)
+    writer.put("a", now=500.0)
+    if snapshot:
+        writer.journal.forget_before(writer.snapshot())
+    writer.journal.close()
+    booted = 1000.0 + 500.0 + 3600.0
+    found = recover(tmp_path, Clock(b"2" * 16, booted))
+    assert found.state.partitions["p"].births.first(0) == -3600.0
+    controller = Controller(SequentialSampler(), restored=found.state)
+    controller.tick(3599.0)
+    assert controller.state.partitions["p"].row_count == 1
+    controller.tick(3601.0)
+    assert controller.state.partitions["p"].row_count == 0
+
+
+def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=10.0)), now=500.0)
+    writer.put("a", now=500.0)
+    writer.journal.close()
+    assert recover(tmp_path, Clock(CLOCK.boot, 3.0)).state.partitions["p"].births.first(0) == 500.0

@@ -1,0 +1,129 @@
+"""How long a call is tried again, and with what: while the system lives, and with what is left of its wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from echo import CONTROLLER, Running, one, parked_claim, until
+
+from transfer_queue.client.calls import Call
+from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
+from transfer_queue.messages import Claim, ClaimReply, CreatePartition, Done, Envelope, ListPartitions
+from transfer_queue.net.asynchronous import run_async
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, Attempts, Session
+from transfer_queue.wire.framing import FrameReader
+
+ERROR = ConnectionResetError("gone")
+
+
+def new_session(now: list[float], **options: Any) -> Session:
+    session = Session("c", b"key", lambda target: "/somewhere/controller.sock", **options)
+    session.clock = lambda: now[0]
+    return session
+
+
+def request_in(frame: bytes) -> Envelope:
+    ((body, _),) = FrameReader().feed(frame)
+    return msgspec.msgpack.decode(bytes(body), type=Envelope)
+
+
+def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
+    now = [0.0]
+    session = new_session(now, alive=lambda: True, grace=60.0)
+    attempts = Attempts(session, Call(CONTROLLER, ListPartitions()))
+    delays: list[float] = []
+
+    def again() -> None:
+        while True:
+            delays.append(attempts.failed(ERROR))
+            now[0] += delays[-1]
+
+    with pytest.raises(WaitTimeoutError, match="no reply to ListPartitions within 60 s"):
+        again()
+    assert delays[: len(RETRY_DELAYS) + 1] == [*RETRY_DELAYS, LONGEST_DELAY]
+    assert sum(delays) >= 60.0
+    assert len(delays) < 70
+
+
+def test_a_call_fails_at_once_when_the_system_has_ended() -> None:
+    attempts = Attempts(new_session([0.0], alive=lambda: False), Call(CONTROLLER, ListPartitions()))
+    with pytest.raises(ConnectionLostError, match="tried 1 times"):
+        attempts.failed(ERROR)
+
+
+def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
+    now = [100.0]
+    session = new_session(now)
+    call = Call(CONTROLLER, parked_claim(10.0), 10.0)
+    attempts = Attempts(session, call)
+    session.finish(session.begin(ListPartitions())[0])
+    sequence, frame = session.begin(call.request)
+    for time_now, left in ((103.0, 7.0), (109.5, 0.5), (200.0, LEAST_WAIT)):
+        now[0] = time_now
+        again = request_in(attempts.again(sequence, frame))
+        assert isinstance(again.body, Claim)
+        assert (again.sequence, again.acknowledged, again.body.wait) == (sequence, sequence - 1, left)
+    assert msgspec.structs.replace(again.body, wait=10.0) == call.request
+
+
+@pytest.mark.parametrize("request_", [ListPartitions(), CreatePartition("p"), parked_claim(None)])
+def test_what_does_not_wait_is_sent_as_it_was(request_: Any) -> None:
+    session = new_session([0.0])
+    attempts = Attempts(session, Call(CONTROLLER, request_))
+    sequence, frame = session.begin(request_)
+    assert attempts.again(sequence, frame) is frame
+
+
+@pytest.mark.parametrize("driver", ["blocking", "asyncio"])
+def test_a_wait_over_a_restart_is_no_longer_than_asked_for(tmp_path: Path, driver: str) -> None:
+    with Running(tmp_path) as running:
+        session = running.session(alive=lambda: True)
+        call = one(parked_claim(1.5), timeout=1.5)
+        replies: list[object] = []
+
+        def wait() -> None:
+            if driver == "blocking":
+                replies.append(run_blocking(session, call))
+            else:
+                replies.append(asyncio.run(run_async(session, call)))
+
+        begun = time.monotonic()
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: running.service.parked)
+        running.stop()
+        running.service.parked.clear()
+        running.start()
+        thread.join(30)
+        assert replies == [ClaimReply(rows=b"")]
+        assert time.monotonic() - begun >= 1.4
+        first, *_, last = [envelope for _, envelope in running.service.envelopes]
+        assert last.sequence == first.sequence
+        assert isinstance(last.body, Claim)
+        assert last.body.wait is not None
+        assert last.body.wait < 1.5
+        session.close()
+
+
+def test_a_server_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
+    """Longer than all the short delays: the system lives, so that a server will come."""
+    with Running(tmp_path) as running:
+        session = running.session(alive=lambda: True)
+        assert run_blocking(session, one(CreatePartition("a"))) == Done("a")
+        running.stop()
+        replies: list[object] = []
+        thread = threading.Thread(target=lambda: replies.append(run_blocking(session, one(CreatePartition("b")))))
+        thread.start()
+        thread.join(sum(RETRY_DELAYS) + 0.2)
+        assert thread.is_alive()
+        running.start()
+        thread.join(30)
+        assert replies == [Done("b")]
+        session.close()
