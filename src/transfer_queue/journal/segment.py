@@ -217,8 +217,9 @@ class SegmentWriter:
         if self._file < 0:
             self._create()
         while self._written < len(self._pending):
-            with memoryview(self._pending) as view:
-                count = os.pwrite(self._file, view[self._written :], self._end + self._written)
+            # both views are released, also where an error keeps this frame: else the buffer could not be cleared
+            with memoryview(self._pending) as view, view[self._written :] as rest:
+                count = os.pwrite(self._file, rest, self._end + self._written)
             self._written += count
         if self._durable:
             try:

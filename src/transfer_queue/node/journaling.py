@@ -60,6 +60,11 @@ class Journaling:
                 self._snapshot()
         return True
 
+    @property
+    def snapshotting(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._writer is not None and self._writer.busy
+
     def _count(self) -> None:
         counters = self._controller.counters
         counters["journal_bytes"] = self._journal.size
@@ -80,6 +85,7 @@ class Journaling:
     def _works_again(self) -> None:
         logger.warning("the journal can be written again after %.1f s", time.monotonic() - self._troubled_at)
         self.trouble = None
+        self._count()
 
     # ------------------------------------------------------------ snapshots
 
@@ -87,7 +93,7 @@ class Journaling:
         records, size = self._covered
         if self._journal.records - records < SNAPSHOT_RECORDS and self._journal.written - size < SNAPSHOT_BYTES:
             return False
-        return self._writer is not None and not self._writer.busy and time.monotonic() >= self._next_try
+        return self._writer is not None and not self.snapshotting and time.monotonic() >= self._next_try
 
     def _snapshot(self) -> None:
         assert self._writer is not None
