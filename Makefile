@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test soak docs contract lint types bench ci clean
+.PHONY: help venv demo test fuzz soak docs contract lint types bench ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -9,6 +9,7 @@ CONTRACT ?= ../shared/contract
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
 	@echo "make test      the tests, in as many processes as there are cores (4 at most)"
+	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
@@ -25,6 +26,9 @@ demo: venv
 
 test: venv
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/test_docs.py $(ARGS)
+
+fuzz: venv
+	.venv/bin/python tests/fuzz/run.py $(ARGS)
 
 soak: venv
 	.venv/bin/python -W ignore tests/long/soak.py $(ARGS)

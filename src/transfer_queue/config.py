@@ -131,7 +131,7 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     left as it is. Errors: InvalidArgumentError where conf is no mapping.
     """
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import InterpolationResolutionError
+    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
     text = (importlib.resources.files(__package__) / "config.yaml").read_text("utf-8")
     defaults = OmegaConf.create(text)
@@ -141,15 +141,25 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     if not isinstance(conf, (DictConfig, Mapping)):
         raise _refuse("conf", conf, "a DictConfig, a dict or None")
     flags = {"allow_objects": True}
-    given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
     try:
-        plain = OmegaConf.to_container(given, resolve=True)
-    except InterpolationResolutionError:
-        # It may point at a default: then it resolves in the merged conf.
-        plain = OmegaConf.to_container(given, resolve=False)
-    merged = OmegaConf.merge(defaults, OmegaConf.create(plain, flags=flags))
+        given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
+        try:
+            plain = OmegaConf.to_container(given, resolve=True)
+        except InterpolationResolutionError:
+            # It may point at a default: then it resolves in the merged conf.
+            plain = OmegaConf.to_container(given, resolve=False)
+        merged = OmegaConf.merge(defaults, OmegaConf.create(plain, flags=flags))
+    except (OmegaConfBaseException, TypeError) as error:  # OmegaConf says some of it with bare TypeErrors
+        raise _unreadable(error) from error
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _unreadable(error: Exception) -> InvalidArgumentError:
+    """What OmegaConf has refused, in our words."""
+    where = getattr(error, "full_key", None) or "its top"
+    said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
+    return InvalidArgumentError(f"conf cannot be read at {where}: {said}")
 
 
 # ---------------------------------------------------------------- what the servers get
@@ -307,13 +317,18 @@ KEYS = {
 
 def _select(conf: Any, key: str) -> Any:
     """The value at a dotted key of a merged conf."""
+    from omegaconf.errors import OmegaConfBaseException
+
     section = conf
     path, _, leaf = key.rpartition(".")
-    for part in path.split(".") if path else []:
-        section = section[part]
-        if not isinstance(section, Mapping):
-            raise _refuse(path, section, "a mapping")
-    return section[leaf]
+    try:
+        for part in path.split(".") if path else []:
+            section = section[part]
+            if not isinstance(section, Mapping):
+                raise _refuse(path, section, "a mapping")
+        return section[leaf]
+    except OmegaConfBaseException as error:
+        raise _unreadable(error) from error
 
 
 # ---------------------------------------------------------------- samplers
@@ -340,12 +355,16 @@ def _sampler_path(value: object) -> str | None:
 def _sampler_args(sampler: object, value: Any) -> dict[str, Any]:
     """The arguments of the conf's sampler as JSON values; those of a built-in one are tried here."""
     if value is None:
-        return {}
+        value = {}
     if not isinstance(value, Mapping):
         raise _refuse(KEYS["sampler_args"], value, "a mapping of the arguments of controller.sampler")
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else dict(value)
+    try:
+        plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else dict(value)
+    except OmegaConfBaseException as error:
+        raise _unreadable(error) from error
     try:
         args: dict[str, Any] = json.loads(json.dumps(plain))
     except (TypeError, ValueError) as error:

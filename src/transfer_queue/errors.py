@@ -36,7 +36,19 @@ from __future__ import annotations
 
 
 class TransferQueueError(Exception):
-    """Base of every error raised by this package."""
+    """Base of every error raised by this package. A message that quotes something very long is cut in the middle."""
+
+    longest = 8000  # characters of a message
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_cut(arg, self.longest) if isinstance(arg, str) else arg for arg in args))
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    kept = longest // 2
+    return f"{text[:kept]} [... {len(text) - 2 * kept} characters ...] {text[-kept:]}"
 
 
 class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):
@@ -45,6 +57,8 @@ class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):
 
 class StartError(TransferQueueError, RuntimeError):
     """A system could not be started; the message carries the server's traceback."""
+
+    longest = 200_000
 
 
 class JournalError(TransferQueueError, RuntimeError):

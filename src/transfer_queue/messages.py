@@ -16,6 +16,8 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding bytes that are no message raises
+
 DELETE_CODE = 64  # msgpack Ext: a tag entry to remove (see `Delete`)
 
 

@@ -7,8 +7,10 @@ import numpy as np
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
 from transfer_queue.wire.layout import columns
+from transfer_queue.wire.sense import sense_in
 
 
+@sense_in("a lookup's reply")
 def joined(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
     """One lookup whose row positions[i][j] is row j of replies[i]. All must have the same fields."""
     count = sum(reply.count for reply in replies)

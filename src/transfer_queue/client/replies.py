@@ -12,8 +12,10 @@ from transfer_queue.messages import ClaimReply, FieldType, StatusReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.objects import decode_tag_value
+from transfer_queue.wire.sense import sense_in
 
 
+@sense_in("a server's reply")
 def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> BatchMeta:
     """The BatchMeta of the rows of a reply; an empty one where there are none."""
     rows = np.frombuffer(reply.rows, "<i8")
@@ -62,6 +64,7 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     return columns
 
 
+@sense_in("a server's reply")
 def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
     """Tags with opaque values decoded; None stays None."""
     if listed is None:
@@ -71,6 +74,7 @@ def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
     return listed
 
 
+@sense_in("a server's reply")
 def status(reply: StatusReply, fields: int | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(int64 indexes, int8 matrix [rows, fields], or [rows] where fields is None); (None, None) where unknown."""
     if not reply.known:

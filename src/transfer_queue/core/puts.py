@@ -154,7 +154,6 @@ def _indexes_of_keys(
 ) -> np.ndarray:
     if len(unknown) == len(keys):
         return indexes
-    assert partition is not None or not keys
     fresh = dict(zip(unknown, indexes.tolist(), strict=True))
     out = np.empty(len(keys), "i8")
     places = [i for i, key in enumerate(keys) if key not in fresh]

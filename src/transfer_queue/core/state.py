@@ -16,6 +16,7 @@ from transfer_queue.core.partition import Partition
 from transfer_queue.core.waiting import Waiting, WaitingRoom
 from transfer_queue.messages import AnyReply, UnitInfo
 
+MAX_RUNS = 4096  # of finished sequences that are remembered of one client
 MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
 
 
@@ -45,7 +46,8 @@ class Kept:
         """Drops what the client needs no more."""
         self.acknowledged = max(self.acknowledged, acknowledged)
         for first, last in finished:
-            self.finished.add(first, last)
+            if len(self.finished.starts) < MAX_RUNS:  # an honest client has far fewer
+                self.finished.add(first, last)
         self.finished.drop_up_to(self.acknowledged)
         some = bool(self.finished.starts)
         for sequence in [s for s in self.replies if s <= self.acknowledged or (some and s in self.finished)]:
@@ -207,9 +209,10 @@ class State:
 
     def _replied(self, record: r.Replied) -> None:
         kept = self.clients.setdefault(record.client, Kept())
-        kept.replies[record.sequence] = record.reply
         if record.acknowledged > kept.acknowledged or record.finished:
             kept.advance(record.acknowledged, record.finished)
+        if not kept.over(record.sequence):  # else nobody asks for it again
+            kept.replies[record.sequence] = record.reply
 
     def _client_forgotten(self, record: r.ClientForgotten) -> None:
         self.clients.pop(record.client, None)

@@ -30,7 +30,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
     by_name,
 )
-from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Envelope, Failure
 from transfer_queue.wire.framing import pack_frame
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Session:
         """The answer in a body; ProtocolError if it is none."""
         try:
             return self._decode(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
 
     def transport(self, kind: type[T]) -> T:

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metrics import exposition
 
+logger = logging.getLogger(__name__)
+
+MOST_READERS = 16  # at a time; the one that has been there for the longest makes room for the next
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Server(ThreadingHTTPServer):
+    """Threads for a few readers, whatever connects."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self._open: list[Any] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.append(request)
+        if len(self._open) > MOST_READERS:
+            with contextlib.suppress(OSError):  # gone already
+                self._open.pop(0).shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with contextlib.suppress(ValueError):  # it had to make room
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """What a reader does to its connection is not worth a line in the log."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            logger.exception("metrics cannot be served")
 
 
 def serve_metrics(listener: socket.socket, snapshot: Callable[[], SystemStatus]) -> str:
@@ -38,9 +74,6 @@ def serve_metrics(listener: socket.socket, snapshot: Callable[[], SystemStatus])
         def log_message(self, format: str, *args: object) -> None:
             """Requests for metrics are not worth a line in the log."""
 
-    server = ThreadingHTTPServer(listener.getsockname()[:2], Handler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listener
-    server.daemon_threads = True
+    server = _Server(listener, Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return f"127.0.0.1:{listener.getsockname()[1]}"

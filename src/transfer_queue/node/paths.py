@@ -27,7 +27,7 @@ import msgspec
 
 from transfer_queue import config
 from transfer_queue.errors import AttachError, StartError
-from transfer_queue.messages import PROTOCOL_VERSION
+from transfer_queue.messages import PROTOCOL_VERSION, UNREADABLE
 from transfer_queue.net.connection import MAX_PATH
 
 DEFAULT_NAME = "default"
@@ -185,7 +185,7 @@ class SystemFolder:
         content = _read_private(self.description)
         try:
             return msgspec.json.decode(content, type=Description)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise AttachError(f"{self.description} cannot be read ({error}); start the system anew") from error
 
     # ------------------------------------------------------------ removing

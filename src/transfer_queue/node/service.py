@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Envelope, Failure
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 
@@ -51,7 +51,7 @@ class EnvelopeService(ABC):
         """See `net.server.Service.received`."""
         try:
             envelope = self._decode(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return [self._unreadable(peer, body, error)]
         hello = self._peers[peer]
         try:
@@ -73,6 +73,6 @@ class EnvelopeService(ABC):
     def _unreadable(self, peer: int, body: bytes, error: Exception) -> Outgoing:
         try:
             head = self._decode_head(body)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             raise ProtocolError(f"a message that is no request: {error}") from error
         return self.answer(peer, head.sequence, Failure("ProtocolError", f"a request that cannot be read: {error}"))

@@ -12,7 +12,11 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.errors import StartError
+from transfer_queue.messages import UNREADABLE
 from transfer_queue.node.samplers import PickledSampler
+
+MAX_MESSAGE = 1 << 30  # bytes; a pickled sampler may be large
 
 _LENGTH = struct.Struct("<Q")
 
@@ -58,10 +62,18 @@ def send(channel: socket.socket, message: msgspec.Struct, seconds: float) -> Non
 
 
 def receive(channel: socket.socket, kind: Any, seconds: float) -> Any:
-    """The one message of the other side, of this type. EOFError if it ended without, TimeoutError past the time."""
+    """The one message of the other side, of this type.
+
+    EOFError if it ended without, TimeoutError past the time, StartError where what it said is no such message.
+    """
     limit = time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size, limit))
-    return msgspec.msgpack.decode(_exactly(channel, length, limit), type=kind)
+    if length > MAX_MESSAGE:
+        raise StartError(f"a message of {length} bytes in the launcher's pipe; most are {MAX_MESSAGE}")
+    try:
+        return msgspec.msgpack.decode(_exactly(channel, length, limit), type=kind)
+    except UNREADABLE as error:
+        raise StartError(f"what came over the launcher's pipe is no message of its release: {error}") from error
 
 
 def _exactly(channel: socket.socket, count: int, limit: float) -> bytes:

@@ -10,7 +10,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Done, Envelope, Failure, Free, Refuse, RegisterUnit, WriterGone
+from transfer_queue.messages import (
+    UNREADABLE,
+    Done,
+    Envelope,
+    Failure,
+    Free,
+    Refuse,
+    RegisterUnit,
+    WriterGone,
+)  # fmt: skip
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.net.session import Session
@@ -91,7 +100,10 @@ class UnitService(EnvelopeService):
     def _told(self, body: bytes) -> Iterable[Outgoing]:
         """What the controller says: extents to free, or answers to reports."""
         if body[:1] != _ANSWER:
-            request = self._decode(body).body
+            try:
+                request = self._decode(body).body
+            except UNREADABLE as error:
+                raise ProtocolError(f"the controller sent what is no request: {error}") from error
             if isinstance(request, Refuse):
                 return self._carried_out(self._unit.refuse(request.words))
             if not isinstance(request, Free):

@@ -24,6 +24,7 @@ HUGE = 4 << 20  # destinations from here on come from huge pages
 PARALLEL = 8 << 20  # copies from here on are split between two threads
 HUGE_PAGE = 2 << 20
 KEPT = 1 << 30  # bytes of given back memory that are kept warm, at most
+LARGEST = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes of memory that this machine has
 LARGEST_CELL = 4096
 RUN = 32 << 10  # runs of at least this length on average are copied one by one
 CELLS_PER_ROW = 24  # above, copying row by row is quicker than by cells
@@ -38,6 +39,8 @@ def allocate(nbytes: int) -> U8:
     costs more than the copy into them, four times as much where they are small. The kernel may take back what
     is kept (MADV_FREE), of which there is KEPT at most.
     """
+    if nbytes > LARGEST:
+        raise MemoryError(f"no memory for {nbytes} bytes: this machine has {LARGEST}")
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(nbytes, np.uint8)
     length = (nbytes + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE

@@ -17,11 +17,12 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages import LookupReply
-from transfer_queue.wire.copies import allocate
+from transfer_queue.wire.copies import LARGEST, allocate
 from transfer_queue.wire.layout import ITEM_SIZES
 from transfer_queue.wire.locate import FieldRows, Memory, located
 from transfer_queue.wire.locate import gather as gather_bytes
 from transfer_queue.wire.raising import decode_object
+from transfer_queue.wire.sense import sense_in
 from transfer_queue.wire.tensors import DTYPES, jagged_over, nested_over, offsets_of, tensor_over
 
 I8 = NDArray[np.int64]
@@ -43,6 +44,11 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
     """
     if layout not in get_args(Layout):
         raise InvalidArgumentError(f"layout {layout!r}: wanted one of {', '.join(get_args(Layout))}")
+    with sense_in("a lookup's reply"):
+        return _table(_columns(reply, memory, layout, allow_pickle), reply.count)
+
+
+def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool) -> dict[str, Any]:
     offsets: Offsets = {}
     columns: dict[str, Any] = {}
     for rows in located(reply, memory):
@@ -57,7 +63,7 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
             columns[name] = _stack(_rows(rows, memory), reply.count)
         else:
             columns[name] = _dense(rows, memory) if layout == "dense" else _padded(rows, memory)
-    return _table(columns, reply.count)
+    return columns
 
 
 def _table(columns: dict[str, Any], count: int) -> TensorDict:
@@ -152,7 +158,13 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
     shapes = rows.shapes[:, : int(ranks[0])]
     sizes: list[int] = shapes.max(axis=0).tolist()
     count, item_size = len(rows.starts), ITEM_SIZES[rows.type.dtype]
-    memory_of_all = allocate(count * math.prod(sizes) * item_size)
+    nbytes = count * math.prod(sizes) * item_size
+    if nbytes > LARGEST:
+        raise InvalidArgumentError(
+            f'field {rows.type.name!r}: layout "padded" would take {nbytes} bytes for {count} rows, more than this '
+            'machine has; ask for "jagged" or "list"'
+        )
+    memory_of_all = allocate(nbytes)
     memory_of_all[:] = 0
     flat = rows.bytes(memory)
     inner = math.prod(sizes[1:]) * item_size

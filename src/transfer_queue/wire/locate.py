@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages import FieldType, LookupReply, Placement
 from transfer_queue.wire.copies import U8, gather_pieces
-from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, ColumnLayout, columns_of_many
+from transfer_queue.wire.layout import ITEM_SIZES, MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
 
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
@@ -71,6 +71,8 @@ def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
         places = {name: placement for placement in reply.placements for name in placement.fields}
         by_placement = {id(placement): _Rows(blocks, placement, reply.count) for placement in reply.placements}
         for field in reply.types:
+            if not MIXED_RANK <= field.ndim <= MAX_NDIM:
+                raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
             yield by_placement[id(places[field.name])].of(field)
     except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
         raise ProtocolError(f"a lookup's reply makes no sense: {type(error).__name__}: {error}") from error
