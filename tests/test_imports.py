@@ -21,7 +21,7 @@ SETTINGS = {"config", "utils"}
 BYTES = LOWEST | {"wire"}
 META = {"metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_samples", "field_columns", "tag_values"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "net"}
-CLIENT = BYTES | SETTINGS | META | {"storage", "net", "node", "conditions"}
+CLIENT = BYTES | SETTINGS | META | {"storage", "core", "journal", "net", "node", "conditions"}
 MAY_IMPORT = {
     "errors": set(),
     "messages": {"errors"},

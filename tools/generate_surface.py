@@ -1,4 +1,4 @@
-"""Writes the blocking and awaitable surfaces out of `client/operations.py` and `client/kv_operations.py`.
+"""Writes the blocking and awaitable surfaces out of the operations in `client`: `SOURCES`.
 
     python tools/generate_surface.py           writes them
     python tools/generate_surface.py --check   exit 1 where they are not what it would write
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-SOURCES = (PACKAGE / "client" / "operations.py", PACKAGE / "client" / "kv_operations.py")
+SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in ("operations", "kv_operations", "checkpoint_operations"))
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 
@@ -23,6 +23,7 @@ CLIENT_HEAD = '''"""TransferQueueClient's methods. Made by tools/generate_surfac
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.client.changes import PartitionChange
+from transfer_queue.client.checkpoint_data import Cut
 from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy

@@ -98,6 +98,7 @@ class BatchMeta:
         self._tags = tags
         self._extra_info = extra_info
         self._holder: str | None = None  # the client that holds these rows, until it finishes them
+        self._epoch: int | None = None  # of the system's, in which these rows were learnt; None: of any
         # Python forms of the columns above, made when asked for; they never travel
         self._index_list: list[int] | None = None
         self._size_lists: dict[str, list[torch.Size | None]] = {}
@@ -307,6 +308,7 @@ class BatchMeta:
             self._extra_info.copy(),
         )
         cut._holder = self._holder
+        cut._epoch = self._epoch
         return cut
 
     # ------------------------------------------------------------ joining
@@ -331,7 +333,7 @@ class BatchMeta:
                 f"partition_ids do not match: {self._partitions.names} and {other._partitions.names}"
             )
         fields = {**self._fields, **other._fields}
-        return type(self)._made(
+        both = type(self)._made(
             self._indexes,
             self._partitions,
             {name: fields[name] for name in sorted(fields)},
@@ -339,6 +341,8 @@ class BatchMeta:
             self._tags.merged(other._tags),
             {**self._extra_info, **other._extra_info},
         )
+        both._epoch = _oldest([self, other])
+        return both
 
     @classmethod
     def concat(cls, data: Iterable[BatchMeta], validate: bool = True) -> BatchMeta:
@@ -365,7 +369,7 @@ class BatchMeta:
                     f"Field names do not match: {parts[0].field_names} and "
                     f"{next(other.field_names for other in parts if other.field_names != parts[0].field_names)}"
                 )
-        return cls._made(
+        whole = cls._made(
             np.concatenate([part._indexes for part in parts]),
             PartitionColumn.joined([part._partitions for part in parts], sizes),
             {
@@ -376,6 +380,8 @@ class BatchMeta:
             TagColumn.joined([part._tags for part in parts]),
             united((part._extra_info for part in parts), validate),
         )
+        whole._epoch = _oldest(parts)
+        return whole
 
     # ------------------------------------------------------------ changing
 
@@ -519,15 +525,17 @@ class BatchMeta:
     def __getstate__(self) -> tuple[Any, ...]:
         partitions = (self._partitions.names, self._partitions.codes)
         fields = list(self._fields.values())
-        return packed(self._indexes), partitions, fields, self._status, self._tags, self._extra_info, self._holder
+        columns = packed(self._indexes), partitions, fields, self._status, self._tags
+        return *columns, self._extra_info, self._holder, self._epoch
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        indexes, partitions, fields, status, tags, extra_info, holder = state
+        indexes, partitions, fields, status, tags, extra_info, holder, epoch = state
         if not status.flags.writeable:  # out-of-band buffers, as Ray uses them, come read-only
             status = status.copy()
         by_name = {field.name: field for field in fields}
         self._assign(unpacked(*indexes), PartitionColumn(*partitions), by_name, status, tags, extra_info)
         self._holder = holder
+        self._epoch = epoch
 
 
 def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, size: int) -> npt.NDArray[np.int8]:
@@ -547,6 +555,11 @@ def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, siz
             f"production_status must have one entry a sample: wanted {size}, got the shape {list(array.shape)}"
         )
     return array
+
+
+def _oldest(batches: Iterable[BatchMeta]) -> int | None:
+    """The oldest epoch in which rows of these batches were learnt: a batch is as stale as any part of it."""
+    return min((batch._epoch for batch in batches if batch._epoch is not None), default=None)
 
 
 def _shown(indexes: list[int]) -> str:

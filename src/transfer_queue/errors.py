@@ -14,11 +14,13 @@
     |   |-- DuplicateError          (ValueError)                    keys, fields or positions that are not distinct
     |   |-- OutOfRangeError         (ValueError, IndexError)        a position outside the batch
     |   `-- BalanceInputError       (ValueError, AssertionError)    a list that cannot be partitioned as asked
-    |-- CheckpointError             (ValueError)                    a saved state that is damaged, foreign or too new
+    |-- CheckpointError             (ValueError)                    one that is damaged, foreign or cannot be saved
     |-- UncarriableValueError       (TypeError)                     a value that cannot be stored
     |-- UnknownKeyError             (RuntimeError)                  a key that is not in this batch
     |-- UnknownPartitionError       (RuntimeError)                  a partition that does not exist
     |-- StorageKeyNotFoundError     (KeyError)                      a row or value that was cleared or never produced
+    |   `-- StaleMetadataError      (KeyError)                      metadata of before a checkpoint was loaded
+    |-- CheckpointNotFoundError     (FileNotFoundError)             no checkpoint there, or not all of it
     |-- CapacityError               (RuntimeError)                  no room for more rows or bytes
     |   |-- StalenessError          (RuntimeError)                  new rows too far ahead of the policy
     |   `-- DeadlockError           (RuntimeError)                  full, and all who could make room wait for rows
@@ -106,7 +108,7 @@ class BalanceInputError(InvalidArgumentError, AssertionError):
 
 
 class CheckpointError(TransferQueueError, ValueError):
-    """A saved state that is damaged, foreign, or of another version; nothing was changed."""
+    """A checkpoint or saved state is damaged, foreign, of another version, or cannot be saved; nothing was changed."""
 
 
 class UncarriableValueError(TransferQueueError, TypeError):
@@ -126,6 +128,17 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument; a sentence reads better without quotes
+        return str(self.args[0]) if self.args else ""
+
+
+class StaleMetadataError(StorageKeyNotFoundError):
+    """Metadata that was made before a checkpoint was loaded names rows of the time before; nothing was changed."""
+
+
+class CheckpointNotFoundError(TransferQueueError, FileNotFoundError):
+    """There is no checkpoint, or a file of it is missing; nothing was changed."""
+
+    def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 

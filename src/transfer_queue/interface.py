@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_queue.client import TransferQueueClient
+from transfer_queue.client import TransferQueueClient, checkpoint_folder
 from transfer_queue.config import Settings, address, merge, process_environment, sampler_object
 from transfer_queue.current import CURRENT, current_client
-from transfer_queue.errors import InvalidArgumentError, NotBuiltError, NotInitializedError
+from transfer_queue.errors import InvalidArgumentError, NotInitializedError
 from transfer_queue.kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
@@ -150,19 +150,61 @@ def get_metrics_endpoint() -> str | None:
 def save_checkpoint(
     checkpoint_dir: str | os.PathLike[str], *, include_storage: bool = True, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Of a later release: raises NotBuiltError; NotInitializedError where there is no system."""
-    _refuse_checkpoint(checkpoint_dir)
+    """Saves the whole system, samples and progress, into a folder, which replaces an older checkpoint there.
+
+    It is one moment of the system, however long the copying takes and whatever goes on meanwhile. The older checkpoint
+    stays until the new one is whole and on the disk, also if this process or the machine dies; samples that it holds
+    already, of the same running system, are linked to and not written again. Requires to run on the system's machine.
+
+    include_storage: of other stores; SimpleStorage always saves its samples. metadata: JSON values of the user's, kept
+    under "user_metadata" in the folder's metadata.json.
+
+    Raises:
+        NotInitializedError: there is no system. CheckpointError: the folder holds other things, somebody saves there
+        at this moment, or a server was restarted meanwhile. OSError: the disk is full, or refuses. Nothing has
+        changed then.
+    """
+    client = _checkpoint_client()
+    target = Path(os.path.realpath(checkpoint_dir))
+    content = {"storage_saved": True, "user_metadata": checkpoint_folder.user_metadata(metadata)}
+    checkpoint_folder.check_target(target)
+    with checkpoint_folder.replacing(target) as draft:
+        cut = client.begin_checkpoint()
+        held = False
+        try:
+            client.save_storage_checkpoint(draft, cut=cut, previous=target)
+            client.save_controller_checkpoint(draft / checkpoint_folder.STATE, cut=cut)
+        finally:
+            held = client.end_checkpoint(cut)
+        if not held:
+            raise checkpoint_folder.broken(target)
+        checkpoint_folder.write_json(draft / checkpoint_folder.METADATA, content)
 
 
 def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
-    """Of a later release: raises NotBuiltError; NotInitializedError where there is no system."""
-    _refuse_checkpoint(checkpoint_dir)
+    """Replaces the system's whole state, samples and progress, by a checkpoint's; its units may be others, or more.
+
+    Everything is checked first. Counters of global indexes go on where the higher of both was, and metadata of samples
+    from before is refused (StaleMetadataError). Those who wait go on waiting, for what is there now. There must be room
+    for the checkpoint's samples beside those that the system has. Requires to run on the system's machine.
+
+    Raises:
+        NotInitializedError: there is no system. CheckpointNotFoundError: no folder there, or not all of a checkpoint
+        (a FileNotFoundError). CheckpointError: files are missing ("count mismatch"), damaged, or of another program.
+        CapacityError: no room. Nothing has changed then.
+    """
+    client = _checkpoint_client()
+    folder = Path(os.path.realpath(checkpoint_dir))
+    checkpoint_folder.put_back(folder)
+    checkpoint_folder.check(folder)
+    client.load_storage_checkpoint(folder)
+    client.load_controller_checkpoint(folder / checkpoint_folder.STATE)
 
 
-def _refuse_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
+def _checkpoint_client() -> TransferQueueClient:
     if _TQ_CONTROLLER is None:
         raise NotInitializedError("the system is not initialized: call tq.init() before saving or loading checkpoints")
-    raise NotBuiltError(f"checkpoints (here {Path(checkpoint_dir)}) come with a later release")
+    return current_client()
 
 
 def as_json(merged: DictConfig) -> Any:

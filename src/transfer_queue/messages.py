@@ -174,7 +174,7 @@ class Publish(Request, frozen=True):
     new rows. block: what was written, its rows in the order of the targets; None for tags alone.
     tags: one dict a row to merge, None entries for rows without; replace_tags: they replace instead.
     closes: extents of this writer that will take no more blocks, as (unit, extent).
-    wait: seconds to wait for capacity; None fails at once.
+    wait: seconds to wait for capacity; None fails at once. epoch: in which `rows` were learnt; None: any.
     """
 
     partition: str
@@ -188,6 +188,7 @@ class Publish(Request, frozen=True):
     closes: list[tuple[int, int]] = []
     pre_allocate: int = 1
     wait: float | None = None
+    epoch: int | None = None
 
 
 class Claim(Request, frozen=True):
@@ -234,12 +235,13 @@ class RetrieveKeys(Request, frozen=True):
 
 class Lookup(Request, frozen=True):
     """Where values lie. By rows (i8) every row must have every field; by keys unknown ones are left out
-    and the fields every found key has are cut to `fields` (None: all)."""
+    and the fields every found key has are cut to `fields` (None: all). epoch: as in `Publish`."""
 
     partition: str
     rows: bytes | None = None
     keys: list[str] | None = None
     fields: list[str] | None = None
+    epoch: int | None = None
 
 
 class ListKeys(Request, frozen=True):
@@ -267,10 +269,11 @@ class ListPartitions(Request, frozen=True):
 
 
 class ClearRows(Request, frozen=True):
-    """Clears rows (i8 global indexes); unknown ones are fine."""
+    """Clears rows (i8 global indexes); unknown ones are fine. epoch: as in `Publish`."""
 
     partition: str
     rows: bytes
+    epoch: int | None = None
 
 
 class ClearKeys(Request, frozen=True):
@@ -281,21 +284,29 @@ class ClearKeys(Request, frozen=True):
 
 
 class Drop(Request, frozen=True):
-    """Clears samples for a reason, which is counted: rows (i8 global indexes), whole declared groups, or both."""
+    """Clears samples for a reason, which is counted: rows (i8 global indexes), whole declared groups, or both.
+
+    epoch: as in `Publish`.
+    """
 
     partition: str
     reason: str
     rows: bytes = b""
     groups: list[str] = []
+    epoch: int | None = None
 
 
 class Finish(Request, frozen=True):
-    """The task is through with these rows (i8 global indexes), which client `holder` was given."""
+    """The task is through with these rows (i8 global indexes), which client `holder` was given.
+
+    epoch: as in `Publish`.
+    """
 
     partition: str
     task: str
     rows: bytes
     holder: str
+    epoch: int | None = None
 
 
 class SetPolicyVersion(Request, frozen=True):
@@ -436,6 +447,28 @@ class Cancel(Request, frozen=True):
     sequence: int
 
 
+class BeginCheckpoint(Request, frozen=True):
+    """The asking client saves the system as it is now. name: 32 hex digits of its own choice.
+
+    The state is in the file of this name, in the system's folder of state files, when this is answered; and until
+    `EndCheckpoint`, or until the client has gone, no space that its values lie in is used again.
+    """
+
+    name: str
+
+
+class EndCheckpoint(Request, frozen=True):
+    """The asking client is through with a checkpoint; answered by whether all of it was there until now."""
+
+    name: str
+
+
+class LoadState(Request, frozen=True):
+    """The state in the file of this name, in the system's folder of state files, becomes the system's."""
+
+    name: str
+
+
 # ---------------------------------------------------------------- requests to a storage unit
 
 
@@ -519,11 +552,12 @@ class TopologyReply(Reply, frozen=True):
 
 class PublishReply(Reply, frozen=True):
     """rows: i8 global indexes of the targets. tags: merged ones (None: all empty), fields: common and
-    sorted; both only for a put by keys."""
+    sorted; both only for a put by keys. epoch: of the state (see `core.state`)."""
 
     rows: bytes
     tags: list[dict[str, Any]] | None = None
     fields: list[str] | None = None
+    epoch: int = 0
 
 
 class ClaimReply(Reply, frozen=True):
@@ -533,7 +567,7 @@ class ClaimReply(Reply, frozen=True):
     rows x ndim) for fields whose rows have differed. ended: nothing will ever come for this claim.
     version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
     held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
-    warning: what the asking client's log should say once.
+    warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
     """
 
     rows: bytes
@@ -545,6 +579,7 @@ class ClaimReply(Reply, frozen=True):
     version: int = -1
     held: bool = False
     warning: str | None = None
+    epoch: int = 0
 
 
 class ChangeReply(Reply, frozen=True):
@@ -582,6 +617,12 @@ class LookupReply(Reply, frozen=True):
     types: list[FieldType]
     blocks: Blocks
     placements: list[Placement]
+
+
+class CutReply(Reply, frozen=True):
+    """origin: equal block numbers of equal origins are the same block."""
+
+    origin: str
 
 
 class StatusReply(Reply, frozen=True):
@@ -718,9 +759,9 @@ AnyRequest = Union[
     ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
     CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
-    SpaceShort, Refuse, Watch, Freed,
+    SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
-    SlotReply, UnitStatusReply, ChangeReply,
+    SlotReply, UnitStatusReply, ChangeReply, CutReply,
 ]  # fmt: skip

@@ -1,8 +1,9 @@
 """What a client can do: each operation once, as a generator of calls.
 
 `tools/generate_surface.py` makes the blocking and the awaitable methods of `TransferQueueClient`, and the KV
-functions of the package, out of the signatures and docstrings here and in `kv_operations.py`. An operation yields
-`Call`s and is sent the replies (`net/blocking.py`, `net/asynchronous.py`, `testing/`).
+functions of the package, out of the signatures and docstrings here, in `kv_operations.py` and in
+`checkpoint_operations.py`. An operation yields `Call`s and is sent the replies (`net/blocking.py`,
+`net/asynchronous.py`, `testing/`).
 
 Every operation takes `timeout=`; what it means stands at `TransferQueueClient`. In fetches and puts it is how long
 they wait, and their docstrings say what they do without one.
@@ -20,6 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.client import arguments, replies
 from transfer_queue.client.arguments import DataParser, Tags
 from transfer_queue.client.changes import PartitionChange, partition_change
+from transfer_queue.client.checkpoint_operations import CheckpointOperations
 from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lookups import joined
 from transfer_queue.client.transfers import Operation
@@ -27,7 +29,6 @@ from transfer_queue.conditions import ConsumedBy
 from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
     InvalidArgumentError,
-    NotBuiltError,
     WaitTimeoutError,
 )
 from transfer_queue.messages import (
@@ -73,7 +74,7 @@ class Readiness(NamedTuple):
     version: int
 
 
-class Operations(KVOperations):
+class Operations(KVOperations, CheckpointOperations):
     """The operations of one client, over its state."""
 
     # ------------------------------------------------------------ metadata interface
@@ -269,6 +270,7 @@ class Operations(KVOperations):
             )  # fmt: skip
             indexes = np.frombuffer(reply.rows, "<i8")
             meta = BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
+            meta._epoch = reply.epoch
             if given is not None:
                 meta.update_custom_meta(given)
                 meta._tags_saved()
@@ -286,7 +288,7 @@ class Operations(KVOperations):
                 yield from self._publish(
                     block, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
                     tags=None if changed is None else [changed[p] for p in positions.tolist()],
-                    groups=None if groups is None else [groups[p] for p in positions.tolist()],
+                    groups=None if groups is None else [groups[p] for p in positions.tolist()], epoch=metadata._epoch,
                 )  # fmt: skip
         metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))
         metadata._tags_saved()
@@ -311,7 +313,10 @@ class Operations(KVOperations):
         if not fields:
             return TensorDict({}, batch_size=len(metadata))
         parts = metadata._split_by_partition()
-        requests = [Lookup(name, metadata._rows()[positions].tobytes(), None, fields) for name, positions in parts]
+        requests = [
+            Lookup(name, metadata._rows()[positions].tobytes(), None, fields, metadata._epoch)
+            for name, positions in parts
+        ]
 
         def look() -> Operation[LookupReply]:
             found = []
@@ -330,7 +335,7 @@ class Operations(KVOperations):
             assert tags is not None
             yield from self._publish(
                 None, None, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                tags=[tags[p] for p in positions.tolist()], replace_tags=True,
+                tags=[tags[p] for p in positions.tolist()], replace_tags=True, epoch=metadata._epoch,
             )  # fmt: skip
         metadata._tags_saved()
 
@@ -338,7 +343,8 @@ class Operations(KVOperations):
         """Drops these samples with their values, keys and tags; those that are gone already are fine."""
         arguments.batch_meta(metadata)
         for name, positions in metadata._split_by_partition():
-            yield from self._ask(ClearRows(name, metadata._rows()[positions].tobytes()), Done, timeout)
+            request = ClearRows(name, metadata._rows()[positions].tobytes(), metadata._epoch)
+            yield from self._ask(request, Done, timeout)
 
     def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
         """Drops a partition and all its samples; an unknown one is fine."""
@@ -400,7 +406,8 @@ class Operations(KVOperations):
             if strange:
                 raise InvalidArgumentError(f"the metadata has samples of {sorted(strange)}, not of {partition_id!r}")
             rows = metadata._rows().tobytes()
-        request = Drop(partition_id, arguments.text(reason, "reason"), rows, arguments.group_names(groups))
+        epoch = None if metadata is None else metadata._epoch
+        request = Drop(partition_id, arguments.text(reason, "reason"), rows, arguments.group_names(groups), epoch)
         return int((yield from self._ask(request, Done, timeout)).value)
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> Operation[None]:
@@ -413,7 +420,8 @@ class Operations(KVOperations):
         holder = metadata._holder or self._state.client_id
         for name, positions in metadata._split_by_partition():
             rows = metadata._rows()[positions].tobytes()
-            yield from self._ask(Finish(name, arguments.text(task_name, "task_name"), rows, holder), Done, timeout)
+            request = Finish(name, arguments.text(task_name, "task_name"), rows, holder, metadata._epoch)
+            yield from self._ask(request, Done, timeout)
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
         """Says that the policy has reached this version: producers may go on, and staleness is counted from it.
@@ -516,28 +524,6 @@ class Operations(KVOperations):
         """Progress of every partition by field and task, and the controller's counters."""
         return (yield from self._ask(Status(), SystemStatus, timeout))
 
-    # ------------------------------------------------------------ checkpoints
-
-    def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> Operation[None]:
-        """Of a later release: raises NotBuiltError."""
-        raise _not_built()
-        yield  # makes this a generator, as all operations are
-
-    def load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> Operation[None]:
-        """Of a later release: raises NotBuiltError."""
-        raise _not_built()
-        yield
-
-    def save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> Operation[None]:
-        """Of a later release: raises NotBuiltError."""
-        raise _not_built()
-        yield
-
-    def load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> Operation[None]:
-        """Of a later release: raises NotBuiltError."""
-        raise _not_built()
-        yield
-
     # ------------------------------------------------------------ shared
 
     def _claim(
@@ -558,7 +544,3 @@ class Operations(KVOperations):
         if not isinstance(task, str):
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since, hold)
-
-
-def _not_built() -> NotBuiltError:
-    return NotBuiltError("checkpoints come with a later release; this one keeps its data while the system runs")

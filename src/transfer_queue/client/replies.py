@@ -23,7 +23,9 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
         return BatchMeta()
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
     fields = [_column(field, reply.shapes) for field in reply.fields]
-    return BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, allow_pickle))
+    meta = BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, allow_pickle))
+    meta._epoch = reply.epoch
+    return meta
 
 
 def _column(field: FieldType, shapes: dict[str, bytes]) -> FieldColumn:

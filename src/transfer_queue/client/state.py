@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.checkpoint_data import Loaded
 from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
 from transfer_queue.errors import NotInitializedError, ProtocolError
@@ -38,6 +39,10 @@ class SystemAddress(Protocol):
     def key(self) -> bytes:
         """The system's key."""
 
+    @property
+    def states(self) -> Path:
+        """The folder of the system's state files."""
+
     def log_of(self, target: Target) -> str:
         """Where a server of the system writes its log."""
 
@@ -49,6 +54,8 @@ class ClientState:
     """The session of one client id in one process, and what it has learned of its system.
 
     settings, config: known after the first call. space: where it writes. hold: locks a slot file.
+    lost_cuts: checkpoints whose saving was interrupted, to be ended by the next. loaded: what is written of one that
+    is being loaded.
     """
 
     def __init__(
@@ -64,6 +71,8 @@ class ClientState:
         self._space: Space | None = None
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
+        self.lost_cuts: set[str] = set()
+        self.loaded: Loaded | None = None
 
     def _resolve(self, target: Target) -> str | tuple[str, int]:
         if target == CONTROLLER:

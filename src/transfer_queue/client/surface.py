@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.client.changes import PartitionChange
+from transfer_queue.client.checkpoint_data import Cut
 from transfer_queue.client.operations import Operations, Readiness
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy
@@ -686,38 +688,6 @@ class Surface(ABC):
         """Progress of every partition by field and task, and the controller's counters."""
         return await self._run_async(self._operations.status(timeout=timeout))
 
-    def save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.save_controller_checkpoint(path, timeout=timeout))
-
-    async def async_save_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.save_controller_checkpoint(path, timeout=timeout))
-
-    def load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.load_controller_checkpoint(path, timeout=timeout))
-
-    async def async_load_controller_checkpoint(self, path: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.load_controller_checkpoint(path, timeout=timeout))
-
-    def save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
-    async def async_save_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.save_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
-    def load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return self._run(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
-    async def async_load_storage_checkpoint(self, checkpoint_dir: str, *, timeout: float | None = None) -> None:
-        """Of a later release: raises NotBuiltError."""
-        return await self._run_async(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
-
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
     ) -> BatchMeta:
@@ -961,3 +931,123 @@ class Surface(ABC):
     ) -> None:
         """Drops the samples of these keys; unknown keys and partitions are fine."""
         return await self._run_async(self._operations.kv_clear(keys, partition_id, timeout=timeout))
+
+    def begin_checkpoint(self, *, timeout: float | None = None) -> Cut:
+        """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
+
+        Everything goes on meanwhile, but space that the saved samples lie in is not used again.
+        """
+        return self._run(self._operations.begin_checkpoint(timeout=timeout))
+
+    async def async_begin_checkpoint(self, *, timeout: float | None = None) -> Cut:
+        """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
+
+        Everything goes on meanwhile, but space that the saved samples lie in is not used again.
+        """
+        return await self._run_async(self._operations.begin_checkpoint(timeout=timeout))
+
+    def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
+        """Lets go of a cut. True if it held until now, so that what was copied is whole."""
+        return self._run(self._operations.end_checkpoint(cut, timeout=timeout))
+
+    async def async_end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
+        """Lets go of a cut. True if it held until now, so that what was copied is whole."""
+        return await self._run_async(self._operations.end_checkpoint(cut, timeout=timeout))
+
+    def save_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
+    ) -> None:
+        """Writes the controller's state, all but the samples' bytes, into a file, which is replaced whole.
+
+        cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
+        """
+        return self._run(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
+
+    async def async_save_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
+    ) -> None:
+        """Writes the controller's state, all but the samples' bytes, into a file, which is replaced whole.
+
+        cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
+        """
+        return await self._run_async(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
+
+    def save_storage_checkpoint(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        *,
+        cut: Cut | None = None,
+        previous: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Writes the bytes of all samples into the folder `simple_storage` of this one, which is replaced whole.
+
+        cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
+        checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+        """
+        return self._run(
+            self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
+        )
+
+    async def async_save_storage_checkpoint(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        *,
+        cut: Cut | None = None,
+        previous: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Writes the bytes of all samples into the folder `simple_storage` of this one, which is replaced whole.
+
+        cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
+        checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+        """
+        return await self._run_async(
+            self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
+        )
+
+    def load_storage_checkpoint(self, checkpoint_dir: str | os.PathLike[str], *, timeout: float | None = None) -> None:
+        """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
+
+        Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
+
+        Raises:
+            CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
+            damaged. CapacityError: no room for the samples beside those that there are.
+        """
+        return self._run(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    async def async_load_storage_checkpoint(
+        self, checkpoint_dir: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> None:
+        """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
+
+        Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
+
+        Raises:
+            CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
+            damaged. CapacityError: no room for the samples beside those that there are.
+        """
+        return await self._run_async(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+
+    def load_controller_checkpoint(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> None:
+        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+
+        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
+
+        Raises:
+            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+        """
+        return self._run(self._operations.load_controller_checkpoint(path, timeout=timeout))
+
+    async def async_load_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> None:
+        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+
+        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
+
+        Raises:
+            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+        """
+        return await self._run_async(self._operations.load_controller_checkpoint(path, timeout=timeout))

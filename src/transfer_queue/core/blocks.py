@@ -333,14 +333,17 @@ class BlockTable:
         """The unit is to be told anew what it is to free."""
         self.untold.update((place, None) for place in self.freed if place[0] == unit)
 
-    def take_freed(self, units: Container[int]) -> dict[int, list[int]]:
-        """The extents of which these units are to be told, by unit; those of others stay for a later call."""
+    def take_freed(self, units: Container[int], pinned: Container[tuple[int, int]]) -> dict[int, list[int]]:
+        """The extents of which these units are to be told, by unit; pinned ones and those of others stay for later."""
         taken: dict[int, list[int]] = {}
         if self.untold:
-            for unit, extent in self.untold:
-                if unit in units:
-                    taken.setdefault(unit, []).append(extent)
-            self.untold = {place: None for place in self.untold if place[0] not in units}
+            kept: dict[tuple[int, int], None] = {}
+            for place in self.untold:
+                if place[0] in units and place not in pinned:
+                    taken.setdefault(place[0], []).append(place[1])
+                else:
+                    kept[place] = None
+            self.untold = kept
         return taken
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:

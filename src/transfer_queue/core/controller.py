@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import claims, clears, deadlock, demand, puts, retention, watching
+from transfer_queue.core import checkpoints, claims, clears, deadlock, demand, puts, retention, watching
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
+from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.mutations import MUTATIONS, wanted
 from transfer_queue.core.partition import Partition
@@ -42,6 +43,7 @@ from transfer_queue.messages import (
     Envelope,
     Explain,
     Failure,
+    LoadState,
     Publish,
     Reserve,
     SpaceShort,
@@ -68,6 +70,7 @@ class Controller:
     server around it counts of its connections.
     peers: the connection on which each waiting request will be answered. connections: peers of each client.
     timer: seconds that pass, to say what a user's sampler costs; the core has no clock of its own.
+    boot: unlike that of any other controller; block numbers are told apart by it. checkpoints: under way.
     """
 
     def __init__(
@@ -79,12 +82,15 @@ class Controller:
         restored: State | None = None,
         now: float = 0.0,
         lives: Callable[[str], bool] = lambda client: False,
+        boot: str = "",
     ) -> None:
         self.state = State(capacity) if restored is None else restored
         self.state.watched = ranked_tags(sampler)
         self.samplers = claims.Samplers(sampler)
         self.config = config
         self.timer = timer
+        self.boot = boot
+        self.checkpoints = checkpoints.Checkpoints()
         self.records: list[r.AnyRecord] = []
         self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
         self.of_connections: Mapping[str, float] = {}
@@ -137,7 +143,9 @@ class Controller:
         if peers is not None:
             peers.discard(peer)
             if not peers:
+                left = self.checkpoints.left(client)
                 self._gone(client)
+                return [*left, *self._settle()]
         return self._settle()
 
     def next_deadline(self) -> float | None:
@@ -181,6 +189,27 @@ class Controller:
         self._changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
         return [*effects, *self._settle()]
 
+    def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
+        """An effect `WriteState` was carried out, or failed: why, in words."""
+        self._now = now
+        return [*checkpoints.written(self, name, trouble), *self._settle()]
+
+    def state_read(self, client: str, sequence: int, tree: Any, now: float) -> list[Effect]:
+        """An effect `ReadState` was carried out. tree: what the file holds, or an exception."""
+        self._now = now
+        peer = self.checkpoints.heard(client, sequence)
+        if peer is None:
+            return []  # nobody waits for it any more, and nothing is loaded
+        asked = Envelope(sequence, 0, LoadState(""))
+        try:
+            record = checkpoints.record_of(self, tree)
+            with checkpoints.sampler_loaded(self.samplers.default, tree["sampler"]):
+                before = list(self.state.partitions)
+                effects = self._commit(client, peer, asked, [record], lambda: self._taken_over(before))
+        except TransferQueueError as error:
+            effects = [self._failure(peer, sequence, error)]
+        return [*effects, *self._settle()]
+
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
         around = {f"connections_{name}": value for name, value in self.of_connections.items()}
@@ -195,6 +224,7 @@ class Controller:
 
     def _answer(self, client: str, peer: int, envelope: Envelope, body: Any, now: float) -> list[Effect]:
         sequence = envelope.sequence
+        check_epoch(self.state, body)
         query = QUERIES.get(type(body))
         if query is not None:
             return [Send(peer, sequence, query(self.state, body))]
@@ -212,6 +242,8 @@ class Controller:
             return self._cancel(client, peer, sequence, body.sequence)
         if isinstance(body, SpaceShort):
             return self._space_short(peer, sequence, body)
+        if isinstance(body, checkpoints.REQUESTS):
+            return [*checkpoints.ask(self, client, peer, sequence, body), *self._settle()]
         if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
             self._park(client, peer, sequence, body, now, body.wait)
             return self._settle()
@@ -297,7 +329,12 @@ class Controller:
         self.movers.back(client, demand.consumer_of(claim))
         partition = self.state.partitions.get(claim.partition)
         if partition is not None and claim.task in partition.holds.tasks:
-            held = partition.holds.of(claim.task, client, demand.rank_of(claim))
+            rank = demand.rank_of(claim)
+            if not len(partition.holds.of(claim.task, client, rank)):
+                gone = partition.holds.left_by(claim.task, rank, self.connections)
+                if gone is not None:
+                    self._apply(r.Inherited(partition.name, claim.task, gone, rank, client))
+            held = partition.holds.of(claim.task, client, rank)
             self._finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
 
     def _finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
@@ -414,10 +451,10 @@ class Controller:
             if change.everything:
                 for waiting in list(self.state.waiting.space.values()):
                     effects += self._retry(waiting)
-        for unit, extents in self.state.blocks.take_freed(self.unit_peers).items():
+        for unit, extents in self.state.blocks.take_freed(self.unit_peers, self.checkpoints).items():
             self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
             effects.append(FreeExtents(unit, extents))
-        if not self.works and self.movers.deadlocked(self.state, self.connections):
+        if not self.works and not self.checkpoints.cuts and self.movers.deadlocked(self.state, self.connections):
             effects += self._end_deadlock()
         return effects
 
@@ -482,6 +519,7 @@ class Controller:
         if peer is None:
             return []
         try:
+            check_epoch(self.state, waiting.request)
             records, reply = MUTATIONS[type(waiting.request)](self, waiting.client, peer, waiting.request)
         except CapacityError:
             return []
@@ -500,6 +538,23 @@ class Controller:
         return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
 
     # ------------------------------------------------------------ the rest
+
+    @property
+    def now(self) -> float:
+        """When the event under way happened, on the server's clock."""
+        return self._now
+
+    def _taken_over(self, before: list[str]) -> AnyReply:
+        """A loaded state is in place, where these partitions were: what the controller knew of them is no more."""
+        self.works.void()
+        self.warned.clear()
+        for name in {*before, *self.state.partitions}:
+            self._changed.setdefault(name, Change()).everything = True
+        for partition in list(self.state.partitions.values()):
+            if partition.sealed:
+                for record in clears.never_put(partition, ()):
+                    self._apply(record)
+        return Done(self.state.epoch)
 
     @property
     def group_size(self) -> int:
@@ -528,7 +583,7 @@ class Controller:
                     self._changed.setdefault(partition.name, Change())
         if (
             name is None
-            or isinstance(record, (r.Handed, r.Aged))
+            or isinstance(record, (r.Handed, r.Inherited, r.Aged))
             or (isinstance(record, r.Finished) and not record.freed)
         ):
             return

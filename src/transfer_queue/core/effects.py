@@ -42,4 +42,28 @@ class Work(msgspec.Struct, frozen=True):
     run: Callable[[], Any]
 
 
-Effect = Union[Work, RefuseLeases, Send, FreeExtents]
+class WriteState(msgspec.Struct, frozen=True):
+    """Write `tree()`, as it is at this moment, into a new file of this name in the system's folder of state files.
+
+    `Controller.state_written` is to be told when it is there, or what went wrong.
+    """
+
+    name: str
+    tree: Callable[[], Any]
+
+
+class ReadState(msgspec.Struct, frozen=True):
+    """Read the file of this name, which a client has put there; `Controller.state_read` gets the tree, or the error."""
+
+    name: str
+    client: str
+    sequence: int
+
+
+class RemoveState(msgspec.Struct, frozen=True):
+    """Remove the file of this name, where it is still there."""
+
+    name: str
+
+
+Effect = Union[Work, RefuseLeases, Send, FreeExtents, WriteState, ReadState, RemoveState]

@@ -7,6 +7,7 @@ is done: the controller clears it.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,15 @@ class Holds:
                 held, finished = chunk.held_columns(task)
                 held[at] -= 1
                 finished[at] += 1
+
+    def left_by(self, task: str, dp_rank: int, connected: Container[str]) -> str | None:
+        """A client that holds rows for this rank and is not there any more; such are those of a loaded state."""
+        holders = (holder for holder in self.by_holder if holder[0] == task and holder[2] == dp_rank)
+        return next((client for _, client, _ in holders if client not in connected), None)
+
+    def inherit(self, task: str, client: str, dp_rank: int, heir: str) -> None:
+        """Another client, which holds nothing for this rank, holds what `client` did."""
+        self.by_holder[task, heir, dp_rank] = self.by_holder.pop((task, client, dp_rank))
 
     def pass_over(self, task: str, positions: np.ndarray) -> None:
         """The task will never be given these rows, and so needs them no more."""

@@ -69,10 +69,11 @@ def publish(core: Controller, client: str, peer: int, request: Publish) -> Decis
 
     def reply() -> AnyReply:
         if request.keys is None:
-            return PublishReply(indexes.tobytes())
+            return PublishReply(indexes.tobytes(), epoch=core.state.epoch)
         partition = core.state.partitions[request.partition]
         positions = partition.rows.positions_of(indexes)
-        return PublishReply(indexes.tobytes(), partition.tags_of(positions), partition.common_fields(positions))
+        fields = partition.common_fields(positions)
+        return PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, core.state.epoch)
 
     return records, reply
 

@@ -40,7 +40,7 @@ class Partition:
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
     losses: values that were lost with their storage.
-    version: grows with every change. changes: which rows changed, and which were cleared, at which versions.
+    epoch: see `State`. version: grows with every change. changes: which rows changed, and which were cleared, when.
     learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
@@ -55,8 +55,10 @@ class Partition:
         options: PartitionOptions,
         blocks: BlockTable,
         awaits: Callable[[str, str, tuple[str, ...]], bool],
+        epoch: int = 0,
     ) -> None:
         self.name = name
+        self.epoch = epoch
         self.awaits = awaits
         self.blocks = blocks
         self.nbytes = 0

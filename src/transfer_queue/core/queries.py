@@ -60,6 +60,7 @@ def meta_reply(
     return ClaimReply(
         rows=rows.astype("i8", copy=False).tobytes(), fields=types,
         produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,
+        epoch=partition.epoch,
     )  # fmt: skip
 
 

@@ -123,6 +123,16 @@ class Handed(Record, frozen=True):
     rows: bytes
 
 
+class Inherited(Record, frozen=True):
+    """What a client that is not there any more holds for a rank is `heir`'s, who goes on in its place."""
+
+    partition: str
+    task: str
+    client: str
+    dp_rank: int
+    heir: str
+
+
 class Finished(Record, frozen=True):
     """A client holds these rows no longer: the task is through with them. freed: those that end with it."""
 
@@ -256,9 +266,20 @@ class WriterFenced(Record, frozen=True):
     extents: list[int]
 
 
+class StateLoaded(Record, frozen=True):
+    """A checkpoint's state took the place of the state; see `core.loading`. state: `core.packing` of what was saved.
+
+    time: on the controller's clock.
+    """
+
+    state: bytes
+    time: float
+
+
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
     ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
     RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver,
     UnitLost, ExtentsLost, ExtentsFreed,
+    StateLoaded, Inherited,
 ]  # fmt: skip

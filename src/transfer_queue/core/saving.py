@@ -27,6 +27,7 @@ def saved(state: State) -> dict[str, Any]:
     return {
         "next_index": state.next_index,
         "next_block": state.next_block,
+        "epoch": state.epoch,
         "changes": state.changes,
         "blocks": state.blocks.saved(),
         "partitions": {name: partition.saved() for name, partition in state.partitions.items()},
@@ -58,11 +59,12 @@ def restored(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()
 def _restore(state: State, tree: Any) -> None:
     state.next_index = tree["next_index"]
     state.next_block = tree["next_block"]
+    state.epoch = tree["epoch"]
     state.changes = tree["changes"]
     state.blocks.restore(tree["blocks"])
     for name, partition in tree["partitions"].items():
         options = msgspec.convert(partition["options"], PartitionOptions)
-        made = state.partitions[name] = Partition(name, options, state.blocks, state.waiting.awaits)
+        made = state.partitions[name] = Partition(name, options, state.blocks, state.waiting.awaits, state.epoch)
         made.restore(partition)
         for tag in state.watched:
             made.rows.watch(tag)

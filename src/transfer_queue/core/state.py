@@ -67,6 +67,8 @@ class Kept:
 class State:
     """partitions: by name, in order of creation. next_index: the next global index, next_block: block number.
 
+    epoch: how many checkpoints were loaded; what clients know of rows is of one epoch.
+
     changes: how often any partition was changed. It gives the versions of partitions, so that one made anew under
     an old name never shows a version that the old one had.
 
@@ -84,6 +86,7 @@ class State:
         self.partitions: dict[str, Partition] = {}
         self.next_index = 0
         self.next_block = 1
+        self.epoch = 0
         self.changes = 0
         self.blocks = BlockTable()
         self.waiting = WaitingRoom()
@@ -111,7 +114,7 @@ class State:
 
     def _partition_made(self, record: r.PartitionMade) -> None:
         self.partitions[record.partition] = Partition(
-            record.partition, record.options, self.blocks, self.waiting.awaits
+            record.partition, record.options, self.blocks, self.waiting.awaits, self.epoch
         )
         partition = self._changed(record.partition)
         partition.changes.made = partition.version
@@ -167,6 +170,15 @@ class State:
     def _handed(self, record: r.Handed) -> None:
         holds = self.partitions[record.partition].holds
         holds.hand(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
+
+    def _inherited(self, record: r.Inherited) -> None:
+        holds = self.partitions[record.partition].holds
+        holds.inherit(record.task, record.client, record.dp_rank, record.heir)
+
+    def _state_loaded(self, record: r.StateLoaded) -> None:
+        from transfer_queue.core.loading import take_over  # which needs this module
+
+        take_over(self, record)
 
     def _finished(self, record: r.Finished) -> None:
         partition = self.partitions[record.partition]
@@ -260,6 +272,7 @@ class State:
             "partitions": {name: partition.state() for name, partition in self.partitions.items()},
             "next_index": self.next_index,
             "next_block": self.next_block,
+            "epoch": self.epoch,
             "changes": self.changes,
             "blocks": self.blocks.state(),
             "waiting": self.waiting.state(),
@@ -304,4 +317,6 @@ _APPLY: dict[type, Any] = {
     r.UnitLost: State._unit_lost,
     r.ExtentsLost: State._extents_lost,
     r.ExtentsFreed: State._extents_freed,
+    r.Inherited: State._inherited,
+    r.StateLoaded: State._state_loaded,
 }

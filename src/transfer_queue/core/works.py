@@ -51,6 +51,11 @@ class Works:
         del self._of[job.partition.name, job.task]
         return job
 
+    def void(self) -> None:
+        """Another state is in place: all deals that are under way are void."""
+        for job in self._jobs.values():
+            job.stale = True
+
     def forget(self, partition: str, task: str | None) -> None:
         """The consumption of a task (None: of every one) is reset: deals that are under way are void."""
         for (name, other), job in self._of.items():

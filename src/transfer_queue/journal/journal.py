@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core import saving
-from transfer_queue.core.records import Aged, AnyRecord, Parked, Unparked
+from transfer_queue.core.records import Aged, AnyRecord, Parked, StateLoaded, Unparked
 from transfer_queue.core.retention import at_another_clock
 from transfer_queue.core.state import State
 from transfer_queue.errors import CheckpointError, JournalError
@@ -135,7 +135,7 @@ def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, in
     shift = 0.0 if reading.head is None else clock.shift_from(reading.head.clock)
     for records in reading.frames():
         for record in records:
-            if shift and isinstance(record, Aged):
+            if shift and isinstance(record, (Aged, StateLoaded)):
                 record = msgspec.structs.replace(record, time=record.time + shift)
             try:
                 state.apply(record)

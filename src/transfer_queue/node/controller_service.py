@@ -8,12 +8,23 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Union
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
+from transfer_queue.core.effects import (
+    Effect,
+    FreeExtents,
+    ReadState,
+    RefuseLeases,
+    RemoveState,
+    Send,
+    Work,
+    WriteState,
+)
 from transfer_queue.messages import Envelope, Failure, Free, Freed, Refuse, RegisterUnit, SpaceShort, WriterGone
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.service import EnvelopeService
+from transfer_queue.node.state_files import StateFiles
+from transfer_queue.node.state_writer import StateWriter
 from transfer_queue.node.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -23,13 +34,17 @@ FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed)
 
 
 class ControllerService(EnvelopeService):
-    """A `net.server.Service` that serves one controller. journaling: None: nobody keeps what it records."""
+    """A `net.server.Service` that serves one controller.
+
+    states: where it is saved to and loaded from. journaling: None: nobody keeps what it records.
+    """
 
     name = "controller"
 
-    def __init__(self, controller: Controller, journaling: Journaling | None = None) -> None:
+    def __init__(self, controller: Controller, states: StateFiles, journaling: Journaling | None = None) -> None:
         super().__init__()
         self._controller = controller
+        self._states = states
         self._journaling = journaling
         self._worker = Worker()
         self._call_soon: CallSoon | None = None
@@ -81,6 +96,33 @@ class ControllerService(EnvelopeService):
 
         self._worker.begin(work.run, done)
 
+    def _write(self, write: WriteState) -> Iterable[Outgoing]:
+        """Writes the state of now in a forked child, while service goes on."""
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(trouble: str | None) -> Iterable[Outgoing]:
+            return self._carried_out(self._controller.state_written(write.name, trouble, time.monotonic()))
+
+        def soon(function: Callable[[], Any]) -> None:
+            call_soon(function)
+
+        try:
+            StateWriter(soon).begin(self._states.path(write.name), write.tree, done, sync=False)
+        except OSError as error:
+            return done(str(error))
+        return ()
+
+    def _read(self, read: ReadState) -> None:
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(tree: Any) -> None:
+            now = time.monotonic
+            call_soon(lambda: self._carried_out(self._controller.state_read(read.client, read.sequence, tree, now())))
+
+        self._worker.begin(lambda: self._states.read(read.name), done)
+
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
         return list(self._outgoing(effects))
 
@@ -90,6 +132,12 @@ class ControllerService(EnvelopeService):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, Work):
                 self._begin(effect)
+            elif isinstance(effect, WriteState):
+                yield from self._write(effect)
+            elif isinstance(effect, ReadState):
+                self._read(effect)
+            elif isinstance(effect, RemoveState):
+                self._states.remove(effect.name)
             elif isinstance(effect, FreeExtents):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:

@@ -44,7 +44,8 @@ class RunningSystem:
     """A system that runs, as seen from one process.
 
     name, folder: see `paths`. controller: the path where it listens. key: the system's; never to be shown.
-    logs: the folder of the servers' logs. owned: this very process has started it, and its end ends it.
+    logs, states: the folders of the servers' logs, and of state files. owned: this very process has started it, and
+    its end ends it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RunningSystem:
         self.name = system.name
         self.folder = system.folder
         self.logs = system.logs
+        self.states = system.states
         self.controller = description.controller
         self.key = key
         self.description = description

@@ -7,6 +7,7 @@
         arena                     link to the folder of the arenas, which is best in memory
         journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
         slots-0/                  slot locks of writers (`storage.ownership`)
+        states/                   states of the controller, while clients save or load (`node.state_files`)
         controller.sock, unit-0.sock
         logs/                     supervisor.log, controller.log, unit-0.log
     <runtime dir>/.<name>.lock    while somebody starts or removes the system
@@ -101,6 +102,7 @@ class SystemFolder:
         self.arena = folder / "arena"
         self.logs = folder / "logs"
         self.journal = folder / "journal"
+        self.states = folder / "states"
         self.controller = folder / "controller.sock"
 
     @classmethod
@@ -128,7 +130,7 @@ class SystemFolder:
     # ------------------------------------------------------------ making
 
     def create(self) -> bytes:
-        """Makes the folder, its logs and a new key, which it returns. Nothing of a system may be there."""
+        """Makes the folder with those in it and a new key, which it returns. Nothing of a system may be there."""
         longest = len(os.fsencode(self.folder / _LONGEST))
         if longest > MAX_PATH:
             raise StartError(
@@ -138,6 +140,7 @@ class SystemFolder:
         try:
             self.folder.mkdir(mode=0o700)
             self.logs.mkdir(mode=0o700)
+            self.states.mkdir(mode=0o700)
             key = secrets.token_bytes(KEY_BYTES)
             _write(self.key, key)
         except OSError as error:

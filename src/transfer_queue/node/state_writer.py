@@ -23,16 +23,17 @@ _WORDS = 4096  # bytes of an error's words
 _FIRST = 3  # the first descriptor that is not a standard one
 _PR_SET_PDEATHSIG = 1
 
-Done = Callable[[str | None], None]
+Done = Callable[[str | None], Any]
 
 
 class StateWriter:
-    """Writes one file at a time. call_soon: runs a function in the loop's thread; from any thread.
+    """Writes one file at a time. call_soon: runs a function in the loop's thread, from any thread,
+    and sends what it returns.
 
     busy: a child is writing.
     """
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, call_soon: Callable[[Callable[[], Any]], object]) -> None:
         self.busy = False
         self._call_soon = call_soon
 
@@ -60,9 +61,9 @@ class StateWriter:
     def _wait(self, pid: int, said: int, done: Done) -> None:
         words = _words_of(pid, said)
 
-        def ended() -> None:
+        def ended() -> Any:
             self.busy = False
-            done(words)
+            return done(words)
 
         self._call_soon(ended)
 

@@ -27,8 +27,10 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.journal import state_file
 from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, RegisterUnit
 from transfer_queue.net.session import Target, outcome
+from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
 from transfer_queue.storage.arena import Arena
@@ -40,7 +42,7 @@ from transfer_queue.wire.framing import FrameReader, pack_frame
 
 T = TypeVar("T")
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
-MOST_WORK_SECONDS = 0.1  # of virtual time that the core's long work takes
+MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
 
@@ -96,6 +98,9 @@ class _Address:
 
     controller = "controller"
     key = b"simulated"
+
+    def __init__(self, states: Path) -> None:
+        self.states = states
 
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
@@ -154,7 +159,7 @@ class Client(Subscriptions):
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
-        self.state = ClientState(_Address(), name, lambda path: _Held(cluster.held, path))
+        self.state = ClientState(_Address(cluster.states.folder), name, lambda path: _Held(cluster.held, path))
         self.operations = Operations(self.state)
         self._connections: dict[Target, int] = {}
         self._readers: dict[int, FrameReader] = {}
@@ -275,6 +280,8 @@ class Cluster:
             StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), _Slots(n, self.held))
             for n in range(settings.num_data_storage_units)
         ]
+        self.states = StateFiles(folder / "states")
+        self.states.folder.mkdir(parents=True)
         self.records: list[AnyRecord] = []
         self._clients: list[Client] = []
         self._readers: dict[int, FrameReader] = {}
@@ -440,6 +447,12 @@ class Cluster:
                 self._answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, core_effects.Work):
                 self._begin(effect)
+            elif isinstance(effect, core_effects.WriteState):
+                self._write_state(effect)
+            elif isinstance(effect, core_effects.ReadState):
+                self._read_state(effect)
+            elif isinstance(effect, core_effects.RemoveState):
+                self.states.remove(effect.name)
             elif isinstance(effect, core_effects.FreeExtents):
                 unit = self.units[effect.unit]
                 self._unit(unit, unit.free(effect.extents))
@@ -448,8 +461,6 @@ class Cluster:
                 self._unit(unit, unit.refuse(effect.words))
 
     def _begin(self, work: core_effects.Work) -> None:
-        """Work takes a while, drawn by the seed."""
-
         def done() -> None:
             try:
                 outcome = work.run()
@@ -457,7 +468,23 @@ class Cluster:
                 outcome = error
             self._core(self.controller.worked(work.number, outcome, self.clock.now))
 
-        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
+        self._soon(done)
+
+    def _write_state(self, write: core_effects.WriteState) -> None:
+        """The file has the state of now, and is there after a while."""
+        state_file.write(self.states.path(write.name), write.tree(), sync=False)
+        self._soon(lambda: self._core(self.controller.state_written(write.name, None, self.clock.now)))
+
+    def _read_state(self, read: core_effects.ReadState) -> None:
+        def done() -> None:
+            tree = self.states.read(read.name)
+            self._core(self.controller.state_read(read.client, read.sequence, tree, self.clock.now))
+
+        self._soon(done)
+
+    def _soon(self, action: Callable[[], object]) -> None:
+        """Has something done that takes a while, drawn by the seed."""
+        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), action)
 
     def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
         for effect in [*effects, *unit.confirmed(), *unit.shortage()]:

@@ -1,0 +1,203 @@
+"""The data of a checkpoint: which files of blocks it is made of, and how their blocks get back into arenas.
+
+A save links to the files of the checkpoint before it that still hold enough of what is needed, and writes the rest
+into one more. A load copies what is needed out of the files into space that a client has reserved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from transfer_queue.client.checkpoint_folder import SUFFIX, Entry, write_manifest
+from transfer_queue.core.blocks import PLACE
+from transfer_queue.core.relocation import Columns
+from transfer_queue.errors import CheckpointError, TransferQueueError
+from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.block_file import BlockFile, aligned, write_blocks
+from transfer_queue.storage.extents import GRANULE
+
+PIECE = 16 << 20
+"""Bytes that a load reserves at once; a larger block is reserved alone."""
+LEAST_PIECE = 1 << 20  # so that each piece is an extent of its own
+MOST_FILES = 32  # of one checkpoint; what is beyond is written anew, the smallest first
+
+Memory = Callable[[int], Bytes]
+
+
+# ------------------------------------------------------------ saving
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is being saved. name, origin: see `messages.BeginCheckpoint` and `CutReply`. state: the file of the state.
+
+    blocks: number, unit, offset, generation, nbytes of all that it needs, ascending by number.
+    """
+
+    name: str
+    origin: str
+    state: Path
+    blocks: Columns
+
+
+def save_blocks(draft: Path, cut: Cut, previous: Path | None, memory: Memory) -> None:
+    """Fills a folder with all blocks of a cut, and says in its manifest which files they are in.
+
+    previous: a folder of an older checkpoint; its files are shared where they hold enough that is needed. All is
+    synced, but the folder itself. OSError where the disk refuses.
+    """
+    numbers = cut.blocks["number"]
+    left = np.ones(len(numbers), bool)
+    entries: list[Entry] = []
+    for path, held in reusable(previous, cut) if previous is not None else ():
+        with contextlib.suppress(OSError):  # a file system without links: it is written anew
+            os.link(path, draft / path.name, follow_symlinks=False)
+            left[np.searchsorted(numbers, held)] = False
+            entries.append(Entry(len(entries), path.stem, path.name, len(held), path.stat().st_size))
+    if left.any():
+        name = uuid.uuid4().hex
+        columns = [cut.blocks[column][left] for column in ("number", "unit", "offset", "nbytes")]
+        number, unit, offset, nbytes = columns
+        size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, memory)
+        entries.append(Entry(len(entries), name, f"{name}{SUFFIX}", int(left.sum()), size))
+    write_manifest(draft, entries)
+
+
+def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
+    """The files of an older checkpoint that hold blocks of this one, at least half of their bytes; and which blocks."""
+    found = []
+    for path in sorted(previous.glob(f"*{SUFFIX}")) if previous.is_dir() else ():
+        try:
+            with BlockFile(path) as file:
+                index = file.index
+        except (TransferQueueError, OSError):
+            continue  # damaged, or another program's: nothing of it is shared
+        if index.origin != cut.origin:
+            continue
+        held = index.column("number")
+        taken = aligned(index.column("nbytes"))
+        needed = np.isin(held, cut.blocks["number"])
+        if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
+            found.append((int(taken.sum()), path, held[needed]))
+    found.sort(key=lambda each: -each[0])
+    return [(path, held) for _, path, held in found[: MOST_FILES - 1]]
+
+
+# ------------------------------------------------------------ loading
+
+
+@dataclass
+class Loaded:
+    """Blocks that a load has written and nobody knows of yet. placed: see `core.relocation.relocate`."""
+
+    placed: list[Columns]
+    reserved: list[Reserved] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Blocks to load, in the order of files and positions. file: which; position, nbytes: where in it."""
+
+    files: list[BlockFile]
+    file: np.ndarray
+    number: np.ndarray
+    position: np.ndarray
+    nbytes: np.ndarray
+
+
+def sources(files: list[BlockFile], numbers: np.ndarray | None) -> Source:
+    """Where blocks lie in files; numbers: those that are wanted, ascending, None for all.
+
+    CheckpointError where one is in no file. A block that is in two is taken from the first.
+    """
+    columns = {name: [np.zeros(0, "i8")] for name in ("file", "number", "position", "nbytes")}
+    for at, file in enumerate(files):
+        columns["file"].append(np.full(len(file.index.column("number")), at))
+        for name in ("number", "position", "nbytes"):
+            columns[name].append(file.index.column(name))
+    whole = {name: np.concatenate(parts) for name, parts in columns.items()}
+    _, first = np.unique(whole["number"], return_index=True)
+    if numbers is not None:
+        first = first[np.isin(whole["number"][first], numbers)]
+        if len(first) != len(numbers):
+            missing = np.setdiff1d(numbers, whole["number"])
+            raise CheckpointError(
+                f"{len(missing)} blocks of the state are in no file of data, among them {missing[:5].tolist()}; the "
+                f"state is of another checkpoint than the data: load both of one"
+            )
+    chosen = {name: column[np.sort(first)] for name, column in whole.items()}
+    return Source(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
+
+
+def pieces(source: Source) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """(piece of each block, where in it, bytes of each piece): how the blocks are laid out where they are loaded."""
+    taken = aligned(source.nbytes)
+    end = np.cumsum(taken)
+    piece = (end - taken) // PIECE
+    _, first, piece = np.unique(piece, return_index=True, return_inverse=True)
+    within = end - taken - (end - taken)[first][piece]
+    sizes = np.zeros(len(first), "i8")
+    np.maximum.at(sizes, piece, within + taken)
+    return piece, within, np.maximum(sizes, LEAST_PIECE).tolist()
+
+
+def copy_in(source: Source, piece: np.ndarray, within: np.ndarray, spaces: list[list[Bytes]]) -> None:
+    """Copies blocks out of their files, segment by segment, into the spaces of their pieces; checks all checksums."""
+    if not len(source.number):
+        return
+    taken = aligned(source.nbytes)
+    apart = np.diff(source.file, prepend=-1) != 0
+    apart[1:] |= source.position[1:] != source.position[:-1] + taken[:-1]
+    apart |= np.diff(piece, prepend=-1) != 0
+    for at, file in enumerate(source.files):
+        mine = np.flatnonzero(source.file == at)
+        if not len(mine):
+            continue
+        position = source.position[mine]
+        buffer = np.empty(0, np.uint8)
+        for _, start, length, checksum in file.index.segments():
+            a, b = np.searchsorted(position, [start, start + length]).tolist()
+            if a == b:
+                continue
+            if len(buffer) < length:
+                buffer = np.empty(length, np.uint8)
+            file.read(buffer[:length], start, checksum)
+            some = mine[a:b]
+            cuts = [0, *(np.flatnonzero(apart[some][1:]) + 1).tolist(), len(some)]
+            for first, last in pairwise(cuts):
+                block, end = some[first], some[last - 1]
+                size = int(source.position[end] + taken[end] - source.position[block])
+                read = int(source.position[block]) - start
+                put = int(within[block])
+                for space in spaces[int(piece[block])]:
+                    space[put : put + size] = buffer[read : read + size]
+
+
+def placed(source: Source, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]) -> list[Columns]:
+    """Where the blocks lie now, ascending by number; and where their copies do."""
+    order = np.argsort(source.number)
+    found = []
+    for spaces in zip(*(space.places for space in reserved), strict=True):
+        columns = {name: np.array([getattr(space, name) for space in spaces], "i8")[piece] for name in PLACE}
+        columns["offset"] = columns["offset"] + within
+        columns["number"] = source.number
+        found.append({name: column[order] for name, column in columns.items()})
+    return found or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
+
+
+def stale(blocks: Columns, generations: Callable[[int], np.ndarray]) -> int:
+    """How many blocks do not lie any more where they did."""
+    count = 0
+    for unit in np.unique(blocks["unit"]).tolist():
+        mine = blocks["unit"] == unit
+        now = generations(unit)[blocks["offset"][mine] // GRANULE]
+        count += int((now != blocks["generation"][mine].view("<u8")).sum())
+    return count

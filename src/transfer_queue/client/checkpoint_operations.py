@@ -1,0 +1,226 @@
+"""What a client can do with checkpoints: operations like those of `operations.py`.
+
+A save is a cut of the controller's state, made while everything goes on, and a copy of the bytes that it names; a load
+writes the bytes into leased space first and then lets the state change in one step. Files are written and read by the
+client, in the thread (or event loop) that calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.client import checkpoint_data, checkpoint_folder
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.checkpoint_data import Cut, Loaded
+from transfer_queue.client.transfers import _UNCERTAIN, Operation, Transfers
+from transfer_queue.core.blocks import PLACE, BlockTable
+from transfer_queue.core.relocation import needed, relocate
+from transfer_queue.core.saving import restored, saved
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
+from transfer_queue.journal import state_file
+from transfer_queue.messages import BeginCheckpoint, CloseExtents, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.block_file import BlockFile
+
+_NONE = np.zeros(0, "i8")
+STATE_SECONDS = 600.0  # for the controller to write its state, or to take one over
+
+
+class CheckpointOperations(Transfers):
+    """The operations of one client that save and load."""
+
+    def begin_checkpoint(self, *, timeout: float | None = None) -> Operation[Cut]:
+        """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
+
+        Everything goes on meanwhile, but space that the saved samples lie in is not used again.
+        """
+        yield from self._state.learn()
+        while self._state.lost_cuts:
+            yield from self._end_badly(self._state.lost_cuts.pop(), None)
+        name = uuid.uuid4().hex
+        try:
+            reply = yield from self._ask(BeginCheckpoint(name), CutReply, timeout, parked=STATE_SECONDS)
+            path = self._state.system.states / name
+            blocks = BlockTable()
+            blocks.restore(state_file.read(path)["state"]["blocks"])
+            return Cut(name, reply.origin, path, needed(blocks))
+        except BaseException as error:
+            yield from self._end_badly(name, error)
+            raise
+
+    def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
+        """Lets go of a cut. True if it held until now, so that what was copied is whole."""
+        gone = checkpoint_data.stale(cut.blocks, lambda unit: self._state.arena(unit).generations)
+        held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
+        return bool(held) and not gone
+
+    def save_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
+    ) -> Operation[None]:
+        """Writes the controller's state, all but the samples' bytes, into a file, which is replaced whole.
+
+        cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
+        """
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.draft")
+        made = cut or (yield from self.begin_checkpoint(timeout=timeout))
+        try:
+            checkpoint_folder.copy(made.state, draft)
+            if cut is None:
+                yield from self.end_checkpoint(made, timeout=timeout)
+            draft.replace(target)
+            checkpoint_folder.sync_folder(target.parent)
+        except BaseException as error:
+            draft.unlink(missing_ok=True)
+            if cut is None:
+                yield from self._end_badly(made.name, error)
+            raise
+
+    def save_storage_checkpoint(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        *,
+        cut: Cut | None = None,
+        previous: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+    ) -> Operation[None]:
+        """Writes the bytes of all samples into the folder `simple_storage` of this one, which is replaced whole.
+
+        cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
+        checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+        """
+        folder = Path(checkpoint_dir)
+        older = folder if previous is None else Path(previous)
+        made = cut or (yield from self.begin_checkpoint(timeout=timeout))
+        try:
+            with checkpoint_folder.replacing(folder / checkpoint_folder.STORAGE) as draft:
+                checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.memory)
+                if cut is None and not (yield from self.end_checkpoint(made, timeout=timeout)):
+                    raise checkpoint_folder.broken(folder)
+        except BaseException as error:
+            if cut is None:
+                yield from self._end_badly(made.name, error)
+            raise
+
+    def load_storage_checkpoint(
+        self, checkpoint_dir: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> Operation[None]:
+        """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
+
+        Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
+
+        Raises:
+            CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
+            damaged. CapacityError: no room for the samples beside those that there are.
+        """
+        folder = Path(checkpoint_dir)
+        entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
+        state = folder / checkpoint_folder.STATE
+        numbers = needed(_state_of(state)[1].blocks)["number"] if state.exists() else None
+        yield from self._state.learn()
+        yield from self._forget_loaded()
+        with contextlib.ExitStack() as opened:
+            files = [
+                opened.enter_context(BlockFile(folder / checkpoint_folder.STORAGE / entry.file)) for entry in entries
+            ]
+            source = checkpoint_data.sources(files, numbers)
+            piece, within, sizes = checkpoint_data.pieces(source)
+            reserved: list[Reserved] = []
+            try:
+                for size in sizes:
+                    reserved.append((yield from self._reserve(size, timeout)))
+                spaces = [
+                    [self._state.arena(place.unit).view(place.offset, space.nbytes) for place in space.places]
+                    for space in reserved
+                ]
+                checkpoint_data.copy_in(source, piece, within, spaces)
+            except Exception:
+                for space in reserved:
+                    yield from self._abandon(space)
+                raise
+        self._state.loaded = Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved)
+
+    def load_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> Operation[None]:
+        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+
+        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
+
+        Raises:
+            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+        """
+        tree, state = _state_of(Path(path))
+        yield from self._state.learn()
+        loaded, self._state.loaded = self._state.loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
+        space = self._state.space
+        name = uuid.uuid4().hex
+        sent = self._state.system.states / name
+        try:
+            _check_loaded(state.blocks, loaded, path)
+            lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
+            relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
+            state_file.write(sent, {**tree, "state": saved(state)}, sync=False)
+            yield from self._ask(LoadState(name), Done, timeout, parked=STATE_SECONDS)
+        except Exception as error:
+            if not isinstance(error, _UNCERTAIN):
+                for each in loaded.reserved:
+                    yield from self._abandon(each)
+                raise
+            for each in loaded.reserved:
+                space.published(each)
+            raise
+        finally:
+            sent.unlink(missing_ok=True)
+        for each in loaded.reserved:
+            space.published(each)
+        closes = space.closes()
+        if closes:
+            try:
+                yield Call(CONTROLLER, CloseExtents(closes))
+            except BaseException:
+                space.keep(closes)
+                raise
+
+    # ------------------------------------------------------------ shared
+
+    def _end_badly(self, name: str, error: BaseException | None) -> Operation[None]:
+        """Ends a cut of which nothing came. After an interruption nothing may be asked: the next save does it."""
+        if error is None or isinstance(error, Exception):
+            with contextlib.suppress(TransferQueueError):
+                yield Call(CONTROLLER, EndCheckpoint(name))
+        else:
+            self._state.lost_cuts.add(name)
+
+    def _forget_loaded(self) -> Operation[None]:
+        loaded, self._state.loaded = self._state.loaded, None
+        for space in loaded.reserved if loaded is not None else ():
+            yield from self._abandon(space)
+
+
+def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
+    """(the tree in a file, the state that it holds). Raises CheckpointNotFoundError, CheckpointError."""
+    try:
+        tree = state_file.read(path)
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
+    if not isinstance(tree, dict) or "state" not in tree:
+        raise CheckpointError(f"{path} holds no state of a controller; name the file that a save has written")
+    return tree, restored(tree["state"])
+
+
+def _check_loaded(blocks: BlockTable, loaded: Loaded, path: str | os.PathLike[str]) -> None:
+    numbers = needed(blocks)["number"]
+    missing = np.setdiff1d(numbers, loaded.placed[0]["number"])
+    if len(missing):
+        raise CheckpointError(
+            f"{path} names {len(numbers)} blocks of samples, of which {len(missing)} were not loaded; call "
+            f"load_storage_checkpoint with the folder of the same checkpoint first, or tq.load_checkpoint for both"
+        )

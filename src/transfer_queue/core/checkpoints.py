@@ -1,0 +1,182 @@
+"""Saving and loading the whole state, beside the service: which cuts are being saved, and who waits for what.
+
+    BeginCheckpoint   the cut: the server writes the state as it is now into a file of the name that the client chose,
+                      and no extent that holds a value of it is given back until the client has copied all of them
+    EndCheckpoint     the client is through with it, and learns whether that was so
+    LoadState         the server reads such a file, which the client has put there; it becomes the state in one record
+
+None of this is part of the state: after a restart of the controller a save in progress has failed, and its client
+notices at its end. Requests name files and never carry a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Container, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from transfer_queue.core import claims
+from transfer_queue.core import records as r
+from transfer_queue.core.asking import asked
+from transfer_queue.core.effects import Effect, ReadState, RemoveState, Send, WriteState
+from transfer_queue.core.packing import pack
+from transfer_queue.core.saving import saved
+from transfer_queue.core.waiting import Waiter
+from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError
+from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, Failure, LoadState
+from transfer_queue.sampler.base import BaseSampler
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+FORMAT = 1
+REQUESTS = (BeginCheckpoint, EndCheckpoint, LoadState)
+Place = tuple[int, int]
+
+
+class Cut:
+    """One save under way. extents: (unit, extent) of all that its values lie in. asker: who waits for its file."""
+
+    def __init__(self, client: str, extents: frozenset[Place], asker: Waiter, reply: CutReply) -> None:
+        self.client = client
+        self.extents = extents
+        self.asker: Waiter | None = asker
+        self.reply = reply
+
+
+class Checkpoints(Container[Place]):
+    """cuts: by name. loads: who waits for a state to be loaded. peers: where each who waits is answered.
+
+    It contains all and only the extents that some cut needs.
+    """
+
+    def __init__(self) -> None:
+        self.cuts: dict[str, Cut] = {}
+        self.loads: set[Waiter] = set()
+        self.peers: dict[Waiter, int] = {}
+
+    def __contains__(self, place: object) -> bool:
+        return any(place in cut.extents for cut in self.cuts.values())
+
+    def heard(self, client: str, sequence: int) -> int | None:
+        """A file was read: where its client is answered, None where nobody waits any more."""
+        waiting = (client, sequence) in self.loads
+        self.loads.discard((client, sequence))
+        peer = self.peers.pop((client, sequence), None)
+        return peer if waiting else None
+
+    def left(self, client: str) -> list[Effect]:
+        """A client has gone: nobody saves or loads for it any more."""
+        for waiter in [waiter for waiter in self.peers if waiter[0] == client]:
+            del self.peers[waiter]
+        self.loads = {waiter for waiter in self.loads if waiter[0] != client}
+        gone = [name for name, cut in self.cuts.items() if cut.client == client]
+        for name in gone:
+            del self.cuts[name]
+        return [RemoveState(name) for name in gone]
+
+
+def ask(core: Controller, client: str, peer: int, sequence: int, request: Any) -> list[Effect]:
+    """A request of a client that saves or loads. It came again if it is known: then it waits on its new connection."""
+    if not re.fullmatch("[0-9a-f]{32}", request.name):
+        raise InvalidArgumentError(f"{request.name[:80]!r} is no name of a state file, which has 32 hex digits")
+    if isinstance(request, BeginCheckpoint):
+        return _begin(core, client, peer, sequence, request.name)
+    if isinstance(request, EndCheckpoint):
+        return _end(core, client, peer, sequence, request.name)
+    ours = core.checkpoints
+    waits = (client, sequence) in ours.loads
+    ours.loads.add((client, sequence))
+    ours.peers[client, sequence] = peer
+    return [] if waits else [ReadState(request.name, client, sequence)]
+
+
+def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -> list[Effect]:
+    ours = core.checkpoints
+    known = ours.cuts.get(name)
+    if known is not None and known.client != client:
+        raise InvalidArgumentError(f"a checkpoint {name!r} is another client's; choose a name of your own")
+    if known is not None and known.asker is None:
+        return [Send(peer, sequence, known.reply)]
+    ours.peers[client, sequence] = peer
+    if known is not None:
+        return []
+    sampler = sampler_state(core.samplers.default)
+    extents = frozenset(place for place, extent in core.state.blocks.extents.items() if extent.blocks)
+    origin = f"{core.boot}-{core.state.epoch}"
+    ours.cuts[name] = Cut(client, extents, (client, sequence), CutReply(origin))
+    time = core.now
+
+    def tree() -> dict[str, Any]:
+        return {"format": FORMAT, "time": time, "sampler": sampler, "state": saved(core.state)}
+
+    return [WriteState(name, tree)]
+
+
+def _end(core: Controller, client: str, peer: int, sequence: int, name: str) -> list[Effect]:
+    """True if all of the cut was there until now."""
+    cut = core.checkpoints.cuts.get(name)
+    if cut is None or cut.client != client:
+        return [Send(peer, sequence, Done(False))]
+    del core.checkpoints.cuts[name]
+    return [Send(peer, sequence, Done(True)), RemoveState(name)]
+
+
+def written(core: Controller, name: str, trouble: str | None) -> list[Effect]:
+    """The file of a cut is there, or could not be written: why, in words."""
+    ours = core.checkpoints
+    cut = ours.cuts.get(name)
+    if cut is None or cut.asker is None:
+        return [RemoveState(name)]  # its client has gone
+    waiter, cut.asker = cut.asker, None
+    peer = ours.peers.pop(waiter, None)
+    answer: CutReply | Failure = cut.reply
+    effects: list[Effect] = []
+    if trouble is not None:
+        del ours.cuts[name]
+        answer = Failure("CheckpointError", f"the controller could not write its state: {trouble}; nothing was saved")
+        effects.append(RemoveState(name))
+    return effects if peer is None else [Send(peer, waiter[1], answer), *effects]
+
+
+def record_of(core: Controller, tree: Any) -> r.StateLoaded:
+    """The record that makes a saved tree the state. CheckpointError where it is none; SamplerError."""
+    if isinstance(tree, Exception):
+        raise CheckpointError(f"the state to load cannot be read: {tree}") from tree
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise CheckpointError(f"the state to load is not of format {FORMAT}, which is what this release loads")
+    return r.StateLoaded(pack(tree), core.now)
+
+
+def sampler_state(sampler: BaseSampler) -> dict[str, Any] | None:
+    """What a user's sampler keeps, None of a built-in one. SamplerError where it cannot be kept without pickle."""
+    if claims.deals_itself(sampler):
+        return None
+    state = asked(sampler, sampler.save_checkpoint)
+    try:
+        encoded = msgspec.msgpack.encode(state)
+        msgspec.msgpack.decode(encoded)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise SamplerError(
+            f"what {type(sampler).__name__}.save_checkpoint() gives cannot be kept: {error}; let it give dicts, lists, "
+            f"text, bytes and numbers alone"
+        ) from error
+    return {"name": type(sampler).__name__, "state": encoded}
+
+
+@contextlib.contextmanager
+def sampler_loaded(sampler: BaseSampler, kept: dict[str, Any] | None) -> Iterator[None]:
+    """Gives a user's sampler what one of its class has kept, unless the block fails."""
+    if kept is None or claims.deals_itself(sampler) or kept["name"] != type(sampler).__name__:
+        yield
+        return
+    before = asked(sampler, sampler.save_checkpoint)
+    asked(sampler, sampler.load_checkpoint, msgspec.msgpack.decode(kept["state"]))
+    try:
+        yield
+    except BaseException:
+        asked(sampler, sampler.load_checkpoint, before)
+        raise

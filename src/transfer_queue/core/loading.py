@@ -1,0 +1,53 @@
+"""A saved state takes the place of the state: what of either goes on."""
+
+from __future__ import annotations
+
+from transfer_queue.core import records as r
+from transfer_queue.core.blocks import BlockTable, Extent
+from transfer_queue.core.packing import unpack
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.retention import at_another_clock
+from transfer_queue.core.saving import restored
+from transfer_queue.core.state import State
+from transfer_queue.errors import CheckpointError
+
+
+def take_over(state: State, record: r.StateLoaded) -> None:
+    """Partitions with all that is in them are those saved. Clients, units and who waits are those of now.
+
+    Counters never go back. Who had promised rows, or reserved some, does not know of it any more. Who held some goes on
+    where it is there, else whoever comes for its task and rank. All checks come before any change.
+    """
+    tree = unpack(record.state)
+    loaded = restored(tree["state"], state.capacity, state.watched)
+    _join(state, loaded.blocks)
+    state.epoch = max(state.epoch, loaded.epoch) + 1
+    state.next_index = max(state.next_index, loaded.next_index)
+    state.next_block = max(state.next_block, loaded.next_block)
+    state.losses = max(state.losses, loaded.losses)
+    state.changes = max(state.changes, loaded.changes) + 1
+    state.blocks = loaded.blocks
+    at_another_clock(loaded, record.time - tree["time"])
+    state.partitions = loaded.partitions
+    for partition in state.partitions.values():
+        partition.awaits = state.waiting.awaits
+        partition.version = partition.changes.made = state.changes
+        partition.epoch = state.epoch
+        _forget_clients(partition)
+
+
+def _join(state: State, blocks: BlockTable) -> None:
+    """Blocks lie in extents of their loader. Of the extents of before only those go on that writers still fill."""
+    for unit, extent in blocks.extents:
+        if unit not in state.units or (unit, extent) in state.blocks.extents:
+            raise CheckpointError(f"the state to load has blocks in extent {extent} of unit {unit}, which is not new")
+    blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
+    for place, before in state.blocks.extents.items():
+        blocks.extents[place] = Extent(before.writer, before.length)
+        blocks.leased += before.length
+    blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
+
+
+def _forget_clients(partition: Partition) -> None:
+    partition.wants.promised.clear()
+    partition.owners = {f"before epoch {partition.epoch}: {n}": number for n, number in partition.owners.items()}

@@ -1,0 +1,201 @@
+"""Files of blocks: what a checkpoint keeps of the samples' bytes.
+
+    head (64 bytes)   magic, version, where the index lies and its checksum
+    data              blocks, each from a multiple of 64 bytes on, in segments of some MiB with a checksum each
+    index             which blocks lie where (`BlockIndex`)
+
+A file is written once, in one pass, straight out of the arenas, and its head last; what is not whole is no such file.
+Blocks never change and have numbers for ever, so later checkpoints link to a file that still holds enough of theirs.
+This module knows nothing of what a block contains, nor of folders.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from transfer_queue.errors import CheckpointError
+from transfer_queue.storage.base import Bytes
+
+MAGIC = b"TQblocks"
+VERSION = 1
+ALIGNMENT = 64
+SEGMENT = 8 << 20
+"""Bytes that share a checksum; a larger block has a segment of its own."""
+
+_HEAD = struct.Struct(
+    "<8sIIQQI"
+)  # magic, version, checksum of the index, where it begins, its length, of what is before
+_PIECES = 512  # of one writev
+
+Numbers = np.ndarray
+
+
+class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
+    """What a file holds, in order of position; columns as little-endian bytes.
+
+    origin: whose block numbers they are. number, position, nbytes i8: a block each. first i8: the first block of each
+    segment; checksum u4: of its bytes, which end where the next segment begins.
+    """
+
+    origin: str
+    number: bytes
+    position: bytes
+    nbytes: bytes
+    first: bytes
+    checksum: bytes
+    end: int
+
+    def column(self, name: str) -> Numbers:
+        """number, position, nbytes or first as an array."""
+        return np.frombuffer(getattr(self, name), "<i8")
+
+    def segments(self) -> Iterator[tuple[slice, int, int, int]]:
+        """(its blocks, where it begins, its length in bytes, its checksum) of each segment."""
+        position = self.column("position")
+        edges = [*self.column("first").tolist(), len(position)]
+        checksums = np.frombuffer(self.checksum, "<u4").tolist()
+        for first, last, checksum in zip(edges, edges[1:], checksums):
+            start = int(position[first])
+            end = int(position[last]) if last < len(position) else self.end
+            yield slice(first, last), start, end - start, checksum
+
+
+def aligned(nbytes: Numbers) -> Numbers:
+    """What blocks of so many bytes take, in an arena and here."""
+    taken: Numbers = np.maximum(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+    return taken
+
+
+def write_blocks(
+    path: Path, origin: str, number: Numbers, unit: Numbers, offset: Numbers, nbytes: Numbers,
+    memory: Callable[[int], Bytes],
+) -> int:  # fmt: skip
+    """Writes these blocks (columns of equal length) into a new file, and syncs it; how many bytes it has.
+
+    memory: all bytes of a unit. Blocks that lie side by side are written as one piece. OSError where the disk refuses;
+    what was written is left to the caller then.
+    """
+    order = np.lexsort((offset, unit))
+    number, unit, offset, nbytes = number[order], unit[order], offset[order], nbytes[order]
+    taken = aligned(nbytes)
+    end = ALIGNMENT + np.cumsum(taken)
+    position = end - taken
+    segment = (position - ALIGNMENT) // SEGMENT
+    first = np.flatnonzero(np.diff(segment, prepend=-1)) if len(number) else np.zeros(0, "i8")
+    apart = (np.diff(unit, prepend=-1) != 0) | (offset != np.concatenate([[-1], offset[:-1] + taken[:-1]]))
+    apart[first] = True
+    starts = np.flatnonzero(apart)
+    pieces = _Pieces(unit[starts], offset[starts], np.add.reduceat(taken, starts) if len(starts) else starts, memory)
+    bounds = np.searchsorted(starts, [*first.tolist(), len(number)]).tolist()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _write(file, [bytes(ALIGNMENT)])
+        checksums = [pieces.write(file, a, b) for a, b in pairwise(bounds)]
+        total = int(end[-1]) if len(end) else ALIGNMENT
+        packed = [column.astype("<i8").tobytes() for column in (number, position, nbytes, first)]
+        index = msgspec.msgpack.encode(
+            BlockIndex(origin, packed[0], packed[1], packed[2], packed[3], np.array(checksums, "<u4").tobytes(), total)
+        )
+        _write(file, [index])
+        head = _HEAD.pack(MAGIC, VERSION, zlib.crc32(index), total, len(index), 0)
+        os.pwrite(file, head[:-4] + struct.pack("<I", zlib.crc32(head[:-4])), 0)
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return total + len(index)
+
+
+class _Pieces:
+    """What is written as one: runs of bytes of the arenas."""
+
+    def __init__(self, unit: Numbers, offset: Numbers, nbytes: Numbers, memory: Callable[[int], Bytes]) -> None:
+        self._columns = unit.tolist(), offset.tolist(), nbytes.tolist()
+        self._memory = {number: memory(number).data for number in set(self._columns[0])}
+
+    def write(self, file: int, first: int, last: int) -> int:
+        """Writes these pieces; their checksum."""
+        checksum = 0
+        for at in range(first, last, _PIECES):
+            some = []
+            for unit, offset, nbytes in zip(*(column[at : min(at + _PIECES, last)] for column in self._columns)):
+                some.append(self._memory[unit][offset : offset + nbytes])
+                checksum = zlib.crc32(some[-1], checksum)
+            _write(file, some)
+        return checksum
+
+
+def _write(file: int, pieces: list[memoryview] | list[bytes]) -> None:
+    left: list[memoryview | bytes] = list(pieces)
+    while left:
+        written = os.writev(file, left)
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = memoryview(left[0])[written:]
+
+
+class BlockFile:
+    """An open file of blocks. path, index: which and what is in it.
+
+    Raises:
+        CheckpointError: it is none, of another version, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.index = self._read_index()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets go of it."""
+        os.close(self._file)
+
+    def __enter__(self) -> BlockFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, into: Bytes, position: int, checksum: int) -> None:
+        """Fills `into` with a segment that begins at `position`. CheckpointError where it is not what it was."""
+        view, done = into.data, 0
+        while done < len(view):
+            read = os.preadv(self._file, [view[done:]], position + done)
+            if not read:
+                raise self._damaged(f"it ends at byte {position + done}")
+            done += read
+        if zlib.crc32(view) != checksum:
+            raise self._damaged(f"the checksum of {len(view)} bytes at byte {position} is wrong")
+
+    def _read_index(self) -> BlockIndex:
+        head = os.pread(self._file, _HEAD.size, 0)
+        if len(head) < _HEAD.size or head[: len(MAGIC)] != MAGIC:
+            raise CheckpointError(
+                f"{self.path} is no file of blocks: it begins with {head[:8]!r} and not with {MAGIC!r}; it is another "
+                f"program's, or was not written to its end"
+            )
+        _, version, checksum, start, length, check = _HEAD.unpack(head)
+        if version != VERSION:
+            raise CheckpointError(
+                f"{self.path} is of version {version} and this release reads version {VERSION}; load it with the "
+                f"release that wrote it"
+            )
+        index = os.pread(self._file, length, start) if zlib.crc32(head[:-4]) == check else b""
+        if len(index) != length or not index or zlib.crc32(index) != checksum:
+            raise self._damaged("the checksum of its index is wrong")
+        return msgspec.msgpack.decode(index, type=BlockIndex)
+
+    def _damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is damaged: {why}; load another checkpoint")

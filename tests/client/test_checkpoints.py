@@ -1,0 +1,755 @@
+"""Checkpoints in the simulation: one moment is saved while everything goes on, and what is loaded is that moment."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from simulated import numbers, ragged, rows_of, table
+from transfer_queue.batch_meta import BatchMeta
+from transfer_queue.client import checkpoint_data
+from transfer_queue.client.checkpoint_folder import MANIFEST, STATE, STORAGE
+from transfer_queue.conditions import consumed_by
+from transfer_queue.errors import (
+    CapacityError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    InvalidArgumentError,
+    SamplerError,
+    StaleMetadataError,
+    StorageKeyNotFoundError,
+)
+from transfer_queue.journal import state_file
+from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
+from transfer_queue.testing import Client, Cluster
+
+MIB = 1 << 20
+
+
+def save(client: Client, folder: Path, meanwhile: Callable[[], object] = lambda: None) -> Path:
+    """What `tq.save_checkpoint` does, but for the swap of folders. meanwhile: between the cut and the copy."""
+    cut = client.begin_checkpoint()
+    meanwhile()
+    client.save_storage_checkpoint(folder, cut=cut)
+    client.save_controller_checkpoint(folder / STATE, cut=cut)
+    assert client.end_checkpoint(cut)
+    return folder
+
+
+def load(client: Client, folder: Path) -> None:
+    """What `tq.load_checkpoint` does after its checks."""
+    client.load_storage_checkpoint(folder)
+    client.load_controller_checkpoint(folder / STATE)
+
+
+def values(client: Client, keys: list[str], partition: str = "p", field: str = "x") -> list[int]:
+    return client.kv_batch_get(keys, partition, field)[field].tolist()
+
+
+def files(folder: Path) -> dict[str, int]:
+    """Inode of each file of blocks."""
+    return {path.name: path.stat().st_ino for path in (folder / STORAGE).iterdir() if path.name != MANIFEST}
+
+
+def leased(cluster: Cluster) -> int:
+    cluster.run()
+    return sum(unit.table.leased for unit in cluster.units)
+
+
+@pytest.fixture
+def put(a):
+    """put(keys, start=0): keyed rows of partition p."""
+
+    def made(keys: str, start: int = 0, partition: str = "p") -> None:
+        a.kv_batch_put(list(keys), partition, numbers(len(keys), start), tags=[{"of": key} for key in keys])
+
+    return made
+
+
+class TestRoundTrip:
+    def test_values_of_every_kind(self, start, tmp_path):
+        """Another system has the same values, tags, keys and fields to the last bit."""
+        one, other = start(seed=1), start(seed=2)
+        writer = one.client("writer")
+        columns = table(
+            x=torch.arange(5),
+            half=torch.randn(5, 3, dtype=torch.bfloat16),
+            ragged=ragged(1, 5, 2, 4, 3),
+            words=["a", "", None, {"b": [1, 2]}, b"\0x"],
+        )
+        writer.kv_batch_put(list("abcde"), "p", columns, tags=[{"i": i, "t": (1, i)} for i in range(5)])
+        writer.kv_batch_put(["a", "c"], "p", table(more=torch.zeros(2, 100_000)))
+        save(writer, tmp_path / "ck")
+        reader = other.client("reader")
+        load(reader, tmp_path / "ck")
+        assert reader.kv_list() == writer.kv_list()
+        for keys in (list("edcba"), ["a", "c"]):
+            was, now = writer.kv_batch_get(keys, "p"), reader.kv_batch_get(keys, "p")
+            assert sorted(was.keys()) == sorted(now.keys())
+            for name in sorted(was.keys()):
+                for before, after in zip(rows_of(was.get(name)), rows_of(now.get(name)), strict=True):
+                    same = torch.equal(before, after) if isinstance(before, torch.Tensor) else before == after
+                    assert same, name
+
+    def test_an_empty_system(self, start, tmp_path):
+        """A system without anything is saved, and replaces one that has something."""
+        save(start(seed=1).client("a"), tmp_path / "ck")
+        client = start(seed=2).client("a")
+        client.put(numbers(3), partition_id="p")
+        load(client, tmp_path / "ck")
+        assert client.get_partition_list() == []
+
+    def test_counters_never_go_back(self, cluster, a, put, tmp_path):
+        """Indexes and blocks go on where the higher of both was, the epoch with every load."""
+        put("ab")
+        save(a, tmp_path / "ck")
+        put("cdef")
+        block = cluster.controller.state.next_block
+        for epoch in (1, 2):
+            load(a, tmp_path / "ck")
+            assert cluster.controller.state.epoch == epoch
+            assert cluster.controller.state.next_block >= block
+            put("z", partition=f"later{epoch}")
+            (index,) = a.kv_retrieve_meta("z", f"later{epoch}").global_indexes
+            assert index == 5 + epoch
+
+    def test_many_small_blocks(self, start, tmp_path):
+        """A thousand puts of one row, out of an arena in which many are gone."""
+        client = start(seed=3).client("a")
+        keys = [str(i) for i in range(1000)]
+        for i, key in enumerate(keys):
+            client.kv_put(key, "p", {"x": torch.tensor(i)})
+        client.kv_clear(keys[::3], "p")
+        left = [key for i, key in enumerate(keys) if i % 3]
+        other = start(seed=4).client("b")
+        load(other, save(client, tmp_path / "ck"))
+        assert values(other, left) == [int(key) for key in left]
+
+    def test_big_blocks(self, start, tmp_path, monkeypatch):
+        """Blocks larger than what is reserved at once, and segments that are cut between them."""
+        monkeypatch.setattr(checkpoint_data, "PIECE", 2 * MIB)
+        client, other = start(seed=1).client("a"), start(seed=2).client("b")
+        for i in range(4):
+            client.kv_put(str(i), "p", {"x": torch.full((300_000 * (i + 1),), i, dtype=torch.int64)})
+        load(other, save(client, tmp_path / "ck"))
+        for i in range(4):
+            (found,) = other.kv_batch_get([str(i)], "p", layout="list")["x"]
+            assert len(found) == 300_000 * (i + 1)
+            assert bool((found == i).all())
+
+
+class TestUnits:
+    @pytest.mark.parametrize("into", [{}, {"num_data_storage_units": 3}, {"num_data_storage_units": 2, "replicas": 2}])
+    @pytest.mark.parametrize("out_of", [{"num_data_storage_units": 2}, {"num_data_storage_units": 3, "replicas": 2}])
+    def test_other_numbers_of_units(self, start, tmp_path, out_of, into):
+        """A checkpoint of so many units, with or without copies, loads into any other number."""
+        one = start(seed=1, conf={"backend": {"SimpleStorage": out_of}})
+        other = start(seed=2, conf={"backend": {"SimpleStorage": into}})
+        for i, name in enumerate("abcd"):
+            one.client(name).kv_put(name, "p", {"x": torch.full((1000,), i)})
+        assert len({extent[0] for extent in one.controller.state.blocks.extents}) > 1
+        reader = other.client("r")
+        load(reader, save(one.client("s"), tmp_path))
+        for i, name in enumerate("abcd"):
+            assert reader.kv_batch_get([name], "p", layout="dense")["x"].unique().tolist() == [i]
+        copies = [len(places) for _, _, places, _ in other.controller.state.blocks.live_blocks()]
+        assert copies == [into.get("replicas", 1)] * 4
+
+
+class TestTheCut:
+    def test_it_is_one_moment(self, cluster, a, b, put, tmp_path):
+        """What is put, replaced, cleared and consumed after the cut is not in it, though the copy comes later."""
+        put("abcd")
+
+        def meanwhile() -> None:
+            put("ab", start=100)
+            a.kv_clear(["c"], "p")
+            put("ef", start=200)
+            b.get_meta("x", 2, "p", task_name="t", timeout=1)
+
+        save(a, tmp_path / "ck", meanwhile)
+        load(a, tmp_path / "ck")
+        assert sorted(a.kv_list("p")["p"]) == ["a", "b", "c", "d"]
+        assert values(a, list("abcd")) == [0, 1, 2, 3]
+        assert a.get_consumption_status("t", "p")[1].tolist() == [0, 0, 0, 0]
+
+    def test_space_is_held(self, start, tmp_path):
+        """Cleared space is not used again before the copy is made, however short it is; then it is."""
+        cluster = start(seed=5, arena_bytes=4 * MIB)
+        client = cluster.client("a")
+        client.kv_put("old", "p", {"x": torch.full((400_000,), 7, dtype=torch.int64)})
+
+        def meanwhile() -> None:
+            client.kv_clear(["old"], "p")
+            with pytest.raises(CapacityError):
+                client.kv_put("new", "p", {"x": torch.full((400_000,), 8, dtype=torch.int64)})
+
+        save(client, tmp_path / "ck", meanwhile)
+        client.kv_put("new", "p", {"x": torch.full((400_000,), 8, dtype=torch.int64)})
+        client.clear_partition("p")
+        load(client, tmp_path / "ck")
+        assert client.kv_batch_get(["old"], "p")["x"].values().unique().tolist() == [7]
+
+    @pytest.mark.parametrize("how", ["close", "die", "give up"])
+    def test_space_is_let_go(self, cluster, a, b, how):
+        """A saver that ends, or does not go on, holds no space."""
+        a.kv_put("old", "p", {"x": torch.zeros(400_000)})
+        before = leased(cluster)
+        cut = b.begin_checkpoint()
+        a.kv_clear(["old"], "p")
+        assert leased(cluster) == before
+        if how == "give up":
+            b.end_checkpoint(cut)
+        else:
+            getattr(b, how)()
+        assert leased(cluster) < before
+        assert not cut.state.exists()
+
+    def test_two_savers(self, cluster, a, b, put, tmp_path):
+        """Each has a moment of its own."""
+        put("a")
+        one = a.begin_checkpoint()
+        put("b", start=1)
+        other = b.begin_checkpoint()
+        put("ab", start=10)
+        for client, cut, name in ((a, one, "one"), (b, other, "other")):
+            client.save_storage_checkpoint(tmp_path / name, cut=cut)
+            client.save_controller_checkpoint(tmp_path / name / STATE, cut=cut)
+            assert client.end_checkpoint(cut)
+        load(a, tmp_path / "other")
+        assert values(a, ["a", "b"]) == [0, 1]
+        load(a, tmp_path / "one")
+        assert list(a.kv_list("p")["p"]) == ["a"]
+        assert values(a, ["a"]) == [0]
+
+    def test_lost_with_the_controller(self, cluster, a, put, tmp_path):
+        """A controller that knows nothing of the cut any more says so, and nothing is left of the save."""
+        put("ab")
+        cut = a.begin_checkpoint()
+        cluster.controller.checkpoints.cuts.clear()
+        assert a.end_checkpoint(cut) is False
+
+    def test_on_its_own(self, cluster, a, put, tmp_path):
+        """Each half can be saved alone, and loaded one after the other."""
+        put("ab")
+        a.save_controller_checkpoint(tmp_path / "deep" / "state")
+        a.save_storage_checkpoint(tmp_path / "data")
+        assert [path.name for path in (tmp_path / "deep").iterdir()] == ["state"]
+        assert [path.name for path in (tmp_path / "data").iterdir()] == [STORAGE]
+        a.kv_clear(["a", "b"], "p")
+        with pytest.raises(CheckpointError, match="load_storage_checkpoint"):
+            a.load_controller_checkpoint(tmp_path / "deep" / "state")
+        a.load_storage_checkpoint(tmp_path / "data")
+        assert a.kv_list("p") == {"p": {}}  # nothing is visible yet
+        a.load_controller_checkpoint(tmp_path / "deep" / "state")
+        assert values(a, ["a", "b"]) == [0, 1]
+        assert not cluster.controller.checkpoints.cuts
+
+    def test_the_same_request_twice(self, cluster, a, put, tmp_path):
+        """Begin and load that come again on a new connection have the effect of once."""
+        put("ab")
+        task = a.start(a.operations.begin_checkpoint())
+        while not cluster.controller.checkpoints.cuts:
+            assert cluster.network.deliver()
+        a.reconnect()
+        cluster.wait(lambda: task.done)
+        cut = task.result()
+        assert list(cluster.controller.checkpoints.cuts) == [cut.name]
+        a.save_storage_checkpoint(tmp_path, cut=cut)
+        a.save_controller_checkpoint(tmp_path / STATE, cut=cut)
+        a.end_checkpoint(cut)
+        a.load_storage_checkpoint(tmp_path)
+        loading = a.start(a.operations.load_controller_checkpoint(tmp_path / STATE))
+        while not cluster.controller.checkpoints.loads:
+            assert cluster.network.deliver()
+        a.reconnect()
+        cluster.wait(lambda: loading.done)
+        loading.result()
+        assert cluster.controller.state.epoch == 1
+
+    @pytest.mark.parametrize("name", ["", "../../etc/passwd", "/tmp/x", "a" * 31, "A" * 32, "a" * 32 + "\n", "x" * 32])
+    @pytest.mark.parametrize("kind", [BeginCheckpoint, EndCheckpoint, LoadState])
+    def test_names_are_no_paths(self, cluster, a, kind, name):
+        """A request names a file by 32 hex digits, and nothing else gets as far as a file system."""
+        with pytest.raises(InvalidArgumentError, match="32 hex digits"):
+            a._run(a.operations._ask(kind(name), Done, None))
+
+    def test_names_are_their_clients(self, cluster, a, b):
+        """Nobody saves under another's name, nor ends another's save."""
+        cut = a.begin_checkpoint()
+        with pytest.raises(InvalidArgumentError, match="another client's"):
+            b._run(b.operations._ask(BeginCheckpoint(cut.name), CutReply, None))
+        assert not b.end_checkpoint(cut)
+        assert a.end_checkpoint(cut)
+
+
+class TestIncremental:
+    def test_the_second_save_writes_what_changed(self, cluster, a, put, tmp_path):
+        """Files that still hold enough are linked to; only what is new is written."""
+        put("abcdefgh")
+        cluster_state = cluster.controller.state
+        save(a, tmp_path / "one")
+        before = files(tmp_path / "one")
+        put("i", start=50)
+        cut = a.begin_checkpoint()
+        a.save_storage_checkpoint(tmp_path / "two", cut=cut, previous=tmp_path / "one")
+        a.save_controller_checkpoint(tmp_path / "two" / STATE, cut=cut)
+        a.end_checkpoint(cut)
+        after = files(tmp_path / "two")
+        assert before.items() < after.items()
+        assert len(after) == 2
+        manifest = json.loads((tmp_path / "two" / STORAGE / MANIFEST).read_text())
+        assert sum(entry["blocks"] for entry in manifest) == len(list(cluster_state.blocks.live_blocks()))
+        assert min(entry["blocks"] for entry in manifest) == 1
+        load(a, tmp_path / "two")
+        assert values(a, list("abcdefghi")) == [*range(8), 50]
+
+    def test_in_place(self, a, put, tmp_path):
+        """A save over an older checkpoint shares its files, too; nothing stays of those that are needed no more."""
+        for key in "abcd":
+            put(key)
+        save(a, tmp_path)
+        (first,) = files(tmp_path).items()
+        a.kv_clear(["a"], "p")
+        save(a, tmp_path)
+        assert list(files(tmp_path).items()) == [first]
+        a.kv_clear(["b", "c"], "p")
+        save(a, tmp_path)  # less than half of it is needed
+        (second,) = files(tmp_path).items()
+        assert second[0] != first[0]
+        load(a, tmp_path)
+        assert values(a, ["d"]) == [0]
+
+    def test_numbers_of_another_time(self, cluster, a, put, tmp_path):
+        """Blocks of before a load, or of another controller, may have the same numbers: nothing is shared."""
+        put("ab")
+        save(a, tmp_path)
+        first = files(tmp_path)
+        load(a, tmp_path)
+        save(a, tmp_path)
+        second = files(tmp_path)
+        assert not set(first) & set(second)
+        cluster.controller.boot = "another"
+        save(a, tmp_path)
+        assert not set(second) & set(files(tmp_path))
+
+    def test_many_saves(self, a, put, tmp_path, monkeypatch):
+        """The number of files is bounded, however many saves there were."""
+        monkeypatch.setattr(checkpoint_data, "MOST_FILES", 4)
+        keys = "abcdefghijkl"
+        for i, key in enumerate(keys):
+            put(key, start=i)
+            save(a, tmp_path)
+            assert len(files(tmp_path)) <= 4
+        load(a, tmp_path)
+        assert values(a, list(keys)) == list(range(12))
+
+    @pytest.mark.parametrize("content", [b"", b"x" * 200])
+    def test_damaged_files_are_not_shared(self, a, put, tmp_path, content):
+        """What cannot be read is written anew."""
+        put("ab")
+        save(a, tmp_path)
+        (name,) = files(tmp_path)
+        (tmp_path / STORAGE / name).write_bytes(content)
+        save(a, tmp_path)
+        load(a, tmp_path)
+        assert values(a, ["a", "b"]) == [0, 1]
+
+    def test_without_links(self, a, put, tmp_path, monkeypatch):
+        """Where the file system has no links everything is written."""
+
+        def refused(*arguments: object, **keywords: object) -> None:
+            raise PermissionError("no links here")
+
+        put("ab")
+        save(a, tmp_path)
+        monkeypatch.setattr(checkpoint_data.os, "link", refused)
+        save(a, tmp_path)
+        load(a, tmp_path)
+        assert values(a, ["a", "b"]) == [0, 1]
+
+
+class TestRefusing:
+    def test_a_damaged_file(self, cluster, a, put, tmp_path):
+        """Nothing changes, and nothing stays leased, where a byte of the data is not what it was."""
+        put("ab")
+        save(a, tmp_path)
+        (name,) = files(tmp_path)
+        path = tmp_path / STORAGE / name
+        content = bytearray(path.read_bytes())
+        content[70] ^= 1
+        path.write_bytes(content)
+        put("ab", start=5)
+        before = leased(cluster)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load(a, tmp_path)
+        assert leased(cluster) == before
+        assert values(a, ["a", "b"]) == [5, 6]
+        assert cluster.controller.state.epoch == 0
+
+    @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"x" * 5000])
+    def test_a_foreign_state(self, cluster, a, put, tmp_path, content):
+        """Another program's state is told by its name, and is never unpickled."""
+        put("ab")
+        save(a, tmp_path)
+        (tmp_path / STATE).write_bytes(content)
+        with pytest.raises(CheckpointError, match=STATE):
+            load(a, tmp_path)
+        assert cluster.controller.state.epoch == 0
+
+    def test_pickles(self, cluster, a, put, tmp_path):
+        """A pickle that would do something does nothing."""
+
+        class Evil:
+            def __reduce__(self) -> Any:
+                return (Path.touch, (tmp_path / "done",))
+
+        put("a")
+        save(a, tmp_path / "ck")
+        (tmp_path / "ck" / STATE).write_bytes(pickle.dumps(Evil()))
+        with pytest.raises(CheckpointError):
+            load(a, tmp_path / "ck")
+        assert not (tmp_path / "done").exists()
+
+    def test_nothing_there(self, a, tmp_path):
+        """What is missing is named."""
+        with pytest.raises(CheckpointNotFoundError, match=MANIFEST):
+            a.load_storage_checkpoint(tmp_path)
+        with pytest.raises(CheckpointNotFoundError, match="nowhere"):
+            a.load_controller_checkpoint(tmp_path / "nowhere")
+
+    def test_no_room(self, start, tmp_path):
+        """There must be room for what is loaded beside what is there; if not, nothing has changed."""
+        big, small = start(seed=1), start(seed=2, arena_bytes=8 * MIB)
+        one, other = big.client("a"), small.client("b")
+        for key in "abc":
+            one.kv_put(key, "p", {"x": torch.zeros(400_000)})
+        save(one, tmp_path)
+        other.kv_put("mine", "q", {"x": torch.ones(1_200_000)})
+        with pytest.raises(CapacityError):
+            load(other, tmp_path)
+        assert list(other.kv_list()) == ["q"]
+        other.clear_partition("q")
+        load(other, tmp_path)
+        assert list(other.kv_list()) == ["p"]
+
+    def test_data_of_another_checkpoint(self, a, put, tmp_path):
+        """A state whose blocks are not in the data beside it is refused."""
+        put("ab")
+        save(a, tmp_path / "one")
+        put("cd")
+        save(a, tmp_path / "two")
+        (tmp_path / "one" / STATE).write_bytes((tmp_path / "two" / STATE).read_bytes())
+        with pytest.raises(CheckpointError, match="in no file of data"):
+            a.load_storage_checkpoint(tmp_path / "one")
+
+    def test_a_state_that_the_controller_refuses(self, cluster, a, put, tmp_path):
+        """What it cannot take over changes nothing."""
+        put("ab")
+        save(a, tmp_path)
+        name = "0" * 32
+        for tree in ({}, {"format": 99}, [1], {"format": 1, "time": 0.0, "sampler": None, "state": {}}):
+            state_file.write(cluster.states.path(name), tree)
+            with pytest.raises(CheckpointError):
+                a._run(a.operations._ask(LoadState(name), Done, None))
+        with pytest.raises(CheckpointError):
+            a._run(a.operations._ask(LoadState("1" * 32), Done, None))
+        assert cluster.controller.state.epoch == 0
+        assert values(a, ["a", "b"]) == [0, 1]
+
+
+class TestStaleMetadata:
+    @pytest.fixture
+    def old(self, cluster, a, put, tmp_path):
+        """Metadata of rows that live before and after a load."""
+        put("abcd")
+        meta = a.get_meta("x", None, "p", mode="force_fetch")
+        load(a, save(a, tmp_path))
+        return meta
+
+    @pytest.mark.parametrize("cut", [
+        lambda meta: meta,
+        lambda meta: meta[1:3],
+        lambda meta: meta.select_samples([2]),
+        lambda meta: meta.chunk(2)[1],
+        lambda meta: meta.copy(),
+        lambda meta: meta.select_fields("x"),
+        lambda meta: pickle.loads(pickle.dumps(meta)),
+        lambda meta: BatchMeta.concat([meta[:1], meta[2:]]),
+        lambda meta: meta.union(meta),
+    ])  # fmt: skip
+    def test_reads(self, a, old, cut):
+        """However it was cut, it is refused, as a row that is gone would be."""
+        with pytest.raises(StaleMetadataError, match="a checkpoint was loaded"):
+            a.get_data(cut(old))
+        assert issubclass(StaleMetadataError, StorageKeyNotFoundError)
+
+    def test_changes(self, cluster, a, old):
+        """Nothing is written, tagged, dropped or cleared by it."""
+        before = cluster.controller.state.snapshot()["partitions"]
+        old.update_custom_meta([{"new": 1}] * 4)
+        for refused in (
+            lambda: a.put(numbers(4, 50), old),
+            lambda: a.set_custom_meta(old),
+            lambda: a.clear_samples(old),
+            lambda: a.drop("p", metadata=old, reason="old"),
+            lambda: a.finish(old, "t"),
+        ):
+            with pytest.raises(StaleMetadataError):
+                refused()
+        assert cluster.controller.state.snapshot()["partitions"] == before
+
+    def test_made_by_hand(self, a, old):
+        """Metadata that nobody fetched names rows by index, whatever the epoch."""
+        meta = BatchMeta(old.global_indexes, ["p"] * 4, {"x": {"dtype": torch.int64, "shape": ()}})
+        assert a.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+
+    def test_new_metadata(self, a, old):
+        """What is fetched after the load is of now."""
+        meta = a.get_meta("x", None, "p", mode="force_fetch")
+        assert a.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+        a.put(numbers(4, 10, "y"), meta)
+        with pytest.raises(StaleMetadataError):
+            a.get_data(BatchMeta.concat([meta[:2], old[2:]], validate=False))
+        inserted = a.put(numbers(2), partition_id="q")
+        assert a.get_data(inserted)["x"].tolist() == [0, 1]
+
+    def test_a_put_that_waits(self, start, tmp_path):
+        """A put that waits for capacity through a load is refused, too, where it names rows."""
+        cluster = start(seed=1, conf={"backend": {"SimpleStorage": {"total_storage_size": 4}}})
+        client, other = cluster.client("a"), cluster.client("b")
+        client.put(numbers(4), partition_id="p")
+        folder = save(client, tmp_path)
+        waiting = other.start(other.operations.put(numbers(2, 10), partition_id="p", timeout=100))
+        cluster.run()
+        assert not waiting.done
+        load(client, folder)
+        cluster.run()
+        assert not waiting.done  # there is no more room than before
+        client.clear_partition("p")
+        cluster.wait(lambda: waiting.done)
+        assert other.get_data(waiting.result())["x"].tolist() == [10, 11]
+
+
+class TestWhatGoesOn:
+    def test_who_waits(self, cluster, a, b, put, tmp_path):
+        """A claim that waits is met by rows that a load brings; one that watches is told to look anew."""
+        put("ab")
+        save(a, tmp_path)
+        version = a.wait_for_change("p", timeout=0).version
+        a.clear_partition("p")
+        claim = b.start(b.operations.get_meta("x", 2, "p", task_name="t", timeout=100))
+        watch = b.start(b.operations.wait_for_change("p", version, timeout=100))
+        cluster.run()
+        assert not claim.done
+        load(a, tmp_path)
+        cluster.run()
+        assert a.get_data(claim.result())["x"].tolist() == [0, 1]
+        assert watch.result().dropped
+
+    def test_dealt_batches(self, start, tmp_path):
+        """A dealt batch is the same for who asks late, in the same system and in another."""
+        one, other = start(seed=1, sampler=RankAwareSampler()), start(seed=2, sampler=RankAwareSampler())
+        client = one.client("a")
+        client.put(numbers(12), partition_id="p")
+
+        def ask(client: Client, rank: int, batch: int) -> list[int]:
+            config = {"dp_rank": rank, "batch_index": batch}
+            meta = client.get_meta("x", 2, "p", task_name="t", sampling_config=config, timeout=1)
+            return client.get_data(meta)["x"].tolist()
+
+        first = [ask(client, 0, 0), ask(client, 1, 0)]
+        save(client, tmp_path)
+        ahead = ask(client, 0, 1)
+        reader = other.client("b")
+        for each in (client, reader):
+            load(each, tmp_path)
+            assert [ask(each, 0, 0), ask(each, 1, 0)] == first
+            assert ask(each, 0, 1) == ahead
+            assert not set(ask(each, 1, 1)) & {row for rows in (*first, ahead) for row in rows}
+
+    def test_groups_and_sealing(self, start, tmp_path):
+        """Declared groups, seals and what nobody will put any more."""
+        sampler = GRPOGroupNSampler(n_samples_per_prompt=2)
+        one, other = start(seed=1, sampler=sampler), start(seed=2, sampler=GRPOGroupNSampler(n_samples_per_prompt=2))
+        client = one.client("a")
+        client.create_partition("p", group_size=2)
+        client.put(numbers(3), partition_id="p", group_ids=["g", "h", "g"])
+        client.get_meta("x", 1, "p", mode="insert")  # nobody of the new system knows of it
+        client.seal("p")
+        save(client, tmp_path)
+        reader = other.client("b")
+        load(reader, tmp_path)
+        meta, ended = reader.await_batch("x", 2, "p", "t", timeout=1)
+        assert reader.get_data(meta)["x"].tolist() == [0, 2]
+        assert not ended
+        assert reader.await_batch("x", 2, "p", "t", timeout=1)[1]
+
+    def test_who_holds_rows(self, start, tmp_path):
+        """Rows that consumers held are held still: they are freed when those come back who go on in their place."""
+        cluster, other = start(seed=1, sampler=RankAwareSampler()), start(seed=2, sampler=RankAwareSampler())
+        client = cluster.client("a")
+        client.create_partition("p", free_when=consumed_by["t"])
+        client.put(numbers(6), partition_id="p")
+
+        def ask(client: Client, batch: int) -> list[int]:
+            config = {"dp_rank": 0, "batch_index": batch}
+            meta = client.get_meta("x", 2, "p", task_name="t", sampling_config=config, timeout=1)
+            return client.get_data(meta)["x"].tolist()
+
+        assert ask(client, 0) == [0, 1]
+        save(client, tmp_path)
+        reader = other.client("new")
+        load(reader, tmp_path)
+        assert ask(reader, 0) == [0, 1]  # it asks again for what was in flight
+        assert ask(reader, 1) == [2, 3]
+        left = reader.get_meta("x", None, "p", mode="force_fetch")
+        assert reader.get_data(left)["x"].tolist() == [2, 3, 4, 5]
+
+    def test_ages(self, start, tmp_path):
+        """Rows are as old as they were, by another clock."""
+        one, other = start(seed=1), start(seed=2)
+        one.advance(1000)
+        client = one.client("a")
+        client.create_partition("p", keep_seconds=10)
+        client.put(numbers(2), partition_id="p")
+        one.advance(6)
+        save(client, tmp_path)
+        reader = other.client("b")
+        load(reader, tmp_path)
+        other.advance(3)
+        assert reader.get_production_status("x", "p")[0].tolist() == [0, 1]
+        other.advance(2)
+        assert reader.get_production_status("x", "p")[0].tolist() == []
+
+    def test_a_deal_under_way(self, start, tmp_path):
+        """Rows of before that a put names while a load is under way: either it comes first, or it is refused."""
+        for seed in range(6):
+            cluster = start(seed=seed)
+            client, other = cluster.client("a"), cluster.client("b")
+            meta = client.put(numbers(3), partition_id="p")
+            folder = save(client, tmp_path / str(seed))
+            client.load_storage_checkpoint(folder)
+            loading = client.start(client.operations.load_controller_checkpoint(folder / STATE))
+            writing = other.start(other.operations.put(numbers(3, 10, "y"), meta))
+            cluster.wait(lambda: loading.done and writing.done)  # noqa: B023
+            loading.result()
+            if writing.error is not None:
+                assert isinstance(writing.error, StaleMetadataError)
+            assert "y" not in cluster.controller.state.partitions["p"].fields
+
+    def test_reads_under_way(self, start, tmp_path):
+        """A get that a load overtakes gets its rows' bytes or an error, never others'."""
+        outcomes = set()
+        for seed in range(12):
+            cluster = start(seed=seed, arena_bytes=8 * MIB)
+            client, other = cluster.client("a"), cluster.client("b")
+            client.kv_put("a", "p", {"x": torch.full((200_000,), 1, dtype=torch.int64)})
+            folder = save(client, tmp_path / str(seed))
+            client.kv_put("a", "p", {"x": torch.full((200_000,), 2, dtype=torch.int64)})
+            meta = client.get_meta("x", None, "p", mode="force_fetch")
+            loading = client.start(client.operations.load_controller_checkpoint(folder / STATE))
+            assert isinstance(loading.error, CheckpointError)  # its data is not there
+            client.load_storage_checkpoint(folder)
+            loading = client.start(client.operations.load_controller_checkpoint(folder / STATE))
+            reading = other.start(other.operations.get_data(meta))
+            cluster.wait(lambda: loading.done and reading.done)  # noqa: B023
+            loading.result()
+            if reading.error is None:
+                assert reading.result()["x"].values().unique().tolist() == [2]
+            else:
+                assert isinstance(reading.error, StaleMetadataError)
+            outcomes.add(type(reading.error))
+        assert outcomes
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_random_programs(self, start, tmp_path, seed):
+        """Whatever was done before, between cut and copy, and after: what is loaded is the moment of the cut."""
+        cluster = start(seed=seed, arena_bytes=16 * MIB)
+        random = np.random.default_rng(seed)
+        clients = [cluster.client(name) for name in "ab"]
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                client = clients[random.integers(2)]
+                keys = [str(key) for key in random.choice(12, random.integers(1, 6), replace=False)]
+                kind = random.integers(4)
+                if kind < 2:
+                    client.kv_batch_put(keys, "p", numbers(len(keys), int(random.integers(1 << 40)), "xy"[kind]))
+                elif kind == 2:
+                    client.kv_clear(keys, "p")
+                else:
+                    client.await_batch("x", 2, "p", "t", timeout=0)
+
+        def seen() -> Any:
+            rows = {key: clients[0].kv_batch_get([key], "p").to_dict() for key in clients[0].kv_list("p").get("p", {})}
+            consumed = clients[0].get_consumption_status("t", "p")
+            return repr(rows), [None if column is None else column.tolist() for column in consumed]
+
+        steps(25)
+        moment = seen()
+        save(clients[0], tmp_path, lambda: steps(25))
+        steps(10)
+        load(clients[1], tmp_path)
+        assert seen() == moment
+        steps(10)
+
+
+class Counting(BaseSampler):
+    """A user's sampler with a state of its own."""
+
+    def __init__(self, kept: Any = None) -> None:
+        super().__init__()
+        self.dealt: Any = 0 if kept is None else kept
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
+        self.dealt += 1
+        rows = list(ready_indexes[:batch_size])
+        return rows, rows
+
+    def save_checkpoint(self) -> dict[str, Any]:
+        return {"dealt": self.dealt}
+
+    def load_checkpoint(self, state: Any) -> None:
+        if state["dealt"] == 66:
+            raise ValueError("not this one")
+        self.dealt = state["dealt"]
+
+
+class TestUserSamplers:
+    def test_state(self, start, tmp_path):
+        """What it keeps is saved and loaded with the system."""
+        one, other = Counting(), Counting()
+        client = start(seed=1, sampler=one).client("a")
+        client.put(numbers(6), partition_id="p")
+        for _ in range(2):
+            client.get_meta("x", 2, "p", task_name="t", timeout=1)
+        save(client, tmp_path)
+        load(start(seed=2, sampler=other).client("b"), tmp_path)
+        assert one.dealt >= 2
+        assert other.dealt == one.dealt
+
+    def test_what_cannot_be_kept(self, start, tmp_path):
+        """A value that only Python knows is refused, and the error says what may be kept."""
+        client = start(seed=1, sampler=Counting(kept=object())).client("a")
+        with pytest.raises(SamplerError, match=r"Counting.save_checkpoint\(\) gives cannot be kept"):
+            save(client, tmp_path)
+
+    def test_one_that_refuses(self, start, tmp_path):
+        """A sampler that takes its state not leaves everything as it was."""
+        sampler = Counting(kept=66)
+        cluster = start(seed=1, sampler=sampler)
+        client = cluster.client("a")
+        client.put(numbers(2), partition_id="p")
+        save(client, tmp_path)
+        with pytest.raises(InvalidArgumentError, match="not this one"):
+            load(client, tmp_path)
+        assert cluster.controller.state.epoch == 0
