@@ -148,6 +148,7 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_snapshots_are_taken_and_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journaling, "SNAPSHOT_RECORDS", 30)
+    monkeypatch.setattr(journaling, "REST", 0.0)
     served = Served(tmp_path)
     for _ in range(6):
         while not served.journaling.snapshotting:
@@ -194,6 +195,24 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(
     served.put()
     served.loop.turn()
     assert len(numbers(tmp_path)[1]) == 1
+    assert recover(tmp_path, CLOCK).state.row_count == served.rows
+
+
+def test_there_is_a_rest_after_a_snapshot_unless_records_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journaling, "SNAPSHOT_RECORDS", 10)
+    monkeypatch.setattr(journaling, "MOST_RECORDS", 100)
+    monkeypatch.setattr(journaling, "REST", 1e9)
+    served = Served(tmp_path)
+    while not served.journaling.snapshotting:
+        served.put()
+    served.loop.turn()
+    first = served.rows
+    while not served.journaling.snapshotting:
+        served.put()
+    served.loop.turn()
+    assert served.rows >= first + 30
     assert recover(tmp_path, CLOCK).state.row_count == served.rows
 
 

@@ -12,8 +12,10 @@ from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
 from transfer_queue.node.state_writer import StateWriter
 
-SNAPSHOT_RECORDS = 100_000  # since the last one; replaying so many takes about a second
-SNAPSHOT_BYTES = 32 << 20  # the same
+SNAPSHOT_RECORDS = 20_000  # since the last one, which take a third of a second to replay
+MOST_RECORDS = 100_000  # after which there is no rest between snapshots
+SNAPSHOT_BYTES = 32 << 20
+REST = 10.0  # times as long as the last snapshot took
 FAILED_SECONDS = 30.0  # after a snapshot that failed, until it is tried again
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ class Journaling:
         self._writer: StateWriter | None = None
         self._troubled_at = 0.0
         self._next_try = 0.0  # of a snapshot
+        self._begun = 0.0  # the one that is being written
+        self._failing = False  # the last one did
         self._covered = (0, 0)  # records and bytes of the journal that the last snapshot has made needless
         self._count()
 
@@ -90,13 +94,16 @@ class Journaling:
     # ------------------------------------------------------------ snapshots
 
     def _is_due(self) -> bool:
-        records, size = self._covered
-        if self._journal.records - records < SNAPSHOT_RECORDS and self._journal.written - size < SNAPSHOT_BYTES:
+        records, size = self._journal.records - self._covered[0], self._journal.written - self._covered[1]
+        if records < SNAPSHOT_RECORDS and size < SNAPSHOT_BYTES:
             return False
-        return self._writer is not None and not self.snapshotting and time.monotonic() >= self._next_try
+        if self._writer is None or self.snapshotting:
+            return False
+        return (records >= MOST_RECORDS and not self._failing) or time.monotonic() >= self._next_try
 
     def _snapshot(self) -> None:
         assert self._writer is not None
+        self._begun = time.monotonic()
         number = self._journal.rotate()
         covers = self._journal.records, self._journal.written
         path = snapshot_path(self._journal.folder, number)
@@ -107,8 +114,10 @@ class Journaling:
             self._written(number, covers, str(error))
 
     def _written(self, number: int, covers: tuple[int, int], error: str | None) -> None:
+        now = time.monotonic()
+        self._failing = error is not None
+        self._next_try = now + (FAILED_SECONDS if self._failing else REST * (now - self._begun))
         if error is not None:
-            self._next_try = time.monotonic() + FAILED_SECONDS
             logger.error("no snapshot could be written to %s: %s; the journal grows on", self._journal.folder, error)
             return
         self._covered = covers
