@@ -476,18 +476,21 @@ class Lease(Request, frozen=True):
     """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
 
     want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
+    unit: the number of the unit that is meant, -1 for whichever answers; the same of the requests below.
     """
 
     slot: int
     nbytes: int
     want: int
     wait: float | None = None
+    unit: int = -1
 
 
 class OpenSlot(Request, frozen=True):
     """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`)."""
 
     writer: str
+    unit: int = -1
 
 
 class Return(Request, frozen=True):
@@ -495,6 +498,7 @@ class Return(Request, frozen=True):
 
     slot: int
     extents: list[int]
+    unit: int = -1
 
 
 class UnitStatus(Request, frozen=True):

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from transfer_queue.client.calls import Call
 from transfer_queue.client.space import ALIGNMENT, DEDICATED, LARGEST_EXTENT, OPEN_EXTENTS, SMALLEST_EXTENT, Space
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, by_name
-from transfer_queue.messages import AnyReply, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError, by_name
+from transfer_queue.messages import AnyReply, Cancel, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.effects import Answer
@@ -95,6 +95,7 @@ class Servers:
         with self.mutex:
             self.calls.append(call)
             self.sequence += 1
+            call.sequence = self.sequence
             kind, number = call.target
             assert kind == "unit"
             unit = self.units[number]
@@ -155,7 +156,7 @@ def test_small_blocks_share_an_extent(servers: Servers, space: Space) -> None:
     assert {(block.unit, block.extent, block.generation) for block in blocks} == {(0, 1, 1)}
     assert [block.nbytes for block in blocks] == [100, 1, 64, 0, 65]
     assert [type(call.request) for call in servers.calls] == [OpenSlot, Lease]
-    assert servers.calls[1] == Call(("unit", 0), Lease(1, 128, SMALLEST_EXTENT, None), None)
+    assert servers.calls[1] == Call(("unit", 0), Lease(1, 128, SMALLEST_EXTENT, None, 0), None)
 
 
 def test_extents_double_as_they_are_used_up(servers: Servers, space: Space) -> None:
@@ -265,7 +266,7 @@ def test_abandoned_extents_go_back_to_their_unit(servers: Servers, space: Space)
     space.abandon(small)
     space.drain()
     servers.run(space.give_back())
-    assert servers.calls[-1].request == Return(1, [1, 2, 3])
+    assert servers.calls[-1].request == Return(1, [1, 2, 3], 0)
     assert servers.leased() == set()
     servers.run(space.give_back())
     assert space.returns() == []
@@ -330,11 +331,11 @@ def test_threads_that_run_out_together_open_few_extents(servers: Servers, space:
 def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: Space) -> None:
     first, second = space.reserve(1), space.reserve(1)
     calls = [next(first), next(second)]
-    assert [call.request for call in calls] == [OpenSlot("w")] * 2
+    assert [call.request for call in calls] == [OpenSlot("w", 0)] * 2
     for operation, call in zip((first, second), calls, strict=True):
         assert isinstance(operation.send(servers.answer(call)).request, Lease)
     assert servers.holds == 1
-    assert space.slot(0) == 1
+    assert space._slots[0][0] == 1
 
 
 def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: Space) -> None:
@@ -342,10 +343,10 @@ def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: Space) -> N
     reply = servers.answer(next(operation))
     servers.units[0].disconnected(1, 0.0)
     call = operation.send(reply)
-    assert call.request == OpenSlot("w")
+    assert call.request == OpenSlot("w", 0)
     call = operation.send(servers.answer(call))
     assert isinstance(call.request, Lease)
-    assert call.request.slot == space.slot(0) == 2
+    assert call.request.slot == space._slots[0][0] == 2
 
 
 def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) -> None:
@@ -519,3 +520,86 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+# ---------------------------------------------------------------- interrupted leases, lost units
+
+
+def interrupted(servers: Servers, space: Space, arrives: bool, later: bool = False) -> Call:
+    """A put that is interrupted while it waits for its lease, which the unit gets now, never, or later."""
+    operation = space.reserve(1)
+    call = next(operation)
+    while not isinstance(call.request, Lease):
+        call = operation.send(servers.answer(call))
+    servers.sequence += 1
+    call.sequence = servers.sequence
+    if arrives:
+        servers.units[0].handle("w", 1, call.sequence, call.request, 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        operation.throw(KeyboardInterrupt())
+    return call
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_lease_whose_put_was_interrupted_is_taken_back(servers: Servers, space: Space, arrives: bool) -> None:
+    call = interrupted(servers, space, arrives)
+    assert len(servers.leased()) == arrives
+    reserved = servers.run(space.reserve(1))
+    assert servers.leased() == {(0, reserved.extent)}
+    # what comes late, on a connection that was given up, is not granted
+    servers.units[0].handle("w", 1, call.sequence, call.request, 0.0)
+    assert servers.leased() == {(0, reserved.extent)}
+
+
+def test_a_client_that_ends_takes_its_interrupted_leases_back(servers: Servers, space: Space) -> None:
+    interrupted(servers, space, arrives=True)
+    interrupted(servers, space, arrives=True)
+    space.drain()
+    servers.run(space.give_back())
+    assert servers.leased() == set()
+
+
+def test_an_interrupted_cancel_is_repeated(servers: Servers, space: Space) -> None:
+    interrupted(servers, space, arrives=True)
+    operation = space.reserve(1)
+    assert isinstance(next(operation).request, Cancel)
+    with pytest.raises(KeyboardInterrupt):
+        operation.throw(KeyboardInterrupt())
+    servers.run(space.give_back())
+    assert servers.leased() == set()
+
+
+def test_what_a_lost_unit_held_is_forgotten(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, 8 * MIB, 8 * MIB)
+    space = servers.space()
+    published, small, large = (servers.run(space.reserve(nbytes)) for nbytes in (10, 10, DEDICATED))
+    closed, returned = servers.run(space.reserve(DEDICATED)), servers.run(space.reserve(DEDICATED))
+    space.published(closed)
+    space.abandon(returned)
+    assert {reserved.unit for reserved in (small, large, closed, returned)} == {0}
+    space.use([1])
+    # puts that were under way end, whatever became of them
+    space.published(published)
+    space.abandon(small)
+    closes = space.closes(large)
+    space.keep(closes)
+    space.abandon(large)
+    assert (space.closes(), space.returns(), space._extents) == ([], [], {})
+    assert servers.run(space.reserve(10)).unit == 1
+    assert servers.locks[0].held == set()
+    servers.close()
+
+
+def test_a_unit_that_is_another_now_grants_and_frees_nothing(servers: Servers, space: Space) -> None:
+    reserved = servers.run(space.reserve(10))
+    servers.units[0].number = 1
+    with pytest.raises(UnitLostError, match="storage unit 0 is lost, and storage unit 1 is in its place"):
+        servers.run(space.reserve(DEDICATED))
+    space.abandon(reserved)
+    space.drain()
+    with pytest.raises(UnitLostError):
+        servers.run(space.give_back())
+    assert servers.leased() == {(1, reserved.extent)}
+    space.use([1])
+    assert servers.run(space.give_back()) == 0
+    servers.units[0].number = 0

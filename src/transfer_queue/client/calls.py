@@ -6,23 +6,26 @@ as the exception that it names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transfer_queue.messages import AnyRequest
 
 CONTROLLER = ("controller", 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One request to be made.
 
     target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked
     at the server by its own `wait`, on top of what the driver allows for a round trip; None for a request
     that is answered at once. within: seconds for the whole call instead, where the caller has set a limit.
+    sequence: under which the driver has sent the request, so that its operation can take back one that was
+    interrupted; 0 until then.
     """
 
     target: tuple[str, int]
     request: AnyRequest
     timeout: float | None = None
     within: float | None = None
+    sequence: int = field(default=0, compare=False)

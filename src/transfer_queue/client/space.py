@@ -15,6 +15,9 @@ The life of an extent here:
 A put goes: reserve, write, then Publish with `closes(reserved)`. If it succeeded, or nobody can tell
 whether it did: `published(reserved)`. If it certainly failed: `keep` what `closes` gave, then
 `abandon(reserved)`, and run `give_back`.
+
+A lease whose reply nobody will look at, because its put was interrupted, is cancelled with the next request to a
+unit. Extents of a unit that was lost are forgotten: nothing can be written, closed or returned there.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from pathlib import Path
 from typing import Protocol
 
 from transfer_queue.client.calls import Call
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError
-from transfer_queue.messages import AnyReply, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.storage.base import Allocator, Reserved
 from transfer_queue.storage.ownership import hold_slot
 
@@ -61,6 +64,8 @@ class _Extent:
     open: bool = True
     published: bool = False
     """Whether a block in it may be known to the controller."""
+    lost: bool = False
+    """Its unit will not come back."""
     closing: bool = False
     """Taken by `closes` together with the reservation that is its last."""
     flights: set[int] = field(default_factory=set)
@@ -97,6 +102,8 @@ class Space(Allocator[Call]):
         """Extents that are over, to be closed at the controller; disjoint from the next."""
         self._returns: dict[tuple[int, int], None] = {}
         """Extents that are over and in which nothing was published."""
+        self._orphans: list[tuple[int, int]] = []
+        """(unit, sequence) of leases that may have been granted, and whose replies nobody will look at."""
         self._next_length = SMALLEST_EXTENT
 
     # ------------------------------------------------------------ one block
@@ -187,7 +194,7 @@ class Space(Allocator[Call]):
                 extent = self._extents.get(name)
                 if extent is not None:
                     extent.closing = False
-                elif name not in self._returns:
+                elif name not in self._returns and name[0] in self._slots:
                     self._closes[name] = None
 
     def returns(self) -> list[tuple[int, int]]:
@@ -199,16 +206,20 @@ class Space(Allocator[Call]):
 
     def give_back(self) -> Generator[Call, AnyReply, int]:
         """Returns what `returns` names to the units; how many extents. What could not be returned stays queued."""
+        yield from self._cancel_orphans()
         pending = self.returns()
         returned = len(pending)
         try:
             for unit in dict.fromkeys(unit for unit, _ in pending):
                 numbers = [number for of, number in pending if of == unit]
-                yield Call(("unit", unit), Return(self.slot(unit), numbers))
+                with self._mutex:
+                    slot = self._slots.get(unit)
+                if slot is not None:  # else it was lost meanwhile
+                    yield Call(("unit", unit), Return(slot[0], numbers, unit))
                 pending = [name for name in pending if name[0] != unit]
         finally:
             with self._mutex:
-                self._returns.update(dict.fromkeys(pending))
+                self._returns.update(dict.fromkeys(name for name in pending if name[0] in self._slots))
         return returned
 
     def drain(self) -> None:
@@ -227,12 +238,23 @@ class Space(Allocator[Call]):
                 lock.release()
             self._slots.clear()
 
-    # ------------------------------------------------------------ slots and leases
-
-    def slot(self, unit: int) -> int:
-        """This writer's slot in a unit that it has leased from."""
+    def use(self, units: Sequence[int]) -> None:
+        """These are the units now; those that are not among them are lost."""
         with self._mutex:
-            return self._slots[unit][0]
+            gone = set(self.units) - set(units)
+            there = [unit for unit in self.units if unit not in gone]
+            self.units = (*there, *(unit for unit in units if unit not in there))
+            for unit in gone & self._slots.keys():
+                self._slots.pop(unit)[1].release()
+            for extent in list(self._extents.values()):
+                if extent.unit in gone:
+                    extent.lost = True
+                    self._retire(extent)
+            self._closes = {name: None for name in self._closes if name[0] not in gone}
+            self._returns = {name: None for name in self._returns if name[0] not in gone}
+            self._orphans = [orphan for orphan in self._orphans if orphan[0] not in gone]
+
+    # ------------------------------------------------------------ slots and leases
 
     def _claim_slot(self, unit: int) -> Generator[Call, AnyReply, int]:
         with self._mutex:
@@ -240,7 +262,7 @@ class Space(Allocator[Call]):
         if known is not None:
             return known[0]
         for attempt in range(_SLOT_ATTEMPTS):
-            reply = yield Call(("unit", unit), OpenSlot(self.writer))
+            reply = yield Call(("unit", unit), OpenSlot(self.writer, unit))
             if not isinstance(reply, SlotReply):
                 raise ProtocolError(f"storage unit {unit} answered OpenSlot with {type(reply).__name__}")
             with self._mutex:
@@ -269,11 +291,34 @@ class Space(Allocator[Call]):
         return (yield from self._lease_of(units[0], nbytes, want, wait))
 
     def _lease_of(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
+        yield from self._cancel_orphans()
         slot = yield from self._claim_slot(unit)
-        reply = yield Call(("unit", unit), Lease(slot, nbytes, want, wait), wait)
+        call = Call(("unit", unit), Lease(slot, nbytes, want, wait, unit), wait)
+        try:
+            reply = yield call
+        except BaseException as error:
+            if call.sequence and not isinstance(error, (CapacityError, UnitLostError)):
+                with self._mutex:
+                    self._orphans.append((unit, call.sequence))
+            raise
         if not isinstance(reply, LeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
             raise ProtocolError(f"storage unit {unit} answered a lease of {nbytes} bytes with {reply}")
         return _Extent(unit, reply.extent, reply.offset, reply.length, reply.generation)
+
+    def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
+        while self._orphans:
+            with self._mutex:
+                if not self._orphans:
+                    return
+                orphan = self._orphans.pop()
+            try:
+                yield Call(("unit", orphan[0]), Cancel(orphan[1]))
+            except UnitLostError:
+                continue
+            except BaseException:
+                with self._mutex:
+                    self._orphans.append(orphan)
+                raise
 
     # ------------------------------------------------------------ with the mutex held
 
@@ -317,6 +362,8 @@ class Space(Allocator[Call]):
         if extent.open or extent.flights:
             return
         del self._extents[extent.name]
+        if extent.lost:
+            return
         if not extent.published:
             self._returns[extent.name] = None
         elif not extent.closing:

@@ -20,8 +20,8 @@ from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Loaded
 from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
-from transfer_queue.errors import NotInitializedError, ProtocolError
-from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo
+from transfer_queue.errors import AttachError, NotInitializedError, ProtocolError, UnitLostError
+from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo, UnitStatus
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
@@ -79,7 +79,7 @@ class ClientState:
             return self.system.controller
         unit = self._units.get(target[1])
         if unit is None:
-            raise ProtocolError(f"no storage unit {target[1]} is known to this client")
+            raise UnitLostError(f"there is no storage unit {target[1]} any more")
         return unit.address
 
     @property
@@ -116,16 +116,49 @@ class ClientState:
                     self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas
                 )
 
+    def learn_again(self) -> Generator[Call, AnyReply, None]:
+        """Asks which units there are, because one was lost or is new; forgets those that are not there any more."""
+        reply = yield Call(CONTROLLER, Topology())
+        if not isinstance(reply, TopologyReply):
+            raise ProtocolError(f"the controller answered Topology with {type(reply).__name__}")
+        with self._lock:
+            self._units = {unit.unit: unit for unit in reply.units}
+            for unit in self._arenas.keys() - self._units.keys():
+                del self._arenas[unit]
+        self.space.use(sorted(self._units))
+
+    def reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
+        """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""
+        for unit in np.unique(np.frombuffer(reply.blocks.unit, "<i4")).tolist():
+            if unit not in self._units:
+                yield from self.learn_again()
+            try:
+                self.arena(unit)
+            except UnitLostError:
+                return False
+            except AttachError:
+                yield Call(("unit", unit), UnitStatus())  # it may be about to come back, with another arena
+                yield from self.learn_again()
+                if unit in self._units:
+                    self.arena(unit)
+                return False
+        return True
+
     def arena(self, unit: int) -> Arena:
-        """The mapped arena of a unit, opened at its first use."""
+        """The mapped arena of a unit, opened at its first use. UnitLostError, AttachError if it is not there."""
         found = self._arenas.get(unit)
         if found is None:
             with self._lock:
                 found = self._arenas.get(unit)
                 if found is None:
-                    if unit not in self._units:
-                        raise ProtocolError(f"no storage unit {unit} is known to this client")
-                    found = self._arenas[unit] = Arena.open(Path(self._units[unit].arena))
+                    info = self._units.get(unit)
+                    if info is None:
+                        raise UnitLostError(f"there is no storage unit {unit} any more")
+                    found = Arena.open(Path(info.arena))
+                    if info.boot_id not in ("", found.boot_id):
+                        found.close()
+                        raise AttachError(f"the arena in {info.arena} is not that of storage unit {unit}, but another")
+                    self._arenas[unit] = found
         return found
 
     def memory(self, unit: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -24,6 +24,7 @@ from transfer_queue.errors import (
     ProtocolError,
     StorageKeyNotFoundError,
     TransferQueueError,
+    UnitLostError,
     WaitTimeoutError,
 )
 from transfer_queue.messages import (
@@ -76,7 +77,19 @@ class Transfers:
     def _publish(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
     ) -> Operation[PublishReply]:
-        """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing."""
+        """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing.
+
+        Where its storage unit turns out to be lost, it is written once more, into another.
+        """
+        try:
+            return (yield from self._publish_once(encoded, wait, within, **target))
+        except UnitLostError:
+            yield from self._state.learn_again()
+        return (yield from self._publish_once(encoded, wait, within, **target))
+
+    def _publish_once(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
+    ) -> Operation[PublishReply]:
         arguments.seconds(wait)
         arguments.partition(target["partition"])
         if encoded is None or not encoded.schema:
@@ -152,6 +165,8 @@ class Transfers:
             reply = yield from look()
             if not reply.types:
                 return TensorDict({}, batch_size=0)
+            if not (yield from self._state.reach(reply)):
+                continue
             try:
                 values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
                 failure = None

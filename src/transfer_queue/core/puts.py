@@ -283,7 +283,8 @@ def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> 
         extent = state.blocks.extents.get(place)
         if extent is not None and extent.writer != writer:
             raise ProtocolError(f"extent {place[1]} of unit {place[0]} is another writer's, and not to be closed")
-    return [r.ExtentsClosed(list(dict.fromkeys(extents)))] if extents else []
+    there = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
+    return [r.ExtentsClosed(there)] if there else []
 
 
 def check_room(state: State, name: str, count: int) -> None:

@@ -50,6 +50,7 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)
+    call.sequence = sequence
     try:
         while True:
             try:

@@ -41,6 +41,7 @@ def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)
+    call.sequence = sequence
     try:
         while True:
             try:

@@ -51,6 +51,7 @@ class UnitService(EnvelopeService):
     ) -> None:
         super().__init__()
         self._controller: int | None = None  # the peer that is the controller, while it is connected
+        self._outstanding: set[int] = set()  # sequences without an answer
         self._registering = 0  # the sequence of a registration that has no answer yet
         self._unit = unit
         self._session = session
@@ -67,6 +68,7 @@ class UnitService(EnvelopeService):
         """There is a connection to a controller again, which does not know this unit yet."""
         self._controller = controller
         self._registering, body = self._session.wrap(self._registration(self._unit.register()))
+        self._outstanding.add(self._registering)
         return [Outgoing(controller, body)]
 
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
@@ -84,6 +86,9 @@ class UnitService(EnvelopeService):
         if peer == self._controller:
             logger.warning("the controller has gone away")
             self._controller = None
+            for sequence in self._outstanding:
+                self._session.finish(sequence)
+            self._outstanding.clear()
             self._lost()
             return ()
         del self._peers[peer]
@@ -111,6 +116,7 @@ class UnitService(EnvelopeService):
             return self._carried_out(self._unit.free(request.extents))
         answer = self._session.answer(body)
         self._session.finish(answer.sequence)
+        self._outstanding.discard(answer.sequence)
         if answer.sequence == self._registering:
             self._registering = 0
             if answer.body != Done(self._unit.number):
@@ -133,4 +139,6 @@ class UnitService(EnvelopeService):
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
                     logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
-                yield Outgoing(self._controller, self._session.wrap(effect.body)[1])
+                sequence, body = self._session.wrap(effect.body)
+                self._outstanding.add(sequence)
+                yield Outgoing(self._controller, body)

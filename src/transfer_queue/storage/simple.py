@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages import (
     AnyRequest,
     Cancel,
@@ -86,6 +86,8 @@ class _Slot:
     """All and only the open connections on which this writer has asked for something."""
     grants: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Sequence -> extent, of the latest leases; their replies may have been lost, or never be looked at."""
+    cancelled: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Sequences that were cancelled and not parked, the latest."""
 
 
 @dataclass(slots=True)
@@ -155,6 +157,7 @@ class StorageUnit:
         """A request of `writer`, as its connection `peer` has proved it to be. Never raises for what a peer sends."""
         self._heard_of(writer, peer)
         try:
+            self._check_meant(body)
             if isinstance(body, Lease):
                 return self._lease(writer, peer, sequence, body, now)
             if isinstance(body, Return):
@@ -282,6 +285,12 @@ class StorageUnit:
 
     # ------------------------------------------------------------ requests
 
+    def _check_meant(self, body: AnyRequest) -> None:
+        """Raises where another unit is meant: one that was at this address before, whose arena is gone."""
+        meant = body.unit if isinstance(body, (Lease, OpenSlot, Return)) else -1
+        if meant not in (-1, self.number):
+            raise UnitLostError(f"storage unit {meant} is lost, and storage unit {self.number} is in its place")
+
     def _open(self, writer: str, peer: int, body: OpenSlot) -> SlotReply:
         if body.writer != writer:
             raise ProtocolError(f"{writer!r} asked for a slot for {body.writer!r}; a writer asks for its own")
@@ -307,6 +316,8 @@ class StorageUnit:
         if key in self._parked:
             self._parked[key].peer = peer
             return []
+        if sequence in slot.cancelled:
+            return [Answer(peer, sequence, _cancelled(sequence))]
         granted = self._granted(slot, sequence)
         if granted is not None:
             return [Answer(peer, sequence, self._describe(granted))]
@@ -351,9 +362,11 @@ class StorageUnit:
             return [Answer(peer, sequence, Done(False))]
         parked = self._parked.pop((slot.number, body.sequence), None)
         if parked is not None:
-            text = f"request {body.sequence} was cancelled by its client while it waited for space"
-            failure = Answer(parked.peer, body.sequence, Failure("WaitTimeoutError", text))
+            failure = Answer(parked.peer, body.sequence, _cancelled(body.sequence))
             return [failure, Answer(peer, sequence, Done(True))]
+        slot.cancelled[body.sequence] = None  # it may still be on its way, on a connection that was given up
+        if len(slot.cancelled) > _RECENT_GRANTS:
+            slot.cancelled.popitem(last=False)
         granted = self._granted(slot, body.sequence)
         if granted is None:
             return [Answer(peer, sequence, Done(False))]
@@ -482,3 +495,7 @@ class StorageUnit:
             f"{status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}"
         )
         return Answer(parked.peer, parked.sequence, Failure("CapacityError", text))
+
+
+def _cancelled(sequence: int) -> Failure:
+    return Failure("WaitTimeoutError", f"request {sequence} was cancelled by its client while it waited for space")

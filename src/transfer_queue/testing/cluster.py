@@ -230,6 +230,7 @@ class Client(Subscriptions):
     def _ask(self, task: Task[Any], call: Call) -> None:
         sequence, frame = self.state.session.begin(call.request)
         task.call, task.sequence = call, sequence
+        call.sequence = sequence
         self._tasks[sequence] = task
         self._frames[sequence] = (call.target, frame)
         self._send(call.target, frame)

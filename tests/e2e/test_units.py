@@ -1,0 +1,215 @@
+"""Storage units that are killed, alone or with others, and what then becomes of what they held."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import transfer_queue as tq
+from transfer_queue.client.calls import Call
+from transfer_queue.interface import CURRENT
+from transfer_queue.messages import UnitStatus, UnitStatusReply
+from transfer_queue.net.blocking import run_blocking
+
+SECONDS = 60
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
+
+
+def log(number: int) -> str:
+    system = CURRENT.system
+    assert system is not None
+    return (system.logs / f"unit-{number}.log").read_text()
+
+
+def process(number: int) -> psutil.Process:
+    """The process of a unit, once it is up."""
+    found: list[psutil.Process] = []
+
+    def up() -> bool:
+        with contextlib.suppress(psutil.Error):
+            one = psutil.Process(int(log(number).rsplit("up, process ", 1)[1].split()[0]))
+            if one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+        return bool(found)
+
+    until(up)
+    return found[0]
+
+
+def kill(number: int) -> None:
+    """Kills a unit, and waits until another one is up."""
+    ups = log(number).count("up, process")
+    process(number).kill()
+    until(lambda: log(number).count("up, process") > ups)
+
+
+def leased(number: int) -> int:
+    """Bytes leased from a unit."""
+
+    def ask() -> Any:
+        return (yield Call(("unit", number), UnitStatus()))
+
+    reply = run_blocking(tq.get_client().storage_manager.session, ask())
+    assert isinstance(reply, UnitStatusReply)
+    return reply.leased
+
+
+def content(who: int, i: int) -> torch.Tensor:
+    """What writer `who` puts as its row `i`: told from every other by any of its elements."""
+    return torch.full((50 + i % 7,), who * 100_000 + i)
+
+
+def check(who: int, rows: range, partition: str) -> None:
+    data = tq.kv_batch_get([f"{who}-{i}" for i in rows], partition)["x"]
+    for i, value in zip(rows, data, strict=True):
+        assert torch.equal(value, content(who, i))
+
+
+def write(who: int, rows: range, partition: str) -> None:
+    for i in rows:
+        tq.kv_put(f"{who}-{i}", partition, {"x": content(who, i)})
+
+
+def writer(who: int, partition: str, wrote: Any, go_on: Any) -> None:
+    """A process that puts, says so, and puts more when it is told to."""
+    torch.set_num_threads(1)
+    write(who, range(20), partition)
+    wrote.set()
+    go_on.wait()
+    write(who, range(20, 40), partition)
+    os._exit(0)
+
+
+@pytest.fixture(params=[1], ids=["one unit"])
+def units(request: pytest.FixtureRequest) -> Iterator[int]:
+    tq.close()
+    storage = {"num_data_storage_units": request.param}
+    tq.init({"system": {"name": "units"}, "backend": {"SimpleStorage": storage}})
+    try:
+        yield request.param
+    finally:
+        tq.close()
+
+
+@contextlib.contextmanager
+def child(who: int, partition: str) -> Iterator[tuple[Any, Any]]:
+    """A forked client that has put 20 rows; and what lets it go on."""
+    fork = multiprocessing.get_context("fork")
+    wrote, go_on = fork.Event(), fork.Event()
+    made = fork.Process(target=writer, args=(who, partition, wrote, go_on), daemon=True)
+    made.start()
+    try:
+        assert wrote.wait(SECONDS)
+        yield made, go_on
+    finally:
+        made.kill()
+        made.join(SECONDS)
+
+
+def test_a_killed_unit_is_a_pause(units: int) -> None:
+    """Puts and gets of several threads, while the unit is killed again and again."""
+    errors: list[BaseException] = []
+
+    def work(who: int) -> None:
+        try:
+            for begin in range(0, 60, 20):
+                write(who, range(begin, begin + 20), "p")
+                check(who, range(begin + 20), "p")
+        except BaseException as error:
+            errors.append(error)
+
+    write(9, range(5), "p")
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        kill(0)
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not errors
+    for who in range(3):
+        check(who, range(60), "p")
+    check(9, range(5), "p")
+    tq.kv_clear(list(tq.kv_list("p")["p"]), "p")
+    until(lambda: leased(0) <= 4 << 20)  # what this client fills next
+
+
+def test_the_space_of_a_client_that_died_with_the_unit_comes_back(units: int) -> None:
+    with child(1, "p") as (process_, _):
+        victim = process(0)
+        victim.suspend()  # so that it cannot notice
+        process_.kill()
+        process_.join(SECONDS)
+        victim.kill()
+    until(lambda: "is gone, it held" in log(0))
+    check(1, range(20), "p")
+    assert leased(0) > 0
+    tq.kv_clear(list(tq.kv_list("p")["p"]), "p")
+    until(lambda: leased(0) == 0)
+
+
+def test_the_space_of_a_stopped_client_is_left_alone(units: int) -> None:
+    with child(1, "p") as (process_, go_on):
+        os.kill(process_.pid, signal.SIGSTOP)
+        kill(0)
+        write(2, range(20), "p")
+        tq.kv_clear([f"1-{i}" for i in range(5)], "p")
+        check(1, range(5, 20), "p")
+        assert "is gone" not in log(0)
+        os.kill(process_.pid, signal.SIGCONT)
+        go_on.set()
+        process_.join(SECONDS)
+        assert process_.exitcode == 0
+    check(1, range(5, 40), "p")
+    check(2, range(20), "p")
+
+
+@pytest.mark.parametrize("units", [2], indirect=True, ids=["two units"])
+def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
+    system = CURRENT.system
+    assert system is not None
+    clients = [tq.get_client(), tq.TransferQueueClient(system), tq.TransferQueueClient(system)]
+    for number, client in enumerate(clients):
+        client.kv_put(f"k{number}", "p", {"x": torch.arange(number + 3)})
+    places = dict(enumerate(sorted(Path(os.readlink(Path(system.folder) / "arena")).iterdir())))
+    told: list[Any] = []
+    events = clients[0].subscribe("p", on_lost=told.append)
+    seen = [next(events).key for _ in clients]
+    lost = next(unit for unit in places if leased(unit))
+    shutil.rmtree(places[lost])
+    kill(lost)
+    seen.append(next(events).key)
+    names = {loss.key for loss in told}
+    assert names
+    for number, client in enumerate(clients):
+        key = f"k{number}"
+        if key in names:
+            with pytest.raises(tq.errors.StorageKeyNotFoundError, match=f"lost with storage unit {lost}"):
+                client.kv_batch_get([key], "p")
+        else:
+            assert client.kv_batch_get([key], "p")["x"][0].tolist() == list(range(number + 3))
+        client.kv_put(key, "p", {"x": torch.arange(number + 9)})
+    for client in clients:
+        got = client.kv_batch_get(["k0", "k1", "k2"], "p")["x"]
+        assert [len(value) for value in got] == [9, 10, 11]
+    assert "is lost" in log(lost)
+    for client in clients[1:]:
+        client.close()
