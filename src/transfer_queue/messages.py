@@ -407,7 +407,8 @@ class RegisterUnit(Request, frozen=True):
     """A storage unit comes up. address: where it listens; arena: the folder of its arena, boot_id: of the arena.
 
     name: what it is called; it comes in the place of another of its name, whose arena is lost. when: what time it is,
-    in words. extents: all that are leased there (i8); None where that is not told.
+    in words. extents: all that are leased there (i8); None where that is not told. next_extent: the first number that
+    was not given to an extent yet: what is newer, writers may have published before this arrives.
     """
 
     address: str
@@ -416,6 +417,7 @@ class RegisterUnit(Request, frozen=True):
     name: str = ""
     when: str = ""
     extents: bytes | None = None
+    next_extent: int | None = None
 
 
 class Freed(Request, frozen=True):

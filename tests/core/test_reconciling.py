@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, Harness, column
@@ -128,3 +129,15 @@ def test_nothing_is_put_into_a_lost_unit(h: Harness) -> None:
     h.unit, h.clients["w"].blocks = new, 0
     h.put(1)
     assert np.array_equal(h.state.partitions["p"].produced(["x"], np.array([0, 1])), [[0], [1]])
+
+
+def test_extents_leased_while_the_unit_registered_are_not_lost(h: Harness) -> None:
+    """A writer publishes in an extent that is newer than what the unit has said, before that arrives."""
+    unit = h.unit
+    h.put(1)
+    newest = max(extent for of, extent in h.state.blocks.extents if of == unit)
+    request = RegisterUnit("sock", "/arenas", "a", "A", "noon", b"", newest)
+    assert h.ask(request, "A") == Done(unit)
+    assert (unit, newest) in h.state.blocks.extents
+    assert h.ask(msgspec.structs.replace(request, next_extent=newest + 1), "A") == Done(unit)
+    assert (unit, newest) not in h.state.blocks.extents

@@ -18,7 +18,7 @@ import numpy as np
 from transfer_queue.client import checkpoint_data, checkpoint_folder
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
-from transfer_queue.client.transfers import _UNCERTAIN, Operation, Transfers
+from transfer_queue.client.transfers import UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import restored, saved
@@ -170,7 +170,7 @@ class CheckpointOperations(Transfers):
             state_file.write(sent, {**tree, "state": saved(state)}, sync=False)
             yield from self._ask(LoadState(name), Done, timeout, parked=STATE_SECONDS)
         except Exception as error:
-            if not isinstance(error, _UNCERTAIN):
+            if not isinstance(error, UNCERTAIN):
                 for each in loaded.reserved:
                     yield from self._abandon(each)
                 raise

@@ -53,7 +53,7 @@ READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is rea
 FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
 
 # after these nobody can tell whether a request was carried out; any other error is a server's refusal
-_UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
+UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
 class Transfers:
@@ -115,7 +115,7 @@ class Transfers:
             reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
         except TransferQueueError as error:
             space.keep(closes)
-            if isinstance(error, _UNCERTAIN):
+            if isinstance(error, UNCERTAIN):
                 space.published(reserved)
             else:
                 yield from self._abandon(reserved)

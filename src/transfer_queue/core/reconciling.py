@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core import records as r
+from transfer_queue.core.records import LARGEST
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.messages import RegisterUnit, UnitInfo
@@ -24,7 +25,8 @@ def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], in
         records += [r.UnitLost(known.unit, request.when) for known in _replaced(state, request)]
     records.append(r.UnitRegistered(number, request.address, request.arena, request.boot_id, request.name))
     if request.extents is not None:
-        records += _compared(state, number, indexes_in(request.extents), request.when)
+        newer = LARGEST if request.next_extent is None else request.next_extent
+        records += _compared(state, number, indexes_in(request.extents), newer, request.when)
     return records, number
 
 
@@ -33,13 +35,16 @@ def _replaced(state: State, request: RegisterUnit) -> list[UnitInfo]:
     return [unit for unit in state.units.values() if unit.name and unit.name == request.name]
 
 
-def _compared(state: State, number: int, leased: np.ndarray, when: str) -> list[r.AnyRecord]:
-    """What is gone with extents that the state needs, and what the unit has freed without our knowing."""
+def _compared(state: State, number: int, leased: np.ndarray, newer: int, when: str) -> list[r.AnyRecord]:
+    """What is gone with extents that the state needs, and what the unit has freed without our knowing.
+
+    Of extents from `newer` on the unit has said nothing: they were leased since.
+    """
     there = set(leased.tolist())
     table = state.blocks
-    needed = [extent for (unit, extent), e in table.extents.items() if unit == number and e.blocks]
+    needed = [extent for (unit, extent), e in table.extents.items() if unit == number and e.blocks and extent < newer]
     lost = sorted(extent for extent in needed if extent not in there)
-    freed = sorted(extent for unit, extent in table.freed if unit == number and extent not in there)
+    freed = sorted(e for unit, e in table.freed if unit == number and e not in there and e < newer)
     records: list[r.AnyRecord] = []
     if lost:
         records.append(r.ExtentsLost(number, np.array(lost, "i8").tobytes(), when))

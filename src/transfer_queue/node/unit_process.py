@@ -46,8 +46,8 @@ def build_unit(
     session = Session(f"{name}-{uuid.uuid4().hex}", key, lambda target: str(system.controller), role="unit")
 
     def registration(extents: bytes) -> RegisterUnit:
-        when = time.strftime("%Y-%m-%d %H:%M:%S")
-        return RegisterUnit(str(system.unit(number)), str(arena.folder), arena.boot_id, name, when, extents)
+        when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), arena.extents.next_extent
+        return RegisterUnit(str(system.unit(number)), str(arena.folder), arena.boot_id, name, when, extents, newer)
 
     leased = arena.extents.read(arena.folder, arena.boot_id)
     connection = _connected(session)

@@ -1,7 +1,8 @@
 """A whole system in one process, deterministic by its seed, for tests of this package and of its users.
 
 `cluster.Cluster` runs the production controller, storage unit and client operations over a virtual network and a
-virtual clock: nothing sleeps, no socket is opened, and a seed replays a run.
+virtual clock: nothing sleeps, no socket is opened, and a seed replays a run. `chaos` runs producers and consumers on
+it while connections break, clients freeze and die, and servers are killed (`python -m transfer_queue.testing.chaos`).
 """
 
 from transfer_queue.testing.clock import VirtualClock

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -20,7 +21,7 @@ from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
-from transfer_queue.config import Settings, merge
+from transfer_queue.config import Settings
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
@@ -28,7 +29,7 @@ from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal import state_file
-from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, RegisterUnit
+from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Free, Refuse, RegisterUnit
 from transfer_queue.net.session import Target, outcome
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
@@ -91,6 +92,11 @@ class Task(Generic[T]):
             self.done, self.error, self.call = True, error, None
         else:
             self._client._ask(self, call)
+
+
+@cache
+def _defaults() -> Settings:
+    return Settings.from_config(None)
 
 
 class _Address:
@@ -227,6 +233,19 @@ class Client(Subscriptions):
             self.state.space.release()
         self.disconnect()
 
+    def next_deadline(self) -> float | None:
+        """When `tick` is due; None where this client waits for no time to pass."""
+        return None
+
+    def tick(self) -> None:
+        """Does what is due."""
+
+    def _lost(self, target: Target, connection: int) -> None:
+        """A connection was severed. Requests without an answer wait for `reconnect`."""
+        self._readers.pop(connection, None)
+        if self._connections.get(target) == connection:
+            del self._connections[target]
+
     def _ask(self, task: Task[Any], call: Call) -> None:
         sequence, frame = self.state.session.begin(call.request)
         task.call, task.sequence = call, sequence
@@ -273,8 +292,7 @@ class Cluster:
         self.clock = VirtualClock()
         self.network = Network(seed)
         self.held: set[str] = set()
-        merged = merge(conf)
-        settings = Settings.from_config(merged)
+        settings = _defaults() if conf is None else Settings.from_config(conf)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
         self.controller = Controller(sampler or SequentialSampler(), config, settings.total_storage_size)
         self.units = [
@@ -300,7 +318,8 @@ class Cluster:
 
     def _register(self, unit: StorageUnit) -> None:
         arena, name = unit.arena, f"unit-{unit.number}"
-        self._from_unit(unit, RegisterUnit("unit", str(arena.folder), arena.boot_id, name, "", unit.register()))
+        leased, newer = unit.register(), arena.extents.next_extent
+        self._from_unit(unit, RegisterUnit("unit", str(arena.folder), arena.boot_id, name, "", leased, newer))
 
     def client(self, name: str) -> Client:
         """A new client."""
@@ -366,19 +385,27 @@ class Cluster:
 
     def _due(self) -> float | None:
         """When something happens next by itself; not before now."""
-        deadlines = [self.controller.next_deadline(), *(unit.next_deadline() for unit in self.units)]
+        deadlines = [each.next_deadline() for each in (*self._servers(), *self._clients)]
         times = [when for when in deadlines if when is not None]
         times += [when for when, _, _ in self._agenda[:1]]
         return max(self.clock.now, min(times)) if times else None
+
+    def _servers(self) -> list[Controller | StorageUnit]:
+        """Those that work now."""
+        return [self.controller, *self.units]
 
     def _step(self, due: float, until: Callable[[], bool] | None = None) -> None:
         self.clock.move_to(due)
         while self._agenda and self._agenda[0][0] <= due:
             heapq.heappop(self._agenda)[2]()
         # an action may have let time pass by itself
-        self._core(self.controller.tick(self.clock.now))
-        for unit in self.units:
-            self._unit(unit, unit.tick(self.clock.now))
+        for server in self._servers():
+            if isinstance(server, Controller):
+                self._core(server.tick(self.clock.now))
+            else:
+                self._unit(server, server.tick(self.clock.now))
+        for client in self._clients:
+            client.tick()
         self.run(until)
 
     # ------------------------------------------------------------ what must hold
@@ -414,14 +441,28 @@ class Cluster:
         def down(frame: bytes) -> None:
             client._received(connection, frame)
 
-        connection = self.network.connect(up, down)
+        connection = self.network.connect(
+            up,
+            down,
+            lambda: self._closed(client.name, target, connection),
+            lambda: client._lost(target, connection),
+        )
         self._readers[connection] = FrameReader()
-        if target == CONTROLLER:
-            self.controller.opened(client.name, connection)
+        self._opened(client.name, target, connection)
         return connection
+
+    def _opened(self, name: str, target: Target, connection: int) -> None:
+        """A server learns of a connection."""
+        if target == CONTROLLER:
+            self.controller.opened(name, connection)
 
     def _cut(self, name: str, target: Target, connection: int) -> None:
         self.network.cut(connection)
+        self._closed(name, target, connection)
+
+    def _closed(self, name: str, target: Target, connection: int) -> None:
+        """A server learns that a connection has ended."""
+        self._readers.pop(connection, None)
         if target == CONTROLLER:
             self._core(self.controller.closed(name, connection, self.clock.now))
         else:
@@ -455,11 +496,14 @@ class Cluster:
             elif isinstance(effect, core_effects.RemoveState):
                 self.states.remove(effect.name)
             elif isinstance(effect, core_effects.FreeExtents):
-                unit = self.units[effect.unit]
-                self._unit(unit, unit.free(effect.extents))
+                self._to_unit(effect.unit, Free(effect.extents))
             elif isinstance(effect, core_effects.RefuseLeases):
-                unit = self.units[effect.unit]
-                self._unit(unit, unit.refuse(effect.words))
+                self._to_unit(effect.unit, Refuse(effect.words))
+
+    def _to_unit(self, number: int, request: Free | Refuse) -> None:
+        """Carries out what the controller says to a unit."""
+        unit = self.units[number]
+        self._unit(unit, unit.free(request.extents) if isinstance(request, Free) else unit.refuse(request.words))
 
     def _begin(self, work: core_effects.Work) -> None:
         def done() -> None:
@@ -485,7 +529,10 @@ class Cluster:
 
     def _soon(self, action: Callable[[], object]) -> None:
         """Has something done that takes a while, drawn by the seed."""
-        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), action)
+        began = self.controller  # it may be killed meanwhile, and another be in its place
+        self.later(
+            self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: action() if self.controller is began else None
+        )
 
     def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
         for effect in [*effects, *unit.confirmed(), *unit.shortage()]:
@@ -495,6 +542,7 @@ class Cluster:
                 self._from_unit(unit, effect.body)
 
     def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
+        """Carries out what a unit says to the controller."""
         self._unit_sequences[unit.number] += 1
         sequence = self._unit_sequences[unit.number]
         self._to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, Envelope(sequence, 0, body))

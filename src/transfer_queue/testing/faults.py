@@ -1,0 +1,165 @@
+"""What goes wrong in a simulated cluster, and when: drawn by a seed, so that a run with faults is replayed by it.
+
+break      a connection ends; what is on its way arrives in part, late, or not at all, each direction by itself
+slow       a direction of a connection waits for a while
+part       some clients reach no server for a while; their connections break, or wait
+freeze     a client does nothing for a while, as if stopped by a signal
+tear       a client stops in the middle of its next write, for a while
+late       a client stops between its next lookup and the copy, for a while
+kill       a client ends as if killed; another takes its place
+stop       a server does nothing for a while
+unlink     a unit and the controller lose their connection
+controller the controller is killed at one of its next records, before it is written down, or before or while what it
+           led to leaves; and recovered
+unit       a unit is killed and started again
+both       both of them
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from transfer_queue.client.calls import CONTROLLER
+from transfer_queue.net.session import Target
+from transfer_queue.testing.faulty import FaultyCluster
+from transfer_queue.testing.retrying import RetryingClient
+
+MOST_RECORDS = 12  # until the controller is killed
+SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
+
+
+class Faults:
+    """The faults of one run. kinds: how often each happens, compared with the others. kill: ends a client."""
+
+    def __init__(
+        self,
+        cluster: FaultyCluster,
+        draw: random.Random,
+        kinds: dict[str, int],
+        kill: Callable[[RetryingClient], None],
+    ) -> None:
+        self.cluster = cluster
+        self.draw = draw
+        self.kinds = kinds
+        self.happened: dict[str, int] = {}
+        self.over = False
+        self._kill = kill
+
+    def plan(self, count: int, seconds: float) -> None:
+        """So many faults at random moments of the next seconds."""
+        for _ in range(count):
+            kind = self.draw.choices(list(self.kinds), list(self.kinds.values()))[0]
+            self.cluster.later(self.draw.uniform(0, seconds), lambda kind=kind: self.happen(kind))  # type: ignore[misc]
+
+    def happen(self, kind: str) -> None:
+        """A fault of this kind, now."""
+        if self.over:
+            return
+        self.happened[kind] = self.happened.get(kind, 0) + 1
+        getattr(self, f"_{kind}")()
+
+    def end(self) -> None:
+        """No more of them; what is frozen, stopped or apart goes on."""
+        self.over = True
+        cluster = self.cluster
+        cluster.fuse = None
+        for target in sorted(cluster.stopped):
+            cluster.go_on(target)
+            cluster.restart(target)
+        cluster.heal(set(cluster.apart))
+        for client in cluster.clients:
+            client.torn = client.late = None
+            if client.frozen:
+                client.thaw()
+        for connection, direction in list(cluster.network.held):
+            cluster.network.release(connection, direction, "slow")
+
+    # ------------------------------------------------------------ kinds
+
+    def _while(self) -> float:
+        return self.draw.choice([self.draw.uniform(0, SHORT)] * 4 + [self.draw.uniform(0, LONG)])
+
+    def _some_client(self) -> RetryingClient | None:
+        living = [client for client in self.cluster.clients if not client.dead and not client.frozen]
+        return self.draw.choice(living) if living else None
+
+    def _break(self) -> None:
+        connections = self.cluster.connections()
+        if connections:
+            connection = self.draw.choice(connections)
+            up, down = (self.draw.choice([0, 0, 1, None]) for _ in range(2))
+            self.cluster.network.sever(connection, up, down)
+            if up != 0:
+                self._slow_down(connection, "up")
+
+    def _slow(self) -> None:
+        connections = self.cluster.connections()
+        if connections:
+            self._slow_down(self.draw.choice(connections), self.draw.choice(["up", "down"]))
+
+    def _slow_down(self, connection: int, direction: str) -> None:
+        network = self.cluster.network
+        network.hold(connection, direction, "slow")
+        self.cluster.later(self._while(), lambda: network.release(connection, direction, "slow"))
+
+    def _part(self) -> None:
+        names = [client.name for client in self.cluster.clients if not client.dead]
+        some = set(self.draw.sample(names, self.draw.randint(1, max(1, len(names) // 2))))
+        self.cluster.part(some)
+        breaks = self.draw.random() < 0.5
+
+        def heal() -> None:
+            self.cluster.heal(some)
+            for connection in [c for name in sorted(some) for c in self.cluster.connections(name)]:
+                if breaks:
+                    self.cluster.network.sever(connection, 0, 0)
+
+        self.cluster.later(self._while(), heal)
+
+    def _freeze(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            client.freeze()
+            self.cluster.later(self._while(), lambda: client.thaw() if client.frozen else None)
+
+    def _tear(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            client.torn = self._while()
+
+    def _late(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            client.late = self._while()
+
+    def _kill_one(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            self._kill(client)
+
+    def _stop(self) -> None:
+        target = self.draw.choice([CONTROLLER, self._some_unit()])
+        if target not in self.cluster.stopped:
+            self.cluster.stop(target)
+            self.cluster.later(self._while(), lambda: self.cluster.go_on(target))
+
+    def _some_unit(self) -> Target:
+        return "unit", self.draw.choice(self.cluster.units).number
+
+    def _unlink(self) -> None:
+        links = self.cluster._links
+        if links:
+            link = links[self.draw.choice(sorted(links))]
+            self.cluster.network.sever(link, *(self.draw.choice([0, 1, None]) for _ in range(2)))
+
+    def _controller(self) -> None:
+        if CONTROLLER not in self.cluster.stopped:
+            self.cluster.fuse = self.draw.randint(1, MOST_RECORDS)
+
+    def _unit(self) -> None:
+        self.cluster.crash(self._some_unit(), self.draw.uniform(0, SHORT))
+
+    def _both(self) -> None:
+        self._unit()
+        self.cluster.crash(CONTROLLER, self.draw.uniform(0, SHORT))

@@ -1,0 +1,223 @@
+"""A client of the simulated cluster that lives through faults, as the drivers of `net` do.
+
+A broken connection makes its requests go out again, under their numbers, by the rules of `net.session.Attempts`; a
+reply that does not come in time is given up. It can be frozen like a process that was stopped, also in the middle
+of writing a block, and killed. What it does is one generator, which may `sleep` between operations.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transfer_queue.client.calls import Call
+from transfer_queue.client.operations import Operations
+from transfer_queue.client.state import ClientState
+from transfer_queue.client.transfers import Operation
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
+from transfer_queue.net.session import Attempts, Target
+from transfer_queue.storage.base import Reserved
+from transfer_queue.testing.cluster import Client, Task
+from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.framing import FrameReader
+
+if TYPE_CHECKING:
+    from transfer_queue.testing.faulty import FaultyCluster
+
+HERE: Target = ("here", 0)  # a call that no server gets: its client goes on when its time has passed
+
+
+def sleep(seconds: float) -> Operation[None]:
+    """Lets time pass."""
+    yield Call(HERE, Status(), seconds)
+
+
+class TornOperations(Operations):
+    """Operations whose writes may stop in the middle. interrupt: asked at each; seconds to stop for, or None."""
+
+    def __init__(self, state: ClientState, interrupt: Callable[[], float | None]) -> None:
+        super().__init__(state)
+        self._interrupt = interrupt
+
+    def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
+        seconds = self._interrupt()
+        if seconds is None:
+            yield from super()._write(encoded, reserved)
+            return
+        whole = np.empty(encoded.nbytes, np.uint8)
+        encoded.write_into(whole)
+        place = self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes)
+        half = encoded.nbytes // 2
+        place[:half] = whole[:half]
+        yield from sleep(seconds)
+        place[half:] = whole[half:]
+
+
+class RetryingClient(Client):
+    """cluster: one that has faults. frozen: nothing reaches it and it does nothing. dead: it was killed."""
+
+    _cluster: FaultyCluster
+
+    def __init__(self, cluster: FaultyCluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.state.session.clock = lambda: cluster.clock.now
+        self.operations = TornOperations(self.state, self._interruption)
+        self.frozen = self.dead = False
+        self.torn: float | None = None  # for how long its next write stops in the middle
+        self.late: float | None = None  # how long after its next lookup it copies what that names
+        self._attempts: dict[int, Attempts] = {}
+        self._sent: dict[int, int] = {}  # sequence -> the connection on which it went last
+        self._given_up: set[int] = set()  # cancels whose answers interest nobody
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._planned = 0
+
+    # ------------------------------------------------------------ faults
+
+    def freeze(self) -> None:
+        """Like a process that was sent SIGSTOP."""
+        self.frozen = True
+        for connection in self._connections.values():
+            self._cluster.network.hold(connection, "down", "frozen")
+
+    def thaw(self) -> None:
+        """It goes on; what was due meanwhile happens now."""
+        self.frozen = False
+        for connection in self._connections.values():
+            self._cluster.network.release(connection, "down", "frozen")
+        self.tick()
+
+    def die(self) -> None:
+        """Like a process that was killed: its locks go at once, what it has sent may still arrive."""
+        self.dead, self.frozen = True, False
+        network = self._cluster.network
+        for connection in self._connections.values():
+            network.release(connection, "down", "frozen")
+            network.deafen(connection, "down")
+            network.sever(connection, up=network.random.choice([0, 1, None]))
+        self._connections.clear()
+        self._readers.clear()
+        self._agenda.clear()
+        self._attempts.clear()
+        super().die()
+
+    def _interruption(self) -> float | None:
+        """In the middle of a write: for how long to stop. Its connections to units may break meanwhile."""
+        seconds, self.torn = self.torn, None
+        if seconds is not None and self._cluster.network.random.random() < 0.8:
+            for target, connection in list(self._connections.items()):
+                if target[0] == "unit":
+                    self._cluster.network.sever(connection)
+                    self._cluster.network.hold(connection, "down", "torn")
+        return seconds
+
+    # ------------------------------------------------------------ time
+
+    def next_deadline(self) -> float | None:
+        """When something is due here by itself."""
+        if self.frozen or self.dead:
+            return None
+        times = [attempts.deadline for attempts in self._attempts.values()]
+        times += [when for when, _, _ in self._agenda[:1]]
+        return min(times, default=None)
+
+    def tick(self) -> None:
+        """Does what is due, and gives up what has waited too long."""
+        if self.frozen or self.dead:
+            return
+        now = self._cluster.clock.now
+        while self._agenda and self._agenda[0][0] <= now:
+            heapq.heappop(self._agenda)[2]()
+        for sequence, attempts in list(self._attempts.items()):
+            if attempts.deadline <= now and sequence in self._tasks:
+                target, _ = self._frames[sequence]
+                self._broke(sequence, TimeoutError("no answer before the deadline"))
+                if target in self._connections and sequence not in self._tasks and not self.state.session.closed:
+                    cancel, frame = self.state.session.begin(Cancel(sequence))
+                    self._given_up.add(cancel)
+                    self._cluster.network.send(self._connections[target], "up", frame)
+
+    def _plan(self, seconds: float, action: Callable[[], None]) -> None:
+        self._planned += 1
+        heapq.heappush(self._agenda, (self._cluster.clock.now + seconds, self._planned, action))
+
+    # ------------------------------------------------------------ requests
+
+    def start(self, operation: Generator[Call, AnyReply, Any]) -> Task[Any]:
+        """Begins an operation, which may sleep."""
+        return super().start(operation)
+
+    def _ask(self, task: Task[Any], call: Call) -> None:
+        if call.target == HERE:
+            self._plan(call.timeout or 0.0, lambda: task.resume(Done()))
+            return
+        attempts = Attempts(self.state.session, call)
+        sequence, frame = self.state.session.begin(call.request)
+        task.call, task.sequence = call, sequence
+        self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)
+        self._attempts[sequence] = attempts
+        self._try(sequence)
+
+    def _try(self, sequence: int) -> None:
+        if sequence not in self._tasks:
+            return
+        target, frame = self._frames[sequence]
+        if sequence in self._sent:
+            frame = self._attempts[sequence].again(sequence, frame)
+        connection = self._connections.get(target)
+        if connection is None:
+            try:
+                connection = self._cluster._connect(self, target)
+            except OSError as error:
+                self._broke(sequence, error)
+                return
+            self._connections[target] = connection
+            self._readers[connection] = FrameReader()
+        self._sent[sequence] = connection
+        self._cluster.network.send(connection, "up", frame)
+
+    def _broke(self, sequence: int, error: OSError) -> None:
+        """A try at a request has failed: there is another, or it ends with an error."""
+        try:
+            delay = self._attempts[sequence].failed(error)
+        except TransferQueueError as told:
+            self._end(sequence, Failure(type(told).__name__, str(told)))
+        else:
+            self._plan(delay, lambda: self._try(sequence))
+
+    def _lost(self, target: Target, connection: int) -> None:
+        super()._lost(target, connection)
+        for sequence in [s for s, on in self._sent.items() if on == connection and s in self._tasks]:
+            self._broke(sequence, ConnectionResetError("the server closed the connection"))
+
+    def _received(self, connection: int, frame: bytes) -> None:
+        for body, _ in self._readers[connection].feed(frame):
+            answer = self.state.session.answer(body)
+            if answer.sequence in self._given_up:
+                self._given_up.discard(answer.sequence)
+                self.state.session.finish(answer.sequence)
+            elif answer.sequence in self._tasks:
+                self._end(answer.sequence, answer.body)
+
+    def _end(self, sequence: int, reply: AnyReply) -> None:
+        task = self._tasks.pop(sequence)
+        del self._frames[sequence], self._attempts[sequence]
+        self._sent.pop(sequence, None)
+        self.state.session.finish(sequence)
+        if isinstance(reply, LookupReply) and self.late is not None:
+            seconds, self.late = self.late, None
+            self._plan(seconds, lambda: task.resume(reply))
+        else:
+            task.resume(reply)
+
+    def leave(self) -> Operation[None]:
+        """The end of a client's life: what it holds goes back."""
+        try:
+            yield from self.state.leave()
+        finally:  # what it could not hand back is taken back as from a dead one
+            self.state.close()
+            for connection in self._connections.values():
+                self._cluster.network.sever(connection)

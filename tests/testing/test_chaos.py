@@ -1,0 +1,42 @@
+"""Runs with faults, each drawn by its seed: nothing is lost, nothing split, no byte is another's, nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from transfer_queue.testing import chaos
+
+SEEDS, PART = 200, 25
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_seeds(first: int) -> None:
+    reads = faults = 0
+    for seed in range(first, first + PART):
+        try:
+            one = chaos.run(seed)
+        except Exception as error:
+            raise AssertionError(f"to replay it: {chaos.replay(seed)}") from error
+        reads += one.ledger.reads
+        faults += sum(one.faults.happened.values())
+    assert reads > 10 * PART
+    assert faults > 2 * PART
+
+
+def test_a_seed_replays() -> None:
+    one, two = (chaos.run(7) for _ in range(2))
+    assert one.cluster.network.delivered == two.cluster.network.delivered > 100
+    assert one.faults.happened == two.faults.happened
+    assert repr(one.ledger.samples) == repr(two.ledger.samples)
+
+
+def test_a_failing_seed_says_how_to_replay_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(seed: int) -> None:
+        raise AssertionError("broken on purpose")
+
+    monkeypatch.setattr(chaos, "run", fail)
+    monkeypatch.setattr("sys.argv", ["chaos", "--seeds", "3..5"])
+    assert chaos.main() == 1
+    assert "python -m transfer_queue.testing.chaos --seed 3" in capsys.readouterr().out

@@ -1,0 +1,48 @@
+"""Mistakes planted in the code that runs: the runs with faults find each within 200 seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from transfer_queue.client.state import ClientState
+from transfer_queue.core.effects import Effect, FreeExtents
+from transfer_queue.messages import Free
+from transfer_queue.testing import chaos, cluster
+from transfer_queue.testing.faulty import FaultyCluster
+from transfer_queue.testing.ledger import LedgerError
+
+SEEDS = 200
+
+
+def found(kinds: dict[str, int]) -> LedgerError:
+    """What the first seed says that finds something."""
+    for seed in range(SEEDS):
+        try:
+            chaos.run(seed, kinds)
+        except LedgerError as error:
+            return error
+    raise AssertionError(f"{SEEDS} seeds have found nothing")
+
+
+def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried_out = FaultyCluster._core
+
+    def early(self: FaultyCluster, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, FreeExtents):
+                self._to_unit(effect.unit, Free(effect.extents))
+        carried_out(self, effects)
+
+    monkeypatch.setattr(FaultyCluster, "_core", early)
+    assert "needed extents were free" in str(found({"controller": 1}))
+
+
+def test_readers_that_do_not_look_at_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientState, "unchanged", lambda self, reply: True)
+    assert "foreign bytes" in str(found({"late": 1}))
+
+
+def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a timeout: a writer whose connections broke is taken for dead, though it holds its lock."""
+    monkeypatch.setattr(cluster._Slots, "withdraw", lambda self, slot: True)
+    assert "foreign bytes" in str(found({"tear": 1}))
