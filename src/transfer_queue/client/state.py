@@ -23,6 +23,7 @@ from transfer_queue.config import Settings
 from transfer_queue.errors import AttachError, NotInitializedError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo, UnitStatus
 from transfer_queue.net.session import Session, Target
+from transfer_queue.node.presence import Presence
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
@@ -45,6 +46,9 @@ class SystemAddress(Protocol):
 
     def log_of(self, target: Target) -> str:
         """Where a server of the system writes its log."""
+
+    def presence(self, client_id: str) -> Presence | None:
+        """Says that a client of this process lives, for as long as it does; None where that cannot be said."""
 
     def alive(self) -> bool:
         """Whether the system runs; a server of one that does comes back after it was killed."""
@@ -69,6 +73,7 @@ class ClientState:
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
         self._space: Space | None = None
+        self._presence: Presence | None = None
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
         self.lost_cuts: set[str] = set()
@@ -106,6 +111,7 @@ class ClientState:
         config = msgspec.json.decode(reply.config)
         with self._lock:
             if self._space is None:
+                self._presence = self.system.presence(self.client_id)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
@@ -199,7 +205,11 @@ class ClientState:
         self.session.close()
         if self._space is not None:
             self._space.release()
+        if self._presence is not None:
+            self._presence.end()
 
     def forked(self) -> None:
         """In a forked child: drops what was inherited."""
         self.session.forked()
+        if self._presence is not None:
+            self._presence.forked()

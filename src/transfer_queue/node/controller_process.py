@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from transfer_queue.messages import SystemStatus
 from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.journaling import Journaling
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.presence import lives
 from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler.base import BaseSampler
@@ -41,13 +44,17 @@ class Sockets:
 
 
 def build_controller(
-    config: str, key: bytes, sampler: PickledSampler | None, sockets: Sockets, journal: Path | None, states: Path
+    system: SystemFolder,
+    config: str,
+    key: bytes,
+    sampler: PickledSampler | None,
+    sockets: Sockets,
+    journal: Path | None,
 ) -> Server:
     """The controller's server, listening. config: JSON text with the "settings" of `config.Settings`.
 
-    states: the folder of state files, for who saves and loads.
-
-    journal: the folder of its journal, from which it takes up what one before it has left; None: it keeps none.
+    system: where state files lie for who saves and loads, and clients say that they live. journal: the folder of its
+    journal, from which it takes up what one before it has left; None: it keeps none.
     Raises whatever the user's sampler raises when it is made; JournalError where the journal is damaged.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
@@ -57,13 +64,14 @@ def build_controller(
     controller = Controller(
         made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
         restored=None if recovered is None else recovered.state, now=time.monotonic(),
+        lives=partial(lives, system.clients),
         boot=uuid.uuid4().hex,
     )  # fmt: skip
     journaling = None
     if journal is not None and recovered is not None:
         durable = settings.journal_durability == "sync"
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
-    service = ControllerService(controller, StateFiles(states), journaling)
+    service = ControllerService(controller, StateFiles(system.states), journaling)
     server = Server(service, key, max_payload=0, commit=service.commit)  # requests to a controller carry none
     service.attach(server.call_soon)
     controller.of_connections = server.counters

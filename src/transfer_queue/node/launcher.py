@@ -28,6 +28,7 @@ from transfer_queue.net.session import Target
 from transfer_queue.node import processes, samplers, startup
 from transfer_queue.node.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder
+from transfer_queue.node.presence import Presence
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
@@ -80,6 +81,14 @@ class RunningSystem:
     def log_of(self, target: Target) -> str:
         """The log of ("controller", 0) or ("unit", n)."""
         return str(self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}"))
+
+    def presence(self, client_id: str) -> Presence | None:
+        """Says to this system's controllers that a client of this process lives; None where that cannot be said."""
+        try:
+            return Presence(self._system.clients, client_id)
+        except OSError as error:
+            logger.warning("this client cannot say that it lives, and seems gone while it is silent: %s", error)
+            return None
 
     def alive(self) -> bool:
         """Whether the system can be used; not so either when a later one of its name has taken its place."""

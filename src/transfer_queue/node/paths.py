@@ -6,6 +6,7 @@
         alive                     locked by every process of the system (`node.locks`)
         arena                     link to the folder of the arenas, which is best in memory
         journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
+        clients/                  locks of the clients that live (`node.presence`)
         slots-0/                  slot locks of writers (`storage.ownership`)
         states/                   states of the controller, while clients save or load (`node.state_files`)
         controller.sock, unit-0.sock
@@ -102,6 +103,7 @@ class SystemFolder:
         self.arena = folder / "arena"
         self.logs = folder / "logs"
         self.journal = folder / "journal"
+        self.clients = folder / "clients"
         self.states = folder / "states"
         self.controller = folder / "controller.sock"
 
@@ -140,6 +142,7 @@ class SystemFolder:
         try:
             self.folder.mkdir(mode=0o700)
             self.logs.mkdir(mode=0o700)
+            self.clients.mkdir(mode=0o700)
             self.states.mkdir(mode=0o700)
             key = secrets.token_bytes(KEY_BYTES)
             _write(self.key, key)

@@ -121,7 +121,7 @@ class Supervisor:
         start, system, settings = self._start, self._system, self._settings
         sockets = Sockets(self._listen(str(system.controller)), self._listen_for_metrics())
         journal = self._make_journal_folder()
-        build = partial(build_controller, start.config, start.key, start.sampler, sockets, journal, system.states)
+        build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
         self._bring(Child("controller", build, restarts=journal is not None))
         arenas = self._make_arena_folder()
         for number in range(settings.num_data_storage_units):

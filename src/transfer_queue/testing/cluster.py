@@ -114,6 +114,9 @@ class _Address:
     def alive(self) -> bool:
         return True
 
+    def presence(self, client_id: str) -> None:
+        return None
+
 
 class _Held:
     def __init__(self, held: set[str], path: Path) -> None:

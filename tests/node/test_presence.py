@@ -1,0 +1,104 @@
+"""Clients that live though they say nothing: known by a lock, which ends with their process and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transfer_queue.config import Settings
+from transfer_queue.core.returning import GRACE_SECONDS
+from transfer_queue.journal.journal import Journal, recover
+from transfer_queue.journal.segment import Clock
+from transfer_queue.messages import ClearKeys, Envelope
+from transfer_queue.node.controller_process import Sockets, build_controller
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.presence import Presence, lives
+
+
+def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
+    assert not lives(tmp_path, "c1")
+    presence = Presence(tmp_path, "c1")
+    assert lives(tmp_path, "c1")
+    presence.end()
+    presence.end()
+    assert not lives(tmp_path, "c1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_does_not_speak_for_its_dead_parent(tmp_path: Path) -> None:
+    presence = Presence(tmp_path, "parent")
+    go, wait = os.pipe()[::-1]
+    child = os.fork()
+    if not child:
+        os.close(go)
+        presence.forked()
+        os.read(wait, 1)
+        os._exit(0)
+    assert lives(tmp_path, "parent"), "the child has let go of its copy alone"
+    presence.end()
+    assert not lives(tmp_path, "parent")
+    os.close(go)
+    os.close(wait)
+    os.waitpid(child, 0)
+
+
+def test_a_killed_client_is_dead(tmp_path: Path) -> None:
+    said, say = os.pipe()
+    child = os.fork()
+    if not child:
+        Presence(tmp_path, "killed")
+        kept = Presence(tmp_path, "held")
+        os.write(say, b"+")
+        while kept:
+            time.sleep(100)
+    os.read(said, 1)
+    assert lives(tmp_path, "held")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not lives(tmp_path, "held")
+    os.close(said)
+    os.close(say)
+
+
+def test_an_id_is_no_path(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w"):
+        assert not lives(tmp_path / "x", "../file")
+
+
+def test_a_controller_asks_before_it_takes_a_client_for_gone(tmp_path: Path) -> None:
+    system = SystemFolder(tmp_path)
+    clients, journal = system.clients, system.journal
+    clients.mkdir()
+    journal.mkdir()
+    config = msgspec.json.encode({"settings": Settings.from_config(None).to_json(), "conf": {}}).decode()
+
+    def core() -> Any:
+        path = str(tmp_path / f"{time.monotonic_ns()}.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        server = build_controller(system, config, bytes(32), None, Sockets(listener, None), journal)
+        service: Any = server._service
+        server.close()
+        return service._controller
+
+    first = core()
+    for client in ("silent", "dead"):
+        first.opened(client, 1)
+        first.handle(client, 1, Envelope(1, 0, ClearKeys("p", [])), 0.0)
+    files = Journal(journal, recover(journal, Clock.now()), Clock.now(), durable=False)
+    files.append(first.take_records())
+    files.commit()
+    files.close()
+    presence = Presence(clients, "silent")
+    second = core()
+    second.tick(time.monotonic() + GRACE_SECONDS)
+    assert (list(second.connections), list(second.departed)) == (["silent"], ["dead"])
+    presence.end()
+    second.tick(time.monotonic() + 3 * GRACE_SECONDS)
+    assert set(second.departed) == {"dead", "silent"}
