@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,23 @@ class TestPickle:
     def test_objects_of_the_users(self, a: Client, b: Client) -> None:
         meta = a.put(table(o=[Point(1), [Point(2)]]), partition_id="p")
         assert b.get_data(meta).get("o").tolist() == [Point(1), [Point(2)]]
+
+    def test_a_reader_without_it_reads_nothing_of_a_putter_with_it(self, a: Client, b: Client) -> None:
+        """In data, inside what is stored without pickle, and in tags; the rest of the system goes on."""
+        whole = a.put(table(o=[Point(1)]), partition_id="whole")
+        inside = a.put(table(o=[{"n": [1, (Point(2),)]}]), partition_id="inside")
+        a.kv_put("k", "tags", {"x": torch.ones(1)}, tag={"o": Point(3)})
+        plain = a.put(table(x=torch.ones(1)), partition_id="plain")
+        assert b.get_data(whole).get("o").tolist() == [Point(1)]
+        b.state._settings = dataclasses.replace(b.state.settings, allow_pickle=False)
+        for meta in (whole, inside):
+            with pytest.raises(UncarriableValueError, match="allow_pickle is off here"):
+                b.get_data(meta)
+        with pytest.raises(UncarriableValueError, match="allow_pickle is off here"):
+            b.kv_list("tags")
+        with pytest.raises(UncarriableValueError, match="pickle"):
+            b.wait_for_change("tags", where={"o": Point(3)}, timeout=0)
+        assert b.get_data(plain).get("x").tolist() == [1.0]
 
     def test_forbidden_at_both_ends(self, start: Start) -> None:
         cluster = start(conf={"security": {"allow_pickle": False}})

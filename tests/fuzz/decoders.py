@@ -46,6 +46,7 @@ from transfer_queue.node import startup
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.paths import Description, SystemFolder
 from transfer_queue.node.service import EnvelopeService
+from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.unit_service import UnitService
 from transfer_queue.sampler import (
     FreshnessSampler,
@@ -65,6 +66,7 @@ sys.path.append(str(Path(__file__).parent.parent / "storage"))
 from slot_standin import StandInSlots
 
 KEY = bytes(range(32))
+NOWHERE = Path("/nonexistent/states")  # a folder of state files in which nothing can be read or written
 MAX_ROWS = 64  # a request for more is refused here, so that a run stays small
 SAMPLERS: tuple[Callable[[], Any], ...] = (
     SequentialSampler,
@@ -194,7 +196,7 @@ def _feed(service: EnvelopeService, check: Callable[[], None], data: bytes) -> N
 def controller(data: bytes) -> None:
     """Requests to a controller. data: the number of a sampler, then frames (see `_feed`)."""
     core = Controller(SAMPLERS[(data[0] if data else 0) % len(SAMPLERS)](), capacity=200)
-    service = ControllerService(core)
+    service = ControllerService(core, StateFiles(NOWHERE))
     later: list[Callable[[], Any]] = []
     service.attach(later.append)
     for peer, hello in enumerate((Hello("unit", "unit-0"), Hello("client", "writer"), Hello("client", "other")), 1):

@@ -445,7 +445,8 @@ class Controller:
                     worth: Iterable[Waiting] = list(queue.claims.values())
                 else:
                     shares = change.shares.get(task, ())
-                    worth = worth_a_try(self.samplers, partition, task, queue, task in gained, shares)
+                    consumed = task in change.consumed
+                    worth = worth_a_try(self.samplers, partition, task, queue, task in gained, shares, consumed)
                 for waiting in worth:
                     effects += self._retry(waiting)
             if change.everything:

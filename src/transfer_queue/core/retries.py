@@ -15,15 +15,17 @@ from transfer_queue.sampler.base import BaseSampler
 class Change:
     """What happened to one partition since its parked claims were last looked at.
 
-    everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. shares: task ->
-    the batches that were dealt. Beyond these, a claim can be met only where rows became ready for its task.
+    everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. consumed: of these
+    tasks, those for whom a wholly consumed partition is the end. shares: task -> the batches that were dealt. Beyond
+    these, a claim can be met only where rows became ready for its task.
     """
 
-    __slots__ = ("everything", "shares", "tasks")
+    __slots__ = ("consumed", "everything", "shares", "tasks")
 
     def __init__(self) -> None:
         self.everything = False
         self.tasks: set[str] = set()
+        self.consumed: set[str] = set()
         self.shares: dict[str, set[ShareKey]] = {}
 
     def note(self, record: r.AnyRecord, partition: Partition | None) -> None:
@@ -34,8 +36,10 @@ class Change:
                 shares = self.shares.setdefault(record.task, set())
                 shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
             assert partition is not None
-            if partition.sealed or partition.wholly_consumed(record.task):
+            if partition.sealed:
                 self.tasks.add(record.task)
+            elif partition.wholly_consumed(record.task):
+                self.consumed.add(record.task)
         elif isinstance(record, r.PassedOver) and not record.freed:
             self.tasks.add(record.task)
         elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
@@ -43,12 +47,23 @@ class Change:
 
 
 def worth_a_try(
-    samplers: claims.Samplers, partition: Partition, task: str, queue: Queue, gained: bool, shares: Iterable[ShareKey]
+    samplers: claims.Samplers,
+    partition: Partition,
+    task: str,
+    queue: Queue,
+    gained: bool,
+    shares: Iterable[ShareKey],
+    consumed: bool,
 ) -> Iterator[Waiting]:
-    """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before."""
+    """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before.
+
+    gained: rows became ready for the task. shares: the batches of it that were dealt. consumed: all rows are consumed.
+    """
     for key in shares:
         yield from queue.of_share(key)
     yield from [queue.claims[waiter] for waiter in queue.watchers]
+    if consumed:
+        yield from [queue.claims[waiter] for waiter in queue.finite]
     others = not claims.deals_itself(samplers.default)  # a user's sampler may look at anything
     if not gained and not others:
         return

@@ -57,7 +57,7 @@ class Queue:
 
     claims: in order of arrival. shares: the same by the dealt batch that they may ask for (see `share_key`).
     wanted: fields -> (claims with these fields, a count that none of them is below). watchers: the probes that any
-    change of the partition may answer.
+    change of the partition may answer. finite: those for whom a wholly consumed partition is the end.
     """
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class Queue:
         self.shares: dict[ShareKey, dict[Waiter, None]] = {}
         self.wanted: dict[tuple[str, ...], tuple[int, int]] = {}
         self.watchers: dict[Waiter, None] = {}
+        self.finite: dict[Waiter, None] = {}
 
     def add(self, waiting: Waiting) -> None:
         """A claim begins to wait."""
@@ -73,6 +74,8 @@ class Queue:
         fields = tuple(claim.fields)
         number, least = self.wanted.get(fields, (0, claim.count))
         self.wanted[fields] = number + 1, min(least, claim.count)
+        if claim.finite:
+            self.finite[waiting.waiter] = None
         if claim.since is not None:
             self.watchers[waiting.waiter] = None
         key = share_key(claim.sampling)
@@ -83,6 +86,7 @@ class Queue:
         """A claim waits no longer."""
         claim = self.claims.pop(waiter).claim
         self.watchers.pop(waiter, None)
+        self.finite.pop(waiter, None)
         fields = tuple(claim.fields)
         number, least = self.wanted.pop(fields)
         if number > 1:

@@ -289,7 +289,8 @@ def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
     held: list[int] = []
     try:
         with theirs:
-            log = os.open(folder.log("supervisor"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            log = os.open(folder.log("supervisor"), flags, 0o600)
             held.append(log)
             # above those that they become, so that none is overwritten before it was copied
             held += [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for file in (log, theirs.fileno())]

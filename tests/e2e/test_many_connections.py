@@ -1,0 +1,142 @@
+"""Two thousand connections to one controller, with work going on between them."""
+
+import os
+import resource
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.messages import (
+    Answer,
+    AnyReply,
+    AnyRequest,
+    Claim,
+    ClaimReply,
+    CreatePartition,
+    Done,
+    Envelope,
+    FieldSpec,
+    NewBlock,
+    Publish,
+    PublishReply,
+    RegisterUnit,
+)
+from transfer_queue.net.connection import new_socket
+from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.server import Server
+from transfer_queue.node.controller_service import ControllerService
+from transfer_queue.node.state_files import StateFiles
+from transfer_queue.sampler import SequentialSampler
+from transfer_queue.wire.framing import FrameReader, pack_frame
+
+KEY = bytes(range(32))
+CONNECTIONS = 2000
+SPARE = 200  # files that this process and its libraries have open besides
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Connection:
+    """One client with one connection."""
+
+    def __init__(self, address: str, name: str, role: str = "client") -> None:
+        self.sock = new_socket(address)
+        self.sock.settimeout(60)
+        self.sock.connect(address)
+        self.reader = FrameReader()
+        self.sequence = 0
+        handshake = ClientHandshake(role, name, KEY)
+        self.sock.sendall(handshake.start())
+        while not handshake.done:
+            self.sock.sendall(handshake.receive(self.sock.recv(4096)))
+
+    def send(self, request: AnyRequest) -> None:
+        self.sequence += 1
+        self.sock.sendall(pack_frame(encode(Envelope(self.sequence, self.sequence - 1, request))))
+
+    def receive(self) -> AnyReply:
+        while True:
+            frames = self.reader.feed(self.sock.recv(1 << 16))
+            if frames:
+                ((body, _),) = frames
+                answer = msgspec.msgpack.decode(body, type=Answer)
+                assert answer.sequence == self.sequence
+                return answer.body
+
+    def ask(self, request: AnyRequest) -> AnyReply:
+        self.send(request)
+        return self.receive()
+
+
+def put(extent: int) -> Publish:
+    """One row, as a client publishes it; its bytes are nobody's concern here."""
+    block = NewBlock(0, extent, 0, 1, 64, 1, [FieldSpec("x", "tensor", "float32", 1, False)], (4).to_bytes(8, "little"))
+    return Publish("p", 1, block=block, pre_allocate=0)
+
+
+def serve(address: str) -> None:
+    service = ControllerService(Controller(SequentialSampler()), StateFiles(Path("/nonexistent")))
+    server = Server(service, KEY, max_payload=0)
+    service.attach(server.call_soon)
+    server.listen(address)
+    server.run()
+
+
+def test_two_thousand_connections_with_work_going_on(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS + SPARE
+    assert hard == resource.RLIM_INFINITY or hard >= wanted, f"this test needs `ulimit -Hn` of {wanted}"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted) if hard != resource.RLIM_INFINITY else wanted, hard))
+    address = str(tmp_path / "s.sock")
+    pid = os.fork()
+    if not pid:
+        try:
+            serve(address)
+        finally:
+            os._exit(1)
+    connections: list[Connection] = []
+    try:
+        while not os.path.exists(address):
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        _connect_and_work(address, connections)
+    finally:
+        for connection in connections:
+            connection.sock.close()
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _connect_and_work(address: str, connections: list[Connection]) -> None:
+    connections.append(_listening(address))
+    assert connections[0].ask(RegisterUnit("unit.sock", "/arena")) == Done(0)
+    connections.append(Connection(address, "first"))
+    first = connections[1]
+    assert first.ask(CreatePartition("p", 0)) == Done(True)
+    while len(connections) < CONNECTIONS:
+        connections.append(Connection(address, f"c{len(connections)}"))
+        if len(connections) % 200 == 0:  # work goes on while others connect
+            assert isinstance(first.ask(put(len(connections))), PublishReply)
+    # half of them wait for rows, the other half puts them; every one gets its one answer
+    waiting, putting = connections[2::2], connections[1::2]
+    for connection in waiting:
+        connection.send(Claim("p", "t", ["x"], 1, wait=60.0))
+    for extent, connection in enumerate(putting, CONNECTIONS + 1):
+        connection.send(put(extent))
+    rows = set()
+    for connection in putting:
+        assert isinstance(connection.receive(), PublishReply)
+    for connection in waiting:
+        reply = connection.receive()
+        assert isinstance(reply, ClaimReply), reply
+        rows.add(reply.rows)
+    assert len(rows) == len(waiting)  # nobody got what another has
+
+
+def _listening(address: str) -> Connection:
+    while True:
+        try:
+            return Connection(address, "unit-0", role="unit")
+        except (ConnectionRefusedError, FileNotFoundError):
+            continue  # bound, and not listening yet

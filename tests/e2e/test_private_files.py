@@ -1,0 +1,82 @@
+"""Links that others have laid where a system's files belong are not followed; what others can read is not trusted.
+
+That everything of a running system is private is in `test_node`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.errors import AttachError, StartError
+from transfer_queue.node import paths
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.server_process import write_log_to
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> SystemFolder:
+    """A system's folder, and beside it what a stranger would like to have read or written."""
+    (tmp_path / "system").mkdir(mode=0o700)
+    (tmp_path / "system" / "logs").mkdir(mode=0o700)
+    (tmp_path / "victim").write_bytes(b"v" * 32)
+    (tmp_path / "victim").chmod(0o600)
+    return SystemFolder(tmp_path / "system")
+
+
+def test_a_key_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
+    planted.key.symlink_to(planted.folder.parent / "victim")
+    with pytest.raises(AttachError, match="cannot be read"):
+        planted.read_key()
+
+
+def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
+    planted.key.write_bytes(b"k" * 32)
+    planted.key.chmod(0o640)
+    with pytest.raises(AttachError, match="is not this user's alone"):
+        planted.read_key()
+
+
+def test_a_description_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
+    planted.description.symlink_to(planted.folder.parent / "victim")
+    with pytest.raises(AttachError, match="cannot be read"):
+        planted.read_description()
+
+
+def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="exists"):
+        paths._write(tmp_path / "key", b"secret")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_that_is_a_link_is_no_system(planted: SystemFolder) -> None:
+    link = planted.folder.with_name("link")
+    link.symlink_to(planted.folder)
+    with pytest.raises(AttachError, match="is no private folder"):
+        SystemFolder(link).check_private()
+
+
+def test_a_system_is_not_made_through_a_link(planted: SystemFolder) -> None:
+    link = planted.folder.with_name("link")
+    link.symlink_to(planted.folder.parent / "nowhere")
+    with pytest.raises(StartError, match="cannot be made"):
+        SystemFolder(link).create()
+    assert not (planted.folder.parent / "nowhere").exists()
+
+
+def test_a_log_is_not_written_through_a_link(planted: SystemFolder) -> None:
+    planted.log("controller").symlink_to(planted.folder.parent / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_log_to(planted.log("controller"))
+    assert (planted.folder.parent / "victim").read_bytes() == b"v" * 32
+
+
+def test_removing_follows_no_link(planted: SystemFolder) -> None:
+    treasure = planted.folder.parent / "treasure"
+    treasure.mkdir()
+    (treasure / "kept").write_text("kept")
+    (planted.folder / "slots-0").symlink_to(treasure)
+    planted.arena.symlink_to(treasure)
+    planted.remove()
+    assert (treasure / "kept").read_text() == "kept"
+    assert not planted.folder.exists()
