@@ -155,6 +155,31 @@ def expired(config) -> None:
     assert client.status().partitions[-1].dropped == {"reserved by a client that is gone": 4}
 
 
+# %% [markdown]
+# ## Saving the whole system
+#
+# `save_checkpoint` saves one moment of the system while everything goes on: samples, tags, what each task has consumed,
+# which batches were dealt. It replaces the checkpoint before it only when the new one is whole and on the disk, and
+# writes only blocks that are new. The places of loaders are yours to keep beside it: `state_dict`.
+#
+# `load_checkpoint` brings that moment back, into this system or a new one with any number of storage units. Metadata
+# that was fetched before the load names samples of another time and is refused; keys work as ever.
+
+
+# %%
+def saved(folder: Path) -> None:
+    tq.kv_batch_put(["a", "b"], "notes", {"x": torch.arange(2)}, tags=[{"n": 0}, {"n": 1}])
+    meta = tq.get_client().get_meta("x", None, "notes", mode="force_fetch")
+    tq.save_checkpoint(folder / "checkpoint", metadata={"step": 7})
+    tq.kv_clear(["a"], "notes")
+    tq.load_checkpoint(folder / "checkpoint")
+    assert tq.kv_list("notes") == {"notes": {"a": {"n": 0}, "b": {"n": 1}}}
+    try:
+        tq.get_client().get_data(meta)
+    except tq.StaleMetadataError as error:
+        assert "a checkpoint was loaded since this metadata was made" in str(error)
+
+
 # %%
 if __name__ == "__main__":
     assert "was dealt to task 'update' in batch 1 of dp_rank 1" in ends(False, [[2, 2, 2], [2, 2, 1]])
@@ -165,4 +190,6 @@ if __name__ == "__main__":
     unsealed(config)
     restarted(config)
     expired(config)
+    with TemporaryDirectory() as folder:
+        saved(Path(folder))
     tq.close()

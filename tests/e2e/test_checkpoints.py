@@ -1,0 +1,213 @@
+"""Checkpoints of a real system: saved under load, by savers that are killed, on full disks, and loaded anew."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.client import checkpoint_folder
+from transfer_queue.current import CURRENT
+from transfer_queue.storage import block_file
+
+CONTEXT = multiprocessing.get_context("fork")
+WIDTH = 512
+
+
+def conf(units: int = 1) -> dict[str, Any]:
+    storage = {"num_data_storage_units": units, "arena_bytes": 256 << 20}
+    return {
+        "system": {"name": "checkpoints"},
+        "controller": {"polling_mode": True, "sampler": "RankAwareSampler"},
+        "backend": {"SimpleStorage": storage},
+    }
+
+
+@pytest.fixture
+def system() -> Iterator[None]:
+    tq.init(conf(2))
+    yield
+    tq.close()
+
+
+def anew(units: int) -> None:
+    """Another system, without anything in it."""
+    tq.close()
+    tq.init(conf(units))
+
+
+def rows(value: int, count: int = 4) -> TensorDict:
+    """Rows that are full of one value: a torn one would be noticed."""
+    return TensorDict({"x": torch.full((count, WIDTH), value)}, batch_size=[count])
+
+
+def test_saved_under_load(system, tmp_path):
+    """While producers replace, clear and put, every saved row has the bytes that its tag tells, in every save."""
+    stop, saves = threading.Event(), 3
+    troubles: list[BaseException] = []
+
+    def produce(name: str) -> None:
+        draw, number = random.Random(name), 0
+        try:
+            while not stop.is_set():
+                number += 1
+                keys = [f"{name}{draw.randrange(24)}" for _ in range(4)]
+                keys = list(dict.fromkeys(keys))
+                tq.kv_batch_put(keys, "p", rows(number, len(keys)), tags=[{"value": number}] * len(keys))
+                if draw.random() < 0.3:
+                    tq.kv_clear(keys[:2], "p")
+        except BaseException as error:
+            troubles.append(error)
+
+    threads = [threading.Thread(target=produce, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(saves):
+            tq.save_checkpoint(tmp_path / str(number))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert troubles == []
+    for number in range(saves):
+        anew(1 + number % 3)
+        tq.load_checkpoint(tmp_path / str(number))
+        tags = tq.kv_list("p").get("p", {})
+        for key, tag in tags.items():
+            assert tq.kv_batch_get([key], "p", "x")["x"].values().unique().tolist() == [tag["value"]]
+
+
+def _save_and_die(folder: Path, step: int, ready: Any) -> None:
+    """A new client saves, and kills itself at the step-th of the calls that change files."""
+    torch.set_num_threads(1)
+    left = step
+
+    def counting(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        setattr(owner, name, counted)
+
+    for owner, name in (
+        (Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (os, "fsync"), (os, "writev"), (os, "link"),
+        (os, "unlink"), (os, "rmdir"), (os, "pwrite"), (checkpoint_folder, "_exchange"), (checkpoint_folder, "copy"),
+    ):  # fmt: skip
+        counting(owner, name)
+    tq.save_checkpoint(folder)
+    ready.put(step)
+    tq.close()
+
+
+def test_savers_that_are_killed(system, tmp_path):
+    """At whatever step a saver dies, there is a whole checkpoint: the one before, or its own."""
+    folder = tmp_path / "ck"
+    tq.kv_batch_put(["old"], "p", rows(1, 1))
+    tq.save_checkpoint(folder)
+    tq.kv_batch_put(["new"], "p", rows(2, 1))
+    done = CONTEXT.Queue()
+    for step in (0, 2, 4, 6, 8, 11, 14, 17, 20, 23, 26, 30):
+        saver = CONTEXT.Process(target=_save_and_die, args=(folder, step, done))
+        saver.start()
+        saver.join()
+        tq.load_checkpoint(folder)
+        keys = tq.kv_list("p")["p"]
+        assert list(keys) in (["old"], ["old", "new"])
+        for key in keys:
+            assert tq.kv_batch_get([key], "p", "x")["x"].values().unique().tolist() == [1 if key == "old" else 2]
+        if saver.exitcode == 0:
+            break
+        assert saver.exitcode == -signal.SIGKILL
+        if "new" not in keys:
+            tq.kv_batch_put(["new"], "p", rows(2, 1))
+    assert step > 8
+    tq.save_checkpoint(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+    deadline = time.monotonic() + 20
+    states = CURRENT.system.states  # type: ignore[union-attr]
+    while any(states.iterdir()):  # the controller hears of the end of killed savers in its own time
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_full_disk(system, tmp_path, monkeypatch):
+    """The disk's own error comes out, nothing is left, and the older checkpoint is as it was."""
+    tq.kv_batch_put(["a"], "p", rows(1, 1))
+    tq.save_checkpoint(tmp_path / "ck", metadata={"step": 1})
+    tq.kv_batch_put(["a"], "p", rows(2, 1))
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("writev", "pwrite", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(block_file.os, name, full)
+            with pytest.raises(OSError, match="No space left"):
+                tq.save_checkpoint(tmp_path / "ck", metadata={"step": 2})
+        assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+        assert json.loads((tmp_path / "ck" / "metadata.json").read_text())["user_metadata"] == {"step": 1}
+    tq.load_checkpoint(tmp_path / "ck")
+    assert tq.kv_batch_get(["a"], "p", "x")["x"].values().unique().tolist() == [1]
+
+
+def test_loaders_go_on(system, tmp_path):
+    """Saved in the middle of an epoch: in a new system loaders with their places go on with the rows that follow."""
+    values = 48
+    tq.get_client().put(TensorDict({"x": torch.arange(values)}, batch_size=[values]), partition_id="p")
+    tq.get_client().seal("p")
+
+    def loader(rank: int, place: Any = None) -> Any:
+        dataset = tq.StreamingDataset(None, 6, 2, ["x"], "p", "train", rank, should_check_consumption_status=True)
+        made = tq.StreamingDataLoader(dataset)
+        if place is not None:
+            made.load_state_dict(place)
+        return made
+
+    before, iterators, loaders = {0: [], 1: []}, {}, {rank: loader(rank) for rank in (0, 1)}
+    for rank, each in loaders.items():
+        iterators[rank] = iter(each)
+        for _ in range(4 + rank):  # in the middle of a batch
+            before[rank] += next(iterators[rank])[0]["x"].tolist()
+    tq.save_checkpoint(tmp_path / "ck")
+    places = {rank: each.state_dict() for rank, each in loaders.items()}
+    del iterators, loaders
+    anew(1)
+    tq.load_checkpoint(tmp_path / "ck")
+    after = {rank: [row for data, _ in loader(rank, places[rank]) for row in data["x"].tolist()] for rank in (0, 1)}
+    assert sorted(row for rank in (0, 1) for row in before[rank] + after[rank]) == list(range(values))
+
+
+def test_a_load_outlives_the_controller(system, tmp_path):
+    """What was loaded is there, and metadata of before still stale, after the controller was killed."""
+    old = tq.get_client().put(rows(1), partition_id="p")
+    tq.save_checkpoint(tmp_path / "ck")
+    tq.get_client().clear_partition("p")
+    tq.load_checkpoint(tmp_path / "ck")
+    system_now = CURRENT.system
+    assert system_now is not None
+    log = (system_now.logs / "controller.log").read_text()
+    os.kill(int(log.rsplit("up, process ", 1)[1].split()[0]), signal.SIGKILL)
+    meta = tq.get_client().get_meta("x", None, "p", mode="force_fetch")
+    data = tq.get_client().get_data(meta)["x"]
+    assert data.unbind()[0].unique().tolist() == [1]
+    with pytest.raises(tq.StaleMetadataError):
+        tq.get_client().get_data(old)
