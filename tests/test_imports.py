@@ -19,7 +19,10 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 LOWEST = {"errors", "messages"}
 SETTINGS = {"config", "utils"}
 BYTES = LOWEST | {"wire"}
-META = {"metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_samples", "field_columns", "tag_values"}
+META = {
+    "metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_leases", "batch_samples", "field_columns",
+    "tag_values",
+}  # fmt: skip
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "net"}
 CLIENT = BYTES | SETTINGS | META | {"storage", "core", "journal", "net", "node", "conditions"}
 MAY_IMPORT = {

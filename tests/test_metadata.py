@@ -669,6 +669,6 @@ def test_imports_nothing_above():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert set(eval(found)) == {
-        "batch_columns", "batch_meta", "batch_samples", "errors", "field_columns", "kv_batch_meta", "metadata",
-        "tag_values",
-    }  # fmt: skip
+        "batch_columns", "batch_leases", "batch_meta", "batch_samples", "errors", "field_columns", "kv_batch_meta",
+            "metadata", "tag_values",
+        }  # fmt: skip

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in ("operations", "kv_operations", "checkpoint_operations"))
+NAMES = ("operations", "kv_operations", "lease_operations", "checkpoint_operations")
+SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in NAMES)
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 

@@ -28,6 +28,7 @@ from transfer_queue.batch_columns import (
     unpacked,
     whole_numbers,
 )
+from transfer_queue.batch_leases import BatchLease, joined
 from transfer_queue.batch_samples import Sample, Samples
 from transfer_queue.errors import InvalidArgumentError, OutOfRangeError, StorageKeyNotFoundError
 from transfer_queue.field_columns import FieldColumn, columns_of
@@ -99,6 +100,7 @@ class BatchMeta:
         self._extra_info = extra_info
         self._holder: str | None = None  # the client that holds these rows, until it finishes them
         self._epoch: int | None = None  # of the system's, in which these rows were learnt; None: of any
+        self._leases: tuple[BatchLease, ...] = ()  # under which they were given, some of which may be over
         # Python forms of the columns above, made when asked for; they never travel
         self._index_list: list[int] | None = None
         self._size_lists: dict[str, list[torch.Size | None]] = {}
@@ -309,6 +311,7 @@ class BatchMeta:
         )
         cut._holder = self._holder
         cut._epoch = self._epoch
+        cut._leases = self._leases if cut.size else ()
         return cut
 
     # ------------------------------------------------------------ joining
@@ -342,6 +345,7 @@ class BatchMeta:
             {**self._extra_info, **other._extra_info},
         )
         both._epoch = _oldest([self, other])
+        both._leases = joined((self._leases, other._leases))
         return both
 
     @classmethod
@@ -381,6 +385,7 @@ class BatchMeta:
             united((part._extra_info for part in parts), validate),
         )
         whole._epoch = _oldest(parts)
+        whole._leases = joined(part._leases for part in parts)
         return whole
 
     # ------------------------------------------------------------ changing
@@ -492,6 +497,26 @@ class BatchMeta:
         """A copy of the tag of each sample."""
         return self._tags.to_list()
 
+    # ------------------------------------------------------------ leases
+
+    @property
+    def deliveries(self) -> list[int]:
+        """Which delivery this is of each sample, from 1: more where leases before ended without an ack.
+
+        Samples that were not fetched under a lease have 1.
+        """
+        counts = np.ones(self.size, "i8")
+        for lease in self._leases:
+            counts = np.maximum(counts, lease.deliveries_of(self._indexes))
+        return counts.tolist()
+
+    def _leased(self) -> Iterator[tuple[BatchLease, IntArray]]:
+        """Each lease with those of its samples that are here (global indexes, ascending)."""
+        for lease in self._leases:
+            rows = np.intersect1d(lease.rows, self._indexes)
+            if len(rows):
+                yield lease, rows
+
     # ------------------------------------------------------------ for the client
 
     def _rows(self) -> IntArray:
@@ -526,16 +551,17 @@ class BatchMeta:
         partitions = (self._partitions.names, self._partitions.codes)
         fields = list(self._fields.values())
         columns = packed(self._indexes), partitions, fields, self._status, self._tags
-        return *columns, self._extra_info, self._holder, self._epoch
+        return *columns, self._extra_info, self._holder, self._epoch, self._leases
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        indexes, partitions, fields, status, tags, extra_info, holder, epoch = state
+        indexes, partitions, fields, status, tags, extra_info, holder, epoch, leases = state
         if not status.flags.writeable:  # out-of-band buffers, as Ray uses them, come read-only
             status = status.copy()
         by_name = {field.name: field for field in fields}
         self._assign(unpacked(*indexes), PartitionColumn(*partitions), by_name, status, tags, extra_info)
         self._holder = holder
         self._epoch = epoch
+        self._leases = leases
 
 
 def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, size: int) -> npt.NDArray[np.int8]:

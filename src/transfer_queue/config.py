@@ -232,6 +232,7 @@ class Settings:
     polling_mode: bool
     journal_durability: str
     journal_folder: str | None
+    max_deliveries: int
     storage_backend: str
     total_storage_size: int | None
     num_data_storage_units: int
@@ -263,6 +264,7 @@ class Settings:
             polling_mode=_checked_bool(KEYS["polling_mode"], given["polling_mode"]),
             journal_durability=_checked_choice(KEYS["journal_durability"], given["journal_durability"], DURABILITIES),
             journal_folder=None if journal is None else _checked_folder(KEYS["journal_folder"], journal),
+            max_deliveries=_checked_int(KEYS["max_deliveries"], given["max_deliveries"], 0),
             storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
             total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
             num_data_storage_units=units,
@@ -301,6 +303,7 @@ KEYS = {
     "polling_mode": "controller.polling_mode",
     "journal_durability": "controller.journal.durability",
     "journal_folder": "controller.journal.folder",
+    "max_deliveries": "controller.max_deliveries",
     "storage_backend": "backend.storage_backend",
     "total_storage_size": "backend.SimpleStorage.total_storage_size",
     "num_data_storage_units": "backend.SimpleStorage.num_data_storage_units",

@@ -135,6 +135,7 @@ class PartitionOptions(Message, frozen=True):
     free_when: tasks; a row that all of them have finished is cleared. replicas: how many readers of each row of a
     task must finish it. max_staleness, rows_per_version: admission of new rows (`core.admission`).
     keep_rows, keep_bytes, keep_seconds: the oldest rows beyond these are dropped (`core.retention`).
+    max_deliveries: rows of leases that ended so often without an ack are set aside; 0: never, None: the system's.
     """
 
     group_size: int | None = None
@@ -146,6 +147,7 @@ class PartitionOptions(Message, frozen=True):
     keep_rows: int | None = None
     keep_bytes: int | None = None
     keep_seconds: float | None = None
+    max_deliveries: int | None = None
 
 
 class CreatePartition(Request, frozen=True):
@@ -198,6 +200,8 @@ class Claim(Request, frozen=True):
     this could be met or never can (`ClaimReply.ended`). finite: a wholly consumed partition is an end.
     since: a probe is not answered, unless by the end, while the partition has this version.
     hold: what the asking client was given before is not finished by this claim, only by `Finish`.
+    lease: what is dealt is claimed for so many seconds (and renewed), until it is acknowledged; None: it is consumed.
+    replicas: acks of a kept batch by so many tokens consume it; None: as many as the partition's replicas.
     """
 
     partition: str
@@ -210,6 +214,42 @@ class Claim(Request, frozen=True):
     finite: bool = False
     since: int | None = None
     hold: bool = False
+    lease: float | None = None
+    replicas: int | None = None
+
+
+class Ack(Request, frozen=True):
+    """These rows (i8 global indexes) of a lease are consumed. Done(True) where it counts for any of them."""
+
+    partition: str
+    token: int
+    rows: bytes
+
+
+class Nack(Request, frozen=True):
+    """These rows (i8 global indexes) of a lease are given back. Done(True) where the lease had any of them.
+
+    delivered: somebody has had them; it counts as a delivery that was not acknowledged.
+    """
+
+    partition: str
+    token: int
+    rows: bytes
+    delivered: bool = True
+
+
+class Renew(Request, frozen=True):
+    """These leases, (partition, token), have all their time again. Done([bool]): which are still in force."""
+
+    leases: list[tuple[str, int]]
+
+
+class RankGone(Request, frozen=True):
+    """A rank will not come back: what it has not acknowledged of its kept batches is anybody's. Done(rows)."""
+
+    partition: str
+    task: str
+    dp_rank: int
 
 
 class Show(Request, frozen=True):
@@ -574,6 +614,8 @@ class ClaimReply(Reply, frozen=True):
     version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
     held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
     warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
+    token: of the lease, 0 without one.
+    deliveries: which delivery this is of each row, from 1 (i4); None where it is the first of all.
     """
 
     rows: bytes
@@ -586,6 +628,8 @@ class ClaimReply(Reply, frozen=True):
     held: bool = False
     warning: str | None = None
     epoch: int = 0
+    token: int = 0
+    deliveries: bytes | None = None
 
 
 class ChangeReply(Reply, frozen=True):
@@ -656,6 +700,7 @@ class TaskProgress(Message, frozen=True):
     """A task of a partition: live rows consumed, claims waiting and for how long the longest has.
 
     consumed_ever: rows consumed so far, those cleared since included; rows consumed anew count anew.
+    claimed: live rows that were given under a lease and wait for an ack.
     """
 
     name: str
@@ -663,6 +708,7 @@ class TaskProgress(Message, frozen=True):
     waiting: int
     longest_wait: float
     consumed_ever: int = 0
+    claimed: int = 0
 
 
 class PolicyProgress(Message, frozen=True):
@@ -766,6 +812,7 @@ AnyRequest = Union[
     CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
+    Ack, Nack, Renew, RankGone,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

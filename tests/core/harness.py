@@ -18,6 +18,7 @@ import sameness
 
 from transfer_queue.core import invariants, saving
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
 from transfer_queue.core.records import AnyRecord, Unparked
 from transfer_queue.core.state import State
@@ -25,6 +26,7 @@ from transfer_queue.errors import by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages import (
     DELETE_CODE,
+    Ack,
     Answer,
     AnyReply,
     AnyRequest,
@@ -38,6 +40,7 @@ from transfer_queue.messages import (
     FieldSpec,
     Lookup,
     LookupReply,
+    Nack,
     NewBlock,
     PartitionOptions,
     Publish,
@@ -239,6 +242,7 @@ class Harness:
         self.works.clear()
         self.controller = Controller(self.sampler, capacity=state.capacity)
         self.controller.state = state
+        self.controller.deadlines = Deadlines(state)
         for name in self.clients:
             self.connect(name)
         invariants.check(state)
@@ -293,11 +297,39 @@ class Harness:
         probe: bool = False,
         finite: bool = False,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         **sampling: Any,
     ) -> int:
         """Sends a claim of client `name`; gives its sequence."""
-        request = Claim(partition, task, list(fields), count, sampling, wait, probe, finite, None, hold)
+        request = Claim(
+            partition, task, list(fields), count, sampling, wait, probe, finite, None, hold, lease, replicas
+        )  # fmt: skip
         return self.send(request, name)
+
+    def lease(self, count: int, *args: Any, name: str = "r", lease: float = 10.0, **more: Any) -> ClaimReply:
+        """Claims under a lease; the reply, which must have come."""
+        reply = self.result(self.claim(count, *args, name=name, lease=lease, **more), name)
+        assert isinstance(reply, ClaimReply), reply
+        return reply
+
+    def ack(self, reply: ClaimReply, rows: Iterable[int] | None = None, partition: str = "p", name: str = "r") -> bool:
+        """Acknowledges what a claim got, or these rows of it; whether it counts."""
+        named = reply.rows if rows is None else column(rows)
+        return bool(self.ask(Ack(partition, reply.token, named), name).value)
+
+    def nack(
+        self,
+        reply: ClaimReply,
+        rows: Iterable[int] | None = None,
+        partition: str = "p",
+        name: str = "r",
+        *,
+        delivered: bool = True,
+    ) -> bool:
+        """Gives back what a claim got, or these rows of it; whether it counts."""
+        named = reply.rows if rows is None else column(rows)
+        return bool(self.ask(Nack(partition, reply.token, named, delivered), name).value)
 
     def dealt(self, count: int, *args: Any, name: str = "r", **more: Any) -> list[int] | None:
         """Claims and gives the rows: [] for nothing now, None for the end."""

@@ -20,6 +20,7 @@ from transfer_queue.core.fields import Field
 from transfer_queue.core.groups import Group, Groups
 from transfer_queue.core.holds import Holds
 from transfer_queue.core.intervals import Intervals
+from transfer_queue.core.leases import Counts, Lease, Leases
 from transfer_queue.core.losses import Losses
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.passed import PassedRows
@@ -29,7 +30,7 @@ from transfer_queue.core.wants import Wants
 
 PARTS = (
     State, Kept, Partition, Rows, Chunk, Changes, Groups, Group, Births, Holds, Drops, Wants, Field, DealtBatches,
-    DealtBatch, PassedRows, BlockTable, _Chunk, Interned, Extent, Intervals, Losses,
+    DealtBatch, PassedRows, BlockTable, _Chunk, Interned, Extent, Intervals, Losses, Leases, Lease, Counts,
 )  # fmt: skip
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {

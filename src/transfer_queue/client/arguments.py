@@ -103,7 +103,10 @@ def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
 
 def partition_options(options: PartitionOptions) -> PartitionOptions:
     """The options with numbers of Python's; refuses what are none. The controller checks their ranges."""
-    counts = ("group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes")
+    counts = (
+        "group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes",
+        "max_deliveries",
+    )  # fmt: skip
     given = {name: getattr(options, name) for name in counts}
     numbers = {name: natural(value, name) for name, value in given.items() if value is not None}
     return msgspec.structs.replace(options, **numbers, keep_seconds=seconds(options.keep_seconds, "keep_seconds"))

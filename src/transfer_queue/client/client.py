@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from transfer_queue.client.operations import Operations
+from transfer_queue.client.renewals import Renewer
 from transfer_queue.client.state import ClientState, SystemAddress
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
@@ -38,6 +39,7 @@ class TransferQueueClient(Subscriptions):
         self._closed = False
         self._state: ClientState | None = None
         self._bound: Operations | None = None
+        self._renewer: Renewer | None = None
         _clients.add(self)
 
     @property
@@ -52,6 +54,7 @@ class TransferQueueClient(Subscriptions):
             if self._bound is None:
                 self._state = ClientState(self._system)
                 self._bound = Operations(self._state)
+                self._renewer = Renewer(self._state.renewals, self._state.session.clock, self._renew)
             return self._bound
 
     def _run(self, operation: Operation[T]) -> T:
@@ -63,6 +66,11 @@ class TransferQueueClient(Subscriptions):
         state = self._state
         assert state is not None
         return await run_async(state.session, operation)
+
+    def _renew(self, operation: Operation[None]) -> None:
+        state = self._state
+        if state is not None:
+            run_blocking(state.session, operation)
 
     @property
     def client_id(self) -> str:
@@ -82,9 +90,12 @@ class TransferQueueClient(Subscriptions):
         """Hands back what the client holds and closes its connections. Idempotent."""
         with self._lock:
             state, self._state, self._bound = self._state, None, None
+            renewer, self._renewer = self._renewer, None
             self._closed = True
         if state is None:
             return
+        if renewer is not None:
+            renewer.close(CLOSE_SECONDS)
         try:
             state.session.grace = min(state.session.grace, CLOSE_SECONDS)
             run_blocking(state.session, state.leave())
@@ -105,6 +116,7 @@ class TransferQueueClient(Subscriptions):
         """In a forked child: begins anew. The parent's lock may be held by a thread that does not exist here."""
         self._lock = threading.Lock()
         state, self._state, self._bound = self._state, None, None
+        self._renewer = None  # its thread is not here
         if state is not None:
             state.forked()
 

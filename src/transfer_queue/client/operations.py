@@ -23,6 +23,7 @@ from transfer_queue.client.arguments import DataParser, Tags
 from transfer_queue.client.changes import PartitionChange, partition_change
 from transfer_queue.client.checkpoint_operations import CheckpointOperations
 from transfer_queue.client.kv_operations import KVOperations
+from transfer_queue.client.lease_operations import LeaseOperations
 from transfer_queue.client.lookups import joined
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy
@@ -74,7 +75,7 @@ class Readiness(NamedTuple):
     version: int
 
 
-class Operations(KVOperations, CheckpointOperations):
+class Operations(KVOperations, LeaseOperations, CheckpointOperations):
     """The operations of one client, over its state."""
 
     # ------------------------------------------------------------ metadata interface
@@ -89,6 +90,8 @@ class Operations(KVOperations, CheckpointOperations):
         sampling_config: Mapping[str, Any] | None = None,
         *,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         timeout: float | None = None,
     ) -> Operation[BatchMeta]:
         """Metadata of samples of a partition.
@@ -102,6 +105,12 @@ class Operations(KVOperations, CheckpointOperations):
         empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
         waits so long for room (None: not at all).
         hold: this fetch does not say that the task is through with the batch before it (see `finish`).
+        lease: seconds for which the samples are claimed instead of consumed, renewed in the background while anything
+        refers to the metadata. `ack` makes them consumed, `nack` gives them back; so does the end of the lease, after
+        which they are delivered again: those of a rank-consistent sampler under the same (dp_rank, batch_index),
+        others to whoever asks. `metadata.deliveries` says how often. Samples delivered `max_deliveries` times without
+        an ack are set aside. replicas: a rank-consistent batch is consumed when so many who fetched it acknowledged it
+        (None: the partition's replicas).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -124,9 +133,10 @@ class Operations(KVOperations, CheckpointOperations):
         if timeout is not None:
             timeout = max(arguments.seconds(timeout) or 0.0, LEAST_WAIT)
         claim = self._claim(
-            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, hold=hold
-        )
-        return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)))
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, hold=hold,
+            lease=lease, replicas=replicas,
+        )  # fmt: skip
+        return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)), claim.lease)
 
     def await_batch(
         self,
@@ -138,26 +148,28 @@ class Operations(KVOperations, CheckpointOperations):
         finite: bool = False,
         *,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         timeout: float | None = None,
     ) -> Operation[tuple[BatchMeta, bool]]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold: as in `get_meta`.
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
         """
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
         fields = arguments.names(data_fields, "data_fields")
         claim = self._claim(
             partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite,
-            hold=hold,
+            hold=hold, lease=lease, replicas=replicas,
         )  # fmt: skip
         try:
             reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         except WaitTimeoutError:
             return BatchMeta(), False
-        return self._meta(partition_id, reply), reply.ended
+        return self._meta(partition_id, reply, claim.lease), reply.ended
 
     def await_ready(
         self,
@@ -363,6 +375,7 @@ class Operations(KVOperations, CheckpointOperations):
         keep_rows: int | None = None,
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
+        max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> Operation[bool]:
         """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
@@ -375,10 +388,12 @@ class Operations(KVOperations, CheckpointOperations):
         StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
         keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
         `status` counts them.
+        max_deliveries: samples whose leases ended so often without an ack are set aside (0: never; None: the system's
+        controller.max_deliveries).
         """
         options = PartitionOptions(
             group_size, producers, arguments.tasks(free_when), replicas, max_staleness, rows_per_version, keep_rows,
-            keep_bytes, keep_seconds,
+            keep_bytes, keep_seconds, max_deliveries,
         )  # fmt: skip
         request = CreatePartition(partition_id, pre_alloc_sample_num(), arguments.partition_options(options))
         return bool((yield from self._ask(request, Done, timeout)).value)
@@ -538,9 +553,13 @@ class Operations(KVOperations, CheckpointOperations):
         finite: bool = False,
         since: int | None = None,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
     ) -> Claim:
         sampling = arguments.plain(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
         if not isinstance(task, str):
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
-        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since, hold)
+        lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
+        replicas = None if replicas is None else arguments.natural(replicas, "replicas")
+        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas)

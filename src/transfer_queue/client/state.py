@@ -18,6 +18,7 @@ import numpy as np
 
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Loaded
+from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
 from transfer_queue.errors import AttachError, NotInitializedError, ProtocolError, UnitLostError
@@ -59,7 +60,7 @@ class ClientState:
 
     settings, config: known after the first call. space: where it writes. hold: locks a slot file.
     lost_cuts: checkpoints whose saving was interrupted, to be ended by the next. loaded: what is written of one that
-    is being loaded.
+    is being loaded. renewals: its leases.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class ClientState:
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
         self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of, alive=system.alive)
+        session = self.session
+        self.renewals = Renewals(lambda: session.clock())
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}

@@ -48,6 +48,8 @@ class Surface(ABC):
         sampling_config: Mapping[str, Any] | None = None,
         *,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Metadata of samples of a partition.
@@ -61,6 +63,12 @@ class Surface(ABC):
         empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
         waits so long for room (None: not at all).
         hold: this fetch does not say that the task is through with the batch before it (see `finish`).
+        lease: seconds for which the samples are claimed instead of consumed, renewed in the background while anything
+        refers to the metadata. `ack` makes them consumed, `nack` gives them back; so does the end of the lease, after
+        which they are delivered again: those of a rank-consistent sampler under the same (dp_rank, batch_index),
+        others to whoever asks. `metadata.deliveries` says how often. Samples delivered `max_deliveries` times without
+        an ack are set aside. replicas: a rank-consistent batch is consumed when so many who fetched it acknowledged it
+        (None: the partition's replicas).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -69,7 +77,16 @@ class Surface(ABC):
         """
         return self._run(
             self._operations.get_meta(
-                data_fields, batch_size, partition_id, mode, task_name, sampling_config, hold=hold, timeout=timeout
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                timeout=timeout,
             )
         )
 
@@ -83,6 +100,8 @@ class Surface(ABC):
         sampling_config: Mapping[str, Any] | None = None,
         *,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Metadata of samples of a partition.
@@ -96,6 +115,12 @@ class Surface(ABC):
         empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
         waits so long for room (None: not at all).
         hold: this fetch does not say that the task is through with the batch before it (see `finish`).
+        lease: seconds for which the samples are claimed instead of consumed, renewed in the background while anything
+        refers to the metadata. `ack` makes them consumed, `nack` gives them back; so does the end of the lease, after
+        which they are delivered again: those of a rank-consistent sampler under the same (dp_rank, batch_index),
+        others to whoever asks. `metadata.deliveries` says how often. Samples delivered `max_deliveries` times without
+        an ack are set aside. replicas: a rank-consistent batch is consumed when so many who fetched it acknowledged it
+        (None: the partition's replicas).
 
         Raises:
             WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
@@ -104,7 +129,16 @@ class Surface(ABC):
         """
         return await self._run_async(
             self._operations.get_meta(
-                data_fields, batch_size, partition_id, mode, task_name, sampling_config, hold=hold, timeout=timeout
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                timeout=timeout,
             )
         )
 
@@ -118,17 +152,28 @@ class Surface(ABC):
         finite: bool = False,
         *,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold: as in `get_meta`.
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
         """
         return self._run(
             self._operations.await_batch(
-                data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold=hold, timeout=timeout
+                data_fields,
+                batch_size,
+                partition_id,
+                task_name,
+                sampling_config,
+                finite,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                timeout=timeout,
             )
         )
 
@@ -142,17 +187,28 @@ class Surface(ABC):
         finite: bool = False,
         *,
         hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
 
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold: as in `get_meta`.
+        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
         """
         return await self._run_async(
             self._operations.await_batch(
-                data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold=hold, timeout=timeout
+                data_fields,
+                batch_size,
+                partition_id,
+                task_name,
+                sampling_config,
+                finite,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                timeout=timeout,
             )
         )
 
@@ -387,6 +443,7 @@ class Surface(ABC):
         keep_rows: int | None = None,
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
+        max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> bool:
         """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
@@ -399,6 +456,8 @@ class Surface(ABC):
         StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
         keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
         `status` counts them.
+        max_deliveries: samples whose leases ended so often without an ack are set aside (0: never; None: the system's
+        controller.max_deliveries).
         """
         return self._run(
             self._operations.create_partition(
@@ -412,6 +471,7 @@ class Surface(ABC):
                 keep_rows=keep_rows,
                 keep_bytes=keep_bytes,
                 keep_seconds=keep_seconds,
+                max_deliveries=max_deliveries,
                 timeout=timeout,
             )
         )
@@ -429,6 +489,7 @@ class Surface(ABC):
         keep_rows: int | None = None,
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
+        max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> bool:
         """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
@@ -441,6 +502,8 @@ class Surface(ABC):
         StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
         keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
         `status` counts them.
+        max_deliveries: samples whose leases ended so often without an ack are set aside (0: never; None: the system's
+        controller.max_deliveries).
         """
         return await self._run_async(
             self._operations.create_partition(
@@ -454,6 +517,7 @@ class Surface(ABC):
                 keep_rows=keep_rows,
                 keep_bytes=keep_bytes,
                 keep_seconds=keep_seconds,
+                max_deliveries=max_deliveries,
                 timeout=timeout,
             )
         )
@@ -931,6 +995,80 @@ class Surface(ABC):
     ) -> None:
         """Drops the samples of these keys; unknown keys and partitions are fine."""
         return await self._run_async(self._operations.kv_clear(keys, partition_id, timeout=timeout))
+
+    def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
+        """Makes these samples, which were fetched under a lease, consumed by the task they were fetched for.
+
+        Metadata may be a part of what was fetched (of a group sampler's batch: whole groups), and may have come from
+        another process. Returns whether it counts for all of it: False where a lease was over, so that others have
+        these samples, or where another replica's ack has finished them; or where there is no lease. It is no error.
+
+        Raises:
+            InvalidArgumentError: these are parts of groups.
+        """
+        return self._run(self._operations.ack(metadata, timeout=timeout))
+
+    async def async_ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
+        """Makes these samples, which were fetched under a lease, consumed by the task they were fetched for.
+
+        Metadata may be a part of what was fetched (of a group sampler's batch: whole groups), and may have come from
+        another process. Returns whether it counts for all of it: False where a lease was over, so that others have
+        these samples, or where another replica's ack has finished them; or where there is no lease. It is no error.
+
+        Raises:
+            InvalidArgumentError: these are parts of groups.
+        """
+        return await self._run_async(self._operations.ack(metadata, timeout=timeout))
+
+    def nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> bool:
+        """Gives these samples, which were fetched under a lease, back at once, to be delivered again.
+
+        delivered: False where nobody has worked on them; it does not count towards `max_deliveries`. Returns whether
+        the lease was in force, as `ack` does.
+
+        Raises:
+            InvalidArgumentError: these are parts of groups.
+        """
+        return self._run(self._operations.nack(metadata, delivered=delivered, timeout=timeout))
+
+    async def async_nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> bool:
+        """Gives these samples, which were fetched under a lease, back at once, to be delivered again.
+
+        delivered: False where nobody has worked on them; it does not count towards `max_deliveries`. Returns whether
+        the lease was in force, as `ack` does.
+
+        Raises:
+            InvalidArgumentError: these are parts of groups.
+        """
+        return await self._run_async(self._operations.nack(metadata, delivered=delivered, timeout=timeout))
+
+    def declare_rank_gone(
+        self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None
+    ) -> int:
+        """Says that a rank will not come back: what it has not acknowledged is ready for others.
+
+        It is about batches of a rank-consistent sampler that were dealt to claims with a lease; nobody else gets these
+        before. Late acks of the rank count for nothing. Returns how many samples are ready again.
+
+        Raises:
+            UnknownPartitionError: there is none of this name.
+        """
+        return self._run(self._operations.declare_rank_gone(partition_id, task_name, dp_rank, timeout=timeout))
+
+    async def async_declare_rank_gone(
+        self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None
+    ) -> int:
+        """Says that a rank will not come back: what it has not acknowledged is ready for others.
+
+        It is about batches of a rank-consistent sampler that were dealt to claims with a lease; nobody else gets these
+        before. Late acks of the rank count for nothing. Returns how many samples are ready again.
+
+        Raises:
+            UnknownPartitionError: there is none of this name.
+        """
+        return await self._run_async(
+            self._operations.declare_rank_gone(partition_id, task_name, dp_rank, timeout=timeout)
+        )
 
     def begin_checkpoint(self, *, timeout: float | None = None) -> Cut:
         """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.

@@ -10,11 +10,14 @@ import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from tensordict import TensorDict
 
+from transfer_queue.batch_leases import BatchLease
 from transfer_queue.client import arguments, replies
 from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import (
     AuthenticationError,
@@ -61,6 +64,11 @@ class Transfers:
 
     def __init__(self, state: ClientState) -> None:
         self._state = state
+
+    @property
+    def renewals(self) -> Renewals:
+        """The leases that this client keeps from running out."""
+        return self._state.renewals
 
     def _ask(
         self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
@@ -195,11 +203,16 @@ class Transfers:
             return None
         return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
 
-    def _meta(self, partition_id: str, reply: ClaimReply) -> BatchMeta:
+    def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
         if reply.warning is not None:
             get_logger(__name__).warning(reply.warning)
         meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
         meta._holder = self._state.client_id if reply.held else None
+        if reply.token and lease is not None:
+            told = None if reply.deliveries is None else np.frombuffer(reply.deliveries, "<i4")
+            held = BatchLease(partition_id, reply.token, lease, meta._rows(), told)
+            meta._leases = (held,)
+            self._state.renewals.add(held)
         return meta
 
 

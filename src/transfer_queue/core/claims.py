@@ -13,7 +13,7 @@ from typing import Any, Union, cast
 
 import numpy as np
 
-from transfer_queue.core import ends
+from transfer_queue.core import acks, ends
 from transfer_queue.core import records as r
 from transfer_queue.core.asking import PartitionView, asked, checked, dealt_together, forget_gone, sampler_error, two
 from transfer_queue.core.partition import Partition
@@ -85,6 +85,7 @@ def _waits(long: LongDeal | None = None) -> Outcome:
     return outcome
 
 
+LONGEST_LEASE = 1e9  # seconds
 LONG = 512  # items; as many are balanced within a millisecond
 Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 NOTHING = Outcome()
@@ -155,10 +156,16 @@ def group_size(sampler: BaseSampler) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def unit(sampler: BaseSampler, partition: Partition) -> int:
+    """How many samples a group has that this sampler deals whole; 0 where it deals them one by one."""
+    size = group_size(sampler) or 0
+    return size if size > 1 or partition.groups.explicit else 0
+
+
 def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> int:
     """How many of the ready rows this sampler could deal; for a sampler of groups those in whole ones."""
-    size = group_size(sampler)
-    if size is None or (size == 1 and not partition.groups.explicit):
+    size = unit(sampler, partition)
+    if not size:
         return ready.total
     return len(ready.whole_groups(size, partition.groups).order) * (partition.groups.size or size)
 
@@ -180,13 +187,29 @@ def check(state: State, samplers: Samplers, claim: Claim) -> None:
         raise InvalidArgumentError(f"batch_size must not be negative, and is {claim.count}")
     if not claim.fields:
         raise InvalidArgumentError("data_fields is empty: name at least one field")
+    if claim.lease is not None and not 0 < claim.lease <= LONGEST_LEASE:
+        raise InvalidArgumentError(f"lease must be seconds, more than 0 and at most {LONGEST_LEASE:g}: {claim.lease}")
+    if claim.replicas is not None and (claim.lease is None or claim.replicas < 1):
+        raise InvalidArgumentError(f"replicas must be 1 or more, of a claim with a lease, and is {claim.replicas}")
     sampler = samplers.of(claim, state.partitions.get(claim.partition))
+    if (claim.replicas or 1) > 1 and not _keeps(sampler, claim):
+        raise InvalidArgumentError(
+            f"replicas is {claim.replicas}, but only batches that are kept under (dp_rank, batch_index) are given to "
+            f"several replicas, and here {type(sampler).__name__} deals to who asks first; leave replicas out"
+        )
     try:
         sampler.validate(claim.count, sampling_of(claim))
     except TransferQueueError:
         raise
     except Exception as error:
         raise sampler_error(sampler, error) from None
+
+
+def _keeps(sampler: BaseSampler, claim: Claim) -> bool:
+    """Whether what the sampler deals to this claim is kept for others who ask alike."""
+    if dealer(sampler) is None and not isinstance(sampler, RankConsistentSampler):
+        return False
+    return asked(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
 
 
 def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRecord]:
@@ -240,13 +263,18 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
 def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> Outcome | None:
     """The batch that was dealt under this key before; None where none was.
 
-    Raises BatchGoneError where its rows are cleared, InvalidArgumentError for another batch_size.
+    Raises BatchGoneError where its rows are cleared or set aside, InvalidArgumentError for another batch_size.
     """
     dealt = partition.dealt.get(claim.task)
     if key is None or dealt is None:
         return None
     batch = dealt.find(*key)
     words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
+    if batch is not None and acks.poisoned(partition, claim.task, batch.rows):
+        raise BatchGoneError(
+            f"{words} too often without an ack (max_deliveries), and is set aside; explain() tells of its samples. "
+            f"Ask for the next batch_index."
+        )
     if batch is not None:
         if batch.batch_size != claim.count:
             raise InvalidArgumentError(
@@ -256,10 +284,14 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> O
         return Outcome(batch.rows)
     if dealt.gone(*key):
         raise BatchGoneError(
-            f"{words} before, and its rows are cleared since; it is not replaced by other rows. Ask for the next "
-            f"batch_index, or clear rows only when all replicas have fetched them."
+            f"{words} before, and its rows are cleared since{_or_left(dealt.left, key[0])}; it is not replaced by "
+            f"other rows. Ask for the next batch_index, or clear rows only when all replicas have fetched them."
         )
     return None
+
+
+def _or_left(left: set[int], rank: int) -> str:
+    return ", or were given to others as the rank was declared gone" if rank in left else ""
 
 
 def _decide_by_deal(
@@ -367,7 +399,8 @@ def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tupl
     dealt = state.partitions[claim.partition].dealt.get(claim.task)
     queue = state.waiting.of_partition(claim.partition).get(claim.task)
     seen = {rank for rank, _ in queue.shares} if queue is not None else set()
-    return seen | {key[0]} | set(dealt.issued if dealt is not None else ())
+    ever = set(dealt.issued) - dealt.left if dealt is not None else set()
+    return seen | {key[0]} | ever
 
 
 def _dealt(

@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import checkpoints, claims, clears, deadlock, demand, puts, retention, watching
+from transfer_queue.core import acks, checkpoints, claims, clears, deadlock, demand, puts, retention, watching
 from transfer_queue.core import records as r
+from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
@@ -45,6 +46,7 @@ from transfer_queue.messages import (
     Failure,
     LoadState,
     Publish,
+    Renew,
     Reserve,
     SpaceShort,
     Status,
@@ -57,6 +59,7 @@ from transfer_queue.messages import (
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 
+MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 
 
@@ -71,6 +74,7 @@ class Controller:
     peers: the connection on which each waiting request will be answered. connections: peers of each client.
     timer: seconds that pass, to say what a user's sampler costs; the core has no clock of its own.
     boot: unlike that of any other controller; block numbers are told apart by it. checkpoints: under way.
+    max_deliveries: see `PartitionOptions`, of partitions that do not say it. deadlines: when leases end.
     """
 
     def __init__(
@@ -83,8 +87,11 @@ class Controller:
         now: float = 0.0,
         lives: Callable[[str], bool] = lambda client: False,
         boot: str = "",
+        max_deliveries: int = MAX_DELIVERIES,
     ) -> None:
         self.state = State(capacity) if restored is None else restored
+        self.deadlines = Deadlines(self.state)
+        self.max_deliveries = max_deliveries
         self.state.watched = ranked_tags(sampler)
         self.samplers = claims.Samplers(sampler)
         self.config = config
@@ -151,15 +158,18 @@ class Controller:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
         times = [retention.due(partition) for partition in self.state.partitions.values()]
-        times += [self.state.waiting.next_deadline(), self.returning.due()]
+        times += [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next()]
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends the waits whose deadline has come, drops rows that have become too old, gives up who did not return."""
+        """Ends waits and leases whose deadline has come, drops rows too old, gives up clients that did not return."""
         self._now = now
         effects: list[Effect] = []
         for client in self.returning.gone(now, self.connections):
             self._gone(client)
+        for leased, lease in self.deadlines.due(now):
+            for record in acks.end(leased, lease, lease.rows, "expired", self.max_deliveries):
+                self._apply(record)
         for partition in list(self.state.partitions.values()):
             self._retain(partition)
         for waiting in self.state.waiting.expired(now):
@@ -238,6 +248,9 @@ class Controller:
             return [Send(peer, sequence, self.status(now))]
         if isinstance(body, Explain):
             return [Send(peer, sequence, Done(explain(self.state, body, claims.group_size(self.samplers.default))))]
+        if isinstance(body, Renew):
+            held = [self.deadlines.renew(name, token, now) for name, token in body.leases]
+            return [Send(peer, sequence, Done(held))]
         if isinstance(body, Cancel):
             return self._cancel(client, peer, sequence, body.sequence)
         if isinstance(body, SpaceShort):
@@ -295,23 +308,29 @@ class Controller:
     def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
         if claim.probe or (outcome.rows is None and not outcome.records):
             return [Send(peer, envelope.sequence, self._nothing(claim, outcome.ended))]
-        rows = outcome.rows
-        deals = [record for record in outcome.records if isinstance(record, r.Dealt)]
+        rows, records = outcome.rows, acks.claimed(claim, outcome.records)
+        deals = [record for record in records if isinstance(record, r.Dealt)]
         self.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
         partition = self.state.partitions[claim.partition]
         if rows is None:  # the end, at which others were dealt what is left, or it was passed over
-            return self._commit(client, peer, envelope, outcome.records, lambda: self._nothing(claim, outcome.ended))
+            return self._commit(client, peer, envelope, records, lambda: self._nothing(claim, outcome.ended))
         self.movers.given(client, demand.consumer_of(claim))
-        handed = demand.handed(partition, client, claim, rows)
+        unit = claims.unit(self.samplers.of(claim, partition), partition)
+        leased = acks.grant(self.state, partition, client, claim, rows, deals, unit)
+        token = leased.token if isinstance(leased, r.Leased) else 0
+        handed = demand.handed(partition, client, claim, rows) if not token else []
         warning = self._spanning(partition, claim, rows)
+        count = acks.deliveries(partition, claim.task, rows) if token else None
 
         def reply() -> AnyReply:
             told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
-            if not handed and warning is None:
+            if token:
+                self.deadlines.begin(partition.name, partition.leases.by_token[token], self._now)
+            elif not handed and warning is None:
                 return told
-            return msgspec.structs.replace(told, held=bool(handed), warning=warning)
+            return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
-        return self._commit(client, peer, envelope, [*outcome.records, *handed], reply)
+        return self._commit(client, peer, envelope, [*acks.recorded(records, leased), *handed], reply)
 
     def _decide(self, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:
         """What a claim gets, after what its sampler passes over is gone."""
@@ -406,6 +425,9 @@ class Controller:
             known = self.peers.get(waiter, peer)
             self._unpark(waiter)
             effects.append(Send(known, cancelled, Failure("WaitTimeoutError", "cancelled by its client")))
+        for record in acks.unseen(self.state, client, cancelled):
+            self._apply(record)
+            effects += self._settle()
         return [*effects, Send(peer, sequence, Done(there))]
 
     def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
@@ -584,7 +606,7 @@ class Controller:
                     self._changed.setdefault(partition.name, Change())
         if (
             name is None
-            or isinstance(record, (r.Handed, r.Inherited, r.Aged))
+            or isinstance(record, (r.Handed, r.Inherited, r.Aged, r.Leased))
             or (isinstance(record, r.Finished) and not record.freed)
         ):
             return

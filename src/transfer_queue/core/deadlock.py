@@ -8,6 +8,7 @@ Who could still move is known from what clients have asked for:
     a partition will be cleared, or dropped, by somebody who has not come yet or is not seen here, where nobody waits
     in it, or some row of it was consumed by all tasks that do: it is there for others
     where a claim would be met by fields of rows that are there, who puts these will come
+    rows that a task was given under a lease will be acknowledged, or given back
     a client that watches a partition may act there even while another thread of it waits
     a task that is to free rows (`free_when`) and has not come yet will come, and so will the first who sets the
     policy version that puts wait for
@@ -105,6 +106,8 @@ class Movers:
         waiting = state.waiting
         at_units = [writer for short in self.short.values() for writer in short.writers]
         if not (waiting.space or at_units) or not waiting.claims or any(self.busy.values()):
+            return False
+        if any(any(partition.claimed.values()) for partition in state.partitions.values()):
             return False
         if any(short.freed != self.freed.get(unit, 0) for unit, short in self.short.items()):
             return False  # what was freed has not arrived where it is waited for

@@ -29,6 +29,7 @@ class DealtBatches:
 
     issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live; counts: how many these are;
     sizes: the batch_size of the last. rounds: the batch indexes that any rank was dealt; round_count: how many.
+    left: ranks that were declared gone, and were dealt nothing since.
     """
 
     def __init__(self) -> None:
@@ -39,12 +40,14 @@ class DealtBatches:
         self.sizes: dict[int, int] = {}
         self.rounds = Intervals()
         self.round_count = 0
+        self.left: set[int] = set()
         self.next_number = 1
 
     def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
         """Keeps a batch; gives its number."""
         number = self.next_number
         self.next_number += 1
+        self.left.discard(dp_rank)
         self.issued.setdefault(dp_rank, Intervals()).add(batch_index)
         self.counts[dp_rank] = self.counts.get(dp_rank, 0) + 1
         self.sizes[dp_rank] = batch_size
@@ -61,7 +64,7 @@ class DealtBatches:
         return None if number is None else self.batches[number]
 
     def gone(self, dp_rank: int, batch_index: int) -> bool:
-        """Whether a batch was dealt under this key whose rows are all cleared."""
+        """Whether a batch was dealt under this key and is not kept any more: its rows are cleared, or its rank gone."""
         issued = self.issued.get(dp_rank)
         return issued is not None and batch_index in issued and (dp_rank, batch_index) not in self.by_key
 
@@ -87,6 +90,7 @@ class DealtBatches:
             "sizes": self.sizes,
             "rounds": self.rounds.saved(),
             "round_count": self.round_count,
+            "left": sorted(self.left),
             "next_number": self.next_number,
         }
 
@@ -104,6 +108,7 @@ class DealtBatches:
         self.sizes = dict(saved["sizes"])
         self.rounds.restore(saved["rounds"])
         self.round_count = saved["round_count"]
+        self.left = set(saved["left"])
         self.next_number = saved["next_number"]
 
     def state(self) -> dict[str, object]:
@@ -117,4 +122,5 @@ class DealtBatches:
             "counts": dict(sorted(self.counts.items())),
             "sizes": dict(sorted(self.sizes.items())),
             "rounds": (self.rounds.state(), self.round_count),
+            "left": sorted(self.left),
         }

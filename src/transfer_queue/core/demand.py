@@ -58,14 +58,14 @@ def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
 
 
 def missing(partition: Partition | None, task: str, size: int) -> int:
-    """How many groups the task wants beyond those that are there or on their way and that it has not consumed.
+    """How many groups the task wants beyond those that are there or on their way and that it has not been given.
 
     size: samples of a group, where the partition was made without a group_size.
     """
     if partition is None or task not in partition.wants.groups:
         return 0
     size = partition.groups.size or size
-    consumed = partition.tasks.get(task, 0)
+    consumed = partition.tasks.get(task, 0) + partition.claimed.get(task, 0)
     if partition.groups.explicit:
         there = len(partition.groups.declared) - partition.groups.broken - consumed // size
     else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core import admission
+from transfer_queue.core.acks import POISON
 from transfer_queue.core.ends import REMAINDER
 from transfer_queue.core.partition import Partition
-from transfer_queue.core.rows import CHUNK_BITS, MASK
+from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.core.state import State
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Claim, Explain
@@ -95,15 +96,34 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     column = chunk.consumed.get(task)
     if column is None or not column[at]:
         return f"is not consumed by task {task!r}"
+    if column[at] == CLAIMED:
+        return _claimed_words(partition, position, task)
     reason = partition.passed.reason(task, position)
     if reason is not None:
         more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
+        if reason == POISON:
+            times = int(partition.leases.delivered.of(task, np.array([position]))[0])
+            more = f" (delivered {times} times, never acknowledged)"
         return f"was passed over for task {task!r}: {reason}{more}"
     dealt = chunk.dealt.get(task)
     if dealt is not None and dealt[at]:
         batch = partition.dealt[task].batches[int(dealt[at])]
         return f"was dealt to task {task!r} in batch {batch.batch_index} of dp_rank {batch.dp_rank}"
     return f"was consumed by task {task!r}"
+
+
+def _claimed_words(partition: Partition, position: int, task: str) -> str:
+    """Of a row that was given under a lease, or as one rank's share of a deal."""
+    index = int(partition.rows.indexes_of(np.array([position]))[0])
+    batch = partition.batch_of(task, position)
+    words = f"was given to task {task!r}" if batch is None else f"was dealt to task {task!r}"
+    words += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
+    held = [lease for lease in partition.leases.by_token.values() if lease.task == task and index in lease.rows]
+    clients = ", ".join(dict.fromkeys(lease.client for lease in held))
+    words += f" under a lease of {clients}, and is" if held else " and is under no lease now, and"
+    words += " not acknowledged yet"
+    times = int(partition.leases.delivered.of(task, np.array([position]))[0])
+    return words + (f" ({times} earlier deliveries were not, either)" if times else "")
 
 
 def _group_words(partition: Partition, position: int, fields: list[str], dealt: int | None) -> tuple[str, str]:
@@ -198,7 +218,13 @@ def _uneven(partition: Partition, task: str) -> str:
 def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
     """The rows nearest to ready for (task, fields), and what each of them waits for."""
     positions = partition.rows.live_positions(waiting=False)
-    open_rows = positions[partition.consumed(task, positions) == 0]
+    open_rows = positions[partition.taken(task, positions) == 0]
+    claimed = partition.claimed.get(task, 0)
+    if claimed and not len(open_rows):
+        return (
+            f"Task {task!r} has been given every sample of partition {partition.name!r}, {claimed} of which are not "
+            f"acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some that are given back."
+        )
     if not len(open_rows):
         return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed."
     have = partition.produced(fields, open_rows).sum(axis=1)
@@ -214,6 +240,17 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
         name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
         told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt)[:2]))
     return "Nearest to ready: " + ". ".join(told) + "."
+
+
+def _unacknowledged(partition: Partition, task: str) -> str:
+    """Which kept batches wait for an ack."""
+    dealt = partition.dealt.get(task)
+    told: list[str] = []
+    for batch in [] if dealt is None else dealt.batches.values():
+        positions = partition.rows.positions_of(batch.rows)
+        if len(told) < NEAREST and (partition.taken(task, positions[positions >= 0]) == CLAIMED).any():
+            told.append(f"batch {batch.batch_index} of dp_rank {batch.dp_rank}")
+    return f" (among them {', '.join(told)})" if told else ""
 
 
 def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ranking import Bits, Ranking
 from transfer_queue.core.ready import ReadySet
+from transfer_queue.core.rows import CLAIMED, CONSUMED
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Watches, share_key
 from transfer_queue.sampler.tags import number as number_of
@@ -37,6 +38,9 @@ def check(state: State) -> None:
             _ready(partition, ready)
     _require(len(set(indexes)) == len(indexes), "2: a global index names two live samples")
     _require(all(i < state.next_index for i in indexes), "2: a live index is not below the next one")
+    tokens = [token for partition in state.partitions.values() for token in partition.leases.by_token]
+    _require(len(set(tokens)) == len(tokens), "a token stands for two leases")
+    _require(all(token < state.next_token for token in tokens), "a token in force is not below the next one")
     _blocks(state, needed)
     _waiting(state)
 
@@ -106,9 +110,16 @@ def _changes(partition: Partition) -> None:
 
 def _tasks(partition: Partition) -> None:
     positions = partition.rows.live_positions()
+    _require(set(partition.claimed) <= set(partition.tasks), f"{partition.name} has claimed rows of no task")
     for task, count in partition.tasks.items():
-        consumed = partition.consumed(task, positions)
-        _require(int(consumed.sum()) == count, f"7: task {task} of {partition.name} miscounts what it consumed")
+        taken = partition.taken(task, positions)
+        _require(set(taken.tolist()) <= {0, CONSUMED, CLAIMED}, f"3: a row of {partition.name} is in no state")
+        consumed, claimed = int((taken == CONSUMED).sum()), int((taken == CLAIMED).sum())
+        _require(consumed == count, f"7: task {task} of {partition.name} miscounts what it consumed")
+        _require(
+            claimed == partition.claimed.get(task, 0), f"7: task {task} of {partition.name} miscounts what it claimed"
+        )
+        _claimed(partition, task, positions[taken == CLAIMED])
     for task, dealt in partition.dealt.items():
         seen: set[int] = set()
         for key, number in dealt.by_key.items():
@@ -119,9 +130,30 @@ def _tasks(partition: Partition) -> None:
             rows = set(batch.rows.tolist())
             _require(not rows & seen, f"4: a row is in two dealt batches of {task}")
             seen |= rows
-            _require(
-                bool(partition.consumed(task, where[where >= 0]).all()), f"3: batch {key} of {task} is not consumed"
-            )
+            _require(bool(partition.taken(task, where[where >= 0]).all()), f"3: batch {key} of {task} is not taken")
+
+
+def _claimed(partition: Partition, task: str, claimed: np.ndarray) -> None:
+    """claimed: the positions of what the task was given and has not acknowledged."""
+    kept = {p for p in claimed.tolist() if partition.batch_of(task, p) is not None}
+    alone: Counter[int] = Counter()
+    for token, lease in partition.leases.by_token.items():
+        _require(lease.token == token and lease.replicas > 0, f"lease {token} of {partition.name} is another")
+        if lease.task != task:
+            continue
+        where = partition.rows.positions_of(partition.leases.living(lease)).tolist()
+        _require(set(where) <= set(claimed.tolist()), f"3: lease {token} of {partition.name} has rows not claimed")
+        for p in where:
+            _require(partition.batch_of(task, p) == lease.batch, f"4: lease {token} has a row of another batch")
+        listed = lease.batch is None or lease in partition.leases.of_batch(lease.batch)
+        _require(listed, f"lease {token} of {partition.name} is not listed with its batch")
+        if lease.batch is None:
+            alone.update(where)
+    _require(set(alone) == set(claimed.tolist()) - kept, f"3: rows of {partition.name} are claimed under no lease")
+    _require(all(count == 1 for count in alone.values()), f"3: a row of {partition.name} is in two leases")
+    acked = partition.leases.acked.of(task, partition.rows.live_positions())
+    waits = set(partition.rows.live_positions()[acked > 0].tolist())
+    _require(waits <= kept, f"7: rows of {partition.name} count acks that none of them waits for")
 
 
 def _groups(partition: Partition) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfer_queue.core import records as r
+from transfer_queue.core.acknowledged import fence
 from transfer_queue.core.blocks import BlockTable, Extent
 from transfer_queue.core.packing import unpack
 from transfer_queue.core.partition import Partition
@@ -15,8 +16,9 @@ from transfer_queue.errors import CheckpointError
 def take_over(state: State, record: r.StateLoaded) -> None:
     """Partitions with all that is in them are those saved. Clients, units and who waits are those of now.
 
-    Counters never go back. Who had promised rows, or reserved some, does not know of it any more. Who held some goes on
-    where it is there, else whoever comes for its task and rank. All checks come before any change.
+    Counters never go back. Leases are over, those of now and those saved: their samples are delivered again. Who had
+    promised rows, or reserved some, does not know of it any more. Who held some goes on where it is there, else whoever
+    comes for its task and rank. All checks come before any change.
     """
     tree = unpack(record.state)
     loaded = restored(tree["state"], state.capacity, state.watched)
@@ -24,6 +26,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     state.epoch = max(state.epoch, loaded.epoch) + 1
     state.next_index = max(state.next_index, loaded.next_index)
     state.next_block = max(state.next_block, loaded.next_block)
+    state.next_token = max(state.next_token, loaded.next_token)
     state.losses = max(state.losses, loaded.losses)
     state.changes = max(state.changes, loaded.changes) + 1
     state.blocks = loaded.blocks
@@ -34,6 +37,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
         partition.version = partition.changes.made = state.changes
         partition.epoch = state.epoch
         _forget_clients(partition)
+        fence(partition)
 
 
 def _join(state: State, blocks: BlockTable) -> None:

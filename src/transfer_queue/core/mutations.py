@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.core import admission, claims, clears, demand, puts, reconciling
+from transfer_queue.core import acks, admission, claims, clears, demand, puts, reconciling
 from transfer_queue.core import records as r
 from transfer_queue.core.queries import meta_reply
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
+    Ack,
     AnyReply,
     ClearKeys,
     ClearPartition,
@@ -23,8 +24,10 @@ from transfer_queue.messages import (
     Drop,
     Finish,
     Freed,
+    Nack,
     Publish,
     PublishReply,
+    RankGone,
     RegisterUnit,
     Reserve,
     ResetConsumption,
@@ -129,6 +132,24 @@ def finish_rows(core: Controller, client: str, peer: int, request: Finish) -> De
     return clears.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply
 
 
+def ack(core: Controller, client: str, peer: int, request: Ack) -> Decision:
+    """Whether it counts."""
+    records = acks.ack(core.state, request)
+    return records, lambda: Done(bool(records))
+
+
+def nack(core: Controller, client: str, peer: int, request: Nack) -> Decision:
+    """Whether the lease had any of it."""
+    records = acks.nack(core.state, request, core.max_deliveries)
+    return records, lambda: Done(bool(records))
+
+
+def rank_gone(core: Controller, client: str, peer: int, request: RankGone) -> Decision:
+    """How many rows are ready again."""
+    records, count = acks.rank_gone(core.state, request, core.max_deliveries)
+    return records, lambda: Done(count)
+
+
 def set_policy_version(core: Controller, client: str, peer: int, request: SetPolicyVersion) -> Decision:
     """Of the policy."""
     return admission.set_version(core.state, request), Done
@@ -196,6 +217,9 @@ MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     Seal: seal,
     Drop: drop,
     Finish: finish_rows,
+    Ack: ack,
+    Nack: nack,
+    RankGone: rank_gone,
     SetPolicyVersion: set_policy_version,
     Want: want,
     Wanted: wanted,

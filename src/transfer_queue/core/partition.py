@@ -20,10 +20,11 @@ from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import Field, dims_parts
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.holds import Holds
+from transfer_queue.core.leases import BatchKey, Leases
 from transfer_queue.core.losses import Found, Loss, Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
-from transfer_queue.core.rows import CHUNK_BITS, MASK, Chunk, Rows
+from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows
 from transfer_queue.core.wants import Wants
 from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
 
@@ -35,6 +36,7 @@ class Partition:
 
     passed: rows that tasks passed over.
     waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
+    claimed: task -> live rows that it was given and has not acknowledged. leases: see there.
     consumed_ever: task -> rows consumed so far.
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
@@ -80,6 +82,8 @@ class Partition:
         self.keys: dict[str, int] = {}
         self.waiting: list[int] = []
         self.tasks: dict[str, int] = {}
+        self.claimed: dict[str, int] = {}
+        self.leases = Leases(self.rows)
         self.consumed_ever: dict[str, int] = {}
         self.dealt: dict[str, DealtBatches] = {}
         self.passed = PassedRows(self.rows)
@@ -160,14 +164,28 @@ class Partition:
             out[:, column] = self.blocks_of(name, positions)[0] != 0
         return out
 
-    def consumed(self, task: str, positions: np.ndarray) -> np.ndarray:
-        """int8 [rows]: 1 where the task has consumed the row."""
+    def taken(self, task: str, positions: np.ndarray) -> np.ndarray:
+        """int8 [rows]: CONSUMED where the task has consumed the row, CLAIMED where it was given it, else 0."""
         out = np.zeros(len(positions), "i1")
         for _, chunk, at, where in self.rows.split(positions):
             column = chunk.consumed.get(task)
             if column is not None:
                 out[where] = column[at]
         return out
+
+    def consumed(self, task: str, positions: np.ndarray) -> np.ndarray:
+        """int8 [rows]: 1 where the task has consumed the row."""
+        consumed: np.ndarray = self.taken(task, positions) == CONSUMED
+        return consumed.astype("i1")
+
+    def batch_of(self, task: str, position: int) -> BatchKey | None:
+        """The key of the kept batch in which a row was dealt to the task."""
+        column = self.rows.chunks[position >> CHUNK_BITS].dealt.get(task)
+        number = 0 if column is None else int(column[position & MASK])
+        if not number:
+            return None
+        batch = self.dealt[task].batches[number]
+        return task, batch.dp_rank, batch.batch_index
 
     def common_fields(self, positions: np.ndarray) -> list[str]:
         """The fields that every one of these rows has, sorted."""
@@ -333,13 +351,24 @@ class Partition:
         """The task has consumed these rows."""
         for key, chunk, at, _ in self.rows.split(positions):
             column = chunk.consumed_column(task)
-            fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
-            column[fresh] = 1
+            fresh = at[(column[at] != CONSUMED) & (chunk.alive[at] == 1)]
+            self.unclaimed(task, column[fresh])
+            column[fresh] = CONSUMED
             self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
-            for ready in self.ready.values():
-                if ready.task == task:
-                    ready.update(key, chunk, fresh, self.groups)
+            self.retaken(task, key, chunk, fresh)
+
+    def unclaimed(self, task: str, before: np.ndarray) -> None:
+        """Rows were of these states before, and are not claimed any more."""
+        count = int(np.count_nonzero(before == CLAIMED))
+        if count:
+            self.claimed[task] -= count
+
+    def retaken(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
+        """What the task has made of these rows of a chunk has changed."""
+        for ready in self.ready.values():
+            if ready.task == task and ready.update(key, chunk, at, self.groups):
+                self.gained.add(task)
 
     def deal(
         self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]], positions: np.ndarray
@@ -355,12 +384,15 @@ class Partition:
         """See `records.PassedOver`."""
         self.passed.add(task, positions, reason)
         self.holds.pass_over(task, positions)
+        self.leases.acked.zero(task, positions)
         self.consume(task, positions)
 
     def forget_consumption(self, task: str | None) -> None:
         """See `records.ConsumptionForgotten`."""
         for name in list(self.tasks) if task is None else [task]:
             self.tasks.pop(name, None)
+            self.claimed.pop(name, None)
+            self.leases.forget(name)
             self.dealt.pop(name, None)
             self.passed.forget(name)
             for chunk in self.rows.chunks.values():
@@ -394,9 +426,11 @@ class Partition:
             chunk.alive[at] = 0
             chunk.living -= len(at)
             self.rows.count -= len(at)
-            for task, consumed in chunk.consumed.items():
-                self.tasks[task] -= int(consumed[at].sum())
-                consumed[at] = 0
+            for task, taken in chunk.consumed.items():
+                self.tasks[task] -= int(np.count_nonzero(taken[at] == CONSUMED))
+                self.unclaimed(task, taken[at])
+                taken[at] = 0
+            self.leases.cleared(key, at)
             for column in (*chunk.held.values(), *chunk.finished.values()):
                 column[at] = 0
             self.passed.cleared(key, at)
@@ -482,6 +516,8 @@ class Partition:
             "keyed": np.fromiter(self.keys.values(), "i8", len(self.keys)),
             "waiting": np.array(self.waiting, "i8"),
             "tasks": self.tasks,
+            "claimed": self.claimed,
+            "leases": self.leases.saved(),
             "consumed_ever": self.consumed_ever,
             "dealt": {task: dealt.saved() for task, dealt in self.dealt.items()},
             "passed": self.passed.saved(),
@@ -492,9 +528,10 @@ class Partition:
         """See `core.saving`. The partition was made with the saved options."""
         for name in ("nbytes", "seals", "admitted", "policy_version", "freed", "version"):
             setattr(self, name, saved[name])
-        for name in ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed"):
+        parts = ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed", "leases")
+        for name in parts:
             getattr(self, name).restore(saved[name])
-        for name in ("owners", "tasks", "consumed_ever"):
+        for name in ("owners", "tasks", "claimed", "consumed_ever"):
             setattr(self, name, dict(saved[name]))
         for name, field in saved["fields"].items():
             self.fields[name] = Field(name)
@@ -541,7 +578,9 @@ class Partition:
             "freed": self.freed,
             "tasks": dict(self.tasks),
             "consumed_ever": dict(self.consumed_ever),
-            "consumed": {task: self.consumed(task, positions).tolist() for task in self.tasks},
+            "taken": {task: self.taken(task, positions).tolist() for task in self.tasks},
+            "claimed": {task: count for task, count in self.claimed.items() if count},
+            "leases": self.leases.state(),
             "passed": self.passed.state(),
             "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
             "nbytes": self.nbytes,

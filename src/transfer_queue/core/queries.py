@@ -269,7 +269,8 @@ def _progress(state: State, partition: Partition, now: float, size: int) -> Part
         waiting = list(queues[task].claims.values()) if task in queues else []
         longest = max((now - w.since for w in waiting), default=0.0)
         ever = partition.consumed_ever.get(task, 0)
-        tasks.append(TaskProgress(task, partition.tasks.get(task, 0), len(waiting), longest, ever))
+        consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
+        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed))
     lost = partition.losses.counts
     fields = [FieldProgress(name, f.live, f.words(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()]
     orphaned = partition.groups.orphaned(partition.sealed)

@@ -1,7 +1,7 @@
 """Which rows a task could be given, kept up to date by every change, for each (task, fields) asked for.
 
-A row is ready when it is alive, has all the fields and the task has not consumed it. A ready set is a bitmap
-with a count per chunk: a claim finds its rows by looking at counts, whatever the size of the partition.
+A row is ready when it is alive, has all the fields and the task has neither consumed nor claimed it. A ready set
+is a bitmap with a count per chunk: a claim finds its rows by looking at counts, whatever the size of the partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from transfer_queue.core.ranking import Ranking
-from transfer_queue.core.rows import CHUNK, CHUNK_BITS, MASK, Chunk, Indexer, Rows
+from transfer_queue.core.rows import CHUNK, CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, Rows
 from transfer_queue.sampler.views import Key
 
 FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
@@ -196,7 +196,7 @@ class ReadySet:
             whole.joined(group, int(position in self), groups)
 
     def unready(self, rows: Rows) -> Iterator[np.ndarray]:
-        """The positions of live rows that are neither ready nor consumed, chunk by chunk."""
+        """The positions of live rows that are neither ready nor consumed, chunk by chunk: claimed ones, too."""
         for key, chunk in rows.chunks.items():
             open_ = chunk.alive[: chunk.size] == 1
             bits = self.bits.get(key)
@@ -204,7 +204,7 @@ class ReadySet:
                 open_[: len(bits)] &= bits[: chunk.size] == 0
             consumed = chunk.consumed.get(self.task)
             if consumed is not None:
-                open_ &= consumed[: chunk.size] == 0
+                open_ &= consumed[: chunk.size] != CONSUMED
             found = np.flatnonzero(open_)
             if len(found):
                 yield found + (key << CHUNK_BITS)
@@ -444,10 +444,13 @@ class Ready(Sequence[int]):
             cleared = self._groups.declared[group].cleared > 0
         else:
             cleared = self._rows.dead(range(group * size, group * size + len(members)))
-        return cleared or len(self._open_rows(members)) < len(members)
+        if cleared:
+            return True
+        columns = ((chunk.consumed.get(self._ready.task), at) for _, chunk, at, _ in self._rows.split(members))
+        return any(column is not None and (column[at] == CONSUMED).any() for column, at in columns)
 
     def _open_rows(self, positions: np.ndarray) -> list[int]:
-        """Those of these rows that live and are not consumed by the task."""
+        """Those of these rows that live and are neither consumed nor claimed by the task."""
         keep = np.zeros(len(positions), bool)
         for _, chunk, at, where in self._rows.split(positions):
             consumed = chunk.consumed.get(self._ready.task)

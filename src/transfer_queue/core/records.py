@@ -69,9 +69,27 @@ class Share(msgspec.Struct, array_like=True, frozen=True):
     rows: bytes
 
 
+class Leased(Record, frozen=True):
+    """A client was given claimed rows for a while. batch: dp_rank and batch_index of a kept one. See `leases.Lease`."""
+
+    partition: str
+    task: str
+    token: int
+    client: str
+    rows: bytes
+    seconds: float
+    batch: tuple[int, int] | None
+    replicas: int
+    unit: int
+
+
 class Dealt(Record, frozen=True):
     """A sampler's outcome. batch_index: None for a deal that is not kept; else the shares are kept under
-    (task, dp_rank, batch_index) with the batch size they were asked with."""
+    (task, dp_rank, batch_index) with the batch size they were asked with.
+
+    claimed: what is given is not consumed, but claimed until it is acknowledged; of `consumed` what is not given is
+    consumed. lease: of who asked.
+    """
 
     partition: str
     task: str
@@ -79,6 +97,51 @@ class Dealt(Record, frozen=True):
     batch_size: int
     shares: list[Share]
     consumed: bytes
+    claimed: bool = False
+    lease: Leased | None = None
+
+
+class LeaseAcked(Record, frozen=True):
+    """A lease's rows are acknowledged; `consumed`: those with which it is enough, for any lease of their batch.
+
+    token 0: rows of a kept batch were given without a lease, and so are consumed. freed: as in `Finished`.
+    """
+
+    partition: str
+    task: str
+    token: int
+    rows: bytes
+    consumed: bytes
+    freed: bytes = b""
+
+
+class LeaseEnded(Record, frozen=True):
+    """Rows leave a lease without an ack. reason: "expired" or "nacked".
+
+    counted: those of which it was a delivery that nobody acknowledged. returned: those that are ready again.
+    """
+
+    partition: str
+    task: str
+    token: int
+    rows: bytes
+    counted: bytes
+    returned: bytes
+    reason: str
+
+
+class RankLeft(Record, frozen=True):
+    """A rank is gone: its leases of kept batches end, and what it has not acknowledged of these is ready again.
+
+    A batch of which this is true of any row is kept no more. counted: as in `LeaseEnded`.
+    """
+
+    partition: str
+    task: str
+    dp_rank: int
+    tokens: list[int]
+    rows: bytes
+    counted: bytes
 
 
 class PassedOver(Record, frozen=True):
@@ -279,7 +342,8 @@ class StateLoaded(Record, frozen=True):
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
     ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
-    RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver,
+    RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, Leased, LeaseAcked,
+    LeaseEnded, RankLeft,
     UnitLost, ExtentsLost, ExtentsFreed,
     StateLoaded, Inherited,
 ]  # fmt: skip

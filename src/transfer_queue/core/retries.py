@@ -40,7 +40,8 @@ class Change:
                 self.tasks.add(record.task)
             elif partition.wholly_consumed(record.task):
                 self.consumed.add(record.task)
-        elif isinstance(record, r.PassedOver) and not record.freed:
+        elif isinstance(record, (r.PassedOver, r.LeaseAcked, r.LeaseEnded, r.RankLeft)):
+            self.everything |= bool(getattr(record, "freed", b""))
             self.tasks.add(record.task)
         elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
             self.everything = True  # rows that join groups may leave others that can never be whole

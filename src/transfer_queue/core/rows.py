@@ -21,6 +21,7 @@ from transfer_queue.sampler.tags import number, numbers_of
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
+CONSUMED, CLAIMED = 1, 2  # what a task has made of a row; 0: nothing
 
 Tags = list[Any]  # of dict[str, Any] | None
 
@@ -45,7 +46,7 @@ class Chunk:
     rows nobody took yet. changed: the partition's version when tags or fields last changed, 0 for rows without any
     and for cleared ones. group: number of the declared group, -1 without. field: name -> (block number,
     row in block), 0 without value. lost: field -> by which event its value was lost, 0 where none was.
-    consumed: task -> 0/1. dealt: task -> number of the dealt batch, 0 without.
+    consumed: task -> 0, CONSUMED or CLAIMED. dealt: task -> number of the dealt batch, 0 without.
     owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
     row is held now, and how often it was finished (`core.holds`).
     numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.

@@ -28,6 +28,7 @@ def saved(state: State) -> dict[str, Any]:
         "next_index": state.next_index,
         "next_block": state.next_block,
         "epoch": state.epoch,
+        "next_token": state.next_token,
         "changes": state.changes,
         "blocks": state.blocks.saved(),
         "partitions": {name: partition.saved() for name, partition in state.partitions.items()},
@@ -60,6 +61,7 @@ def _restore(state: State, tree: Any) -> None:
     state.next_index = tree["next_index"]
     state.next_block = tree["next_block"]
     state.epoch = tree["epoch"]
+    state.next_token = tree["next_token"]
     state.changes = tree["changes"]
     state.blocks.restore(tree["blocks"])
     for name, partition in tree["partitions"].items():

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core import acknowledged
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.intervals import Intervals
+from transfer_queue.core.leases import Lease
 from transfer_queue.core.losses import Loss, holding
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.waiting import Waiting, WaitingRoom
@@ -65,7 +67,8 @@ class Kept:
 
 
 class State:
-    """partitions: by name, in order of creation. next_index: the next global index, next_block: block number.
+    """partitions: by name, in order of creation. next_index: the next global index, next_block: block number,
+    next_token: a lease's token.
 
     epoch: how many checkpoints were loaded; what clients know of rows is of one epoch.
 
@@ -87,6 +90,7 @@ class State:
         self.next_index = 0
         self.next_block = 1
         self.epoch = 0
+        self.next_token = 1
         self.changes = 0
         self.blocks = BlockTable()
         self.waiting = WaitingRoom()
@@ -153,7 +157,44 @@ class State:
             positions = consumed if same else partition.rows.positions_of(np.frombuffer(column, "<i8"))
             shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
             partition.deal(record.task, record.batch_index, record.batch_size, shares, positions)
+        if record.claimed:
+            given = np.concatenate([np.frombuffer(share.rows, "<i8") for share in record.shares])
+            given = partition.rows.positions_of(given)
+            acknowledged.claim(partition, record.task, consumed[np.isin(consumed, given)])
+            consumed = consumed[~np.isin(consumed, given)]
         partition.consume(record.task, consumed)
+        if record.lease is not None:
+            self._leased(record.lease)
+
+    def _leased(self, record: r.Leased) -> None:
+        batch = None if record.batch is None else (record.task, *record.batch)
+        self.partitions[record.partition].leases.add(
+            Lease(
+                record.token, record.task, record.client, np.frombuffer(record.rows, "<i8"), record.seconds, batch,
+                record.replicas, record.unit,
+            )
+        )  # fmt: skip
+        self.next_token = max(self.next_token, record.token + 1)
+
+    def _lease_acked(self, record: r.LeaseAcked) -> None:
+        partition = self._changed(record.partition)
+        acknowledged.acknowledge(partition, record)
+        self._free(partition, record.freed)
+
+    def _lease_ended(self, record: r.LeaseEnded) -> None:
+        partition = self._changed(record.partition)
+        partition.leases.leave(record.token, np.frombuffer(record.rows, "<i8"))
+        self._undelivered(partition, record.task, record.counted)
+        returned = partition.rows.positions_of(np.frombuffer(record.returned, "<i8"))
+        acknowledged.give_back(partition, record.task, returned)
+
+    def _rank_left(self, record: r.RankLeft) -> None:
+        partition = self._changed(record.partition)
+        self._undelivered(partition, record.task, record.counted)
+        acknowledged.rank_left(partition, record)
+
+    def _undelivered(self, partition: Partition, task: str, counted: bytes) -> None:
+        partition.leases.delivered.add(task, partition.rows.positions_of(np.frombuffer(counted, "<i8")))
 
     def _passed_over(self, record: r.PassedOver) -> None:
         partition = self._changed(record.partition)
@@ -273,6 +314,7 @@ class State:
             "next_index": self.next_index,
             "next_block": self.next_block,
             "epoch": self.epoch,
+            "next_token": self.next_token,
             "changes": self.changes,
             "blocks": self.blocks.state(),
             "waiting": self.waiting.state(),
@@ -319,4 +361,8 @@ _APPLY: dict[type, Any] = {
     r.ExtentsFreed: State._extents_freed,
     r.Inherited: State._inherited,
     r.StateLoaded: State._state_loaded,
+    r.Leased: State._leased,
+    r.LeaseAcked: State._lease_acked,
+    r.LeaseEnded: State._lease_ended,
+    r.RankLeft: State._rank_left,
 }

@@ -31,11 +31,19 @@ class Begin(NamedTuple):
     """An order: worker w of n fetches the batches start + w, start + w + n, ... of a partition.
 
     version: counts a loader's orders, from 1. What was fetched for an older one is of no use any more.
+    given: of the order before, the batches below this number were given to who iterates.
     """
 
     version: int
     partition_id: str
     start: int
+    given: int = 0
+
+
+class End(NamedTuple):
+    """The last order: the workers end. given: as in `Begin`."""
+
+    given: int
 
 
 class Turn(NamedTuple):
@@ -65,10 +73,13 @@ class Channel:
             with contextlib.suppress(OSError):  # it has died; torch says so when its next batch is due
                 pipe.send(begin)
 
-    def close(self) -> None:
-        """Ends the workers, also those that wait for rows. Idempotent."""
+    def close(self, given: int) -> None:
+        """Ends the workers, also those that wait for rows. Idempotent. given: see `End`."""
         if self.closing[1].closed:
             return
+        for _, pipe in self.orders:
+            with contextlib.suppress(OSError):
+                pipe.send(End(given))
         with contextlib.suppress(OSError):
             # a message, not only the end of the pipe: processes forked meanwhile may hold this end, too
             self.closing[1].send_bytes(b"end")
@@ -98,6 +109,7 @@ class Seat:
         self._turns = channel.turns[worker][0]
         self._following = channel.turns[following][1]
         self._newest = Begin(0, "", 0)
+        self._end: End | None = None
         self._turn = Turn(0, 0, False)
         self._loop = asyncio.new_event_loop()
         channel.keep(self._closing, self._orders, self._turns, self._following)
@@ -155,11 +167,21 @@ class Seat:
     def _look(self) -> int:
         """Reads what orders there are; the version of the newest."""
         with self._reading():
-            while self._orders.poll():
-                self._newest = self._orders.recv()
-        if self._closing.poll() or is_orphan():
+            while self._end is None and self._orders.poll():
+                order = self._orders.recv()
+                if isinstance(order, End):
+                    self._end = order
+                else:
+                    self._newest = order
+        if self._end is not None or self._closing.poll() or is_orphan():
             raise Interrupted
         return self._newest.version
+
+    def given(self) -> int | None:
+        """At the end of this worker: see `End`; None where the loader has not said it."""
+        with contextlib.suppress(Interrupted):
+            self._look()
+        return None if self._end is None else self._end.given
 
     @contextlib.contextmanager
     def _reading(self) -> Any:

@@ -61,6 +61,7 @@ class Fetcher:
 
     ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
     hold: it fetches ahead; that it asks for a batch does not say that the task is through with the one before.
+    lease: seconds for which it claims; None: what it fetches is consumed.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class Fetcher:
         ask: Callable[..., Any] = ask_blocking,
         *,
         hold: bool = False,
+        lease: float | None = None,
     ) -> None:
         self.client = client
-        self._hold = hold
+        self._how: dict[str, Any] = {"hold": hold} if lease is None else {"hold": hold, "lease": lease}
         self._fields = list(data_fields)
         self._batch_size = batch_size
         self._task_name = task_name
@@ -97,7 +99,7 @@ class Fetcher:
         }  # fmt: skip
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None:
-            meta, ended = self._ask(self.client, "await_batch", *wanted, hold=self._hold, timeout=interval())
+            meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, timeout=interval())
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)
         if data is not None and len(meta):

@@ -23,6 +23,7 @@ from transfer_queue.client import arguments
 from transfer_queue.client.surface import Surface
 from transfer_queue.current import client_of
 from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
+from transfer_queue.dataloader.delivery import acknowledge_again, digest, hand_back, lease_of, take_over
 from transfer_queue.dataloader.fetching import Batch, FetchBatch, Fetcher, ask_blocking, default_fetch_batch_fn
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, pack, token_field
 from transfer_queue.errors import InvalidArgumentError
@@ -40,7 +41,8 @@ class Delivery(NamedTuple):
     """What a source has for a batch. batch: None where nothing came yet, or its data is not kept.
 
     items: the items of the batch, finished; None where they are still to be cut. ended: no batch will come.
-    held: its metadata, where its samples stay until the task has finished them (`create_partition(free_when=...)`).
+    held: its metadata, where its samples stay until the task has finished them (`create_partition(free_when=...)`), or
+    are to be acknowledged.
     """
 
     batch: Batch | None = None
@@ -71,6 +73,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     `pack`. length_field: whose rows' lengths count for both; None: the tag "total_lengths" counts, and what is packed
     is the first field of data_fields that has token rows, with those of the same lengths.
     keep_batches: how many batches the buffer keeps, the newest ones; None: all; 0: none, for endless streams.
+    delivery: "at_most_once": what is fetched is consumed. "at_least_once": it is claimed for lease_seconds at a time,
+    and acknowledged when the process that iterates asks for the first item after the batch; before that, whatever
+    happens to the process, it is delivered again. A fetch_batch_fn passes lease= to get_meta by itself for that.
 
     buffer: whole batches fetched, (TensorDict, BatchMeta), which `reset` replays. batch_index: the next one to
     replay or fetch.
@@ -99,6 +104,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         pack: bool = False,
         length_field: str | None = None,
         keep_batches: int | None = None,
+        delivery: str = "at_most_once",
+        lease_seconds: float = 30.0,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -123,6 +130,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.pack = pack
         self.length_field = length_field
         self.keep_batches = keep_batches
+        self.delivery = delivery
+        self.lease_seconds = lease_seconds
+        self._lease = lease_of(delivery, lease_seconds)
         self.buffer: list[Batch] = []
         self.batch_index = 0
         self.moves = 0  # how often `step` or `load_state_dict` has changed the place
@@ -130,6 +140,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._open: _Items | None = None  # of the batch before batch_index; None once its last item was given
         self._skip = 0  # items of the next batch that were given already
         self._held: BatchMeta | None = None  # of the batch before batch_index, which a worker has fetched and holds
+        self._unacked: dict[int, BatchMeta] = {}  # batches given under leases, by number, until they are acknowledged
+        # partition, number and digest of a batch whose ack is missing, as a loaded state says
+        self._owed: tuple[str, int, int] | None = None
         # of a copy in a worker of a StreamingDataLoader: how it hears from there, and the loader's collate_fn
         self.channel: Channel | None = None
         self.seat: Seat | None = None
@@ -150,15 +163,37 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 yield self._take(self._open)  # no variable holds it while its batch's successor is awaited
                 continue
             # the first item after a batch is asked for here: who iterates is through with the batch before
-            if self._held is not None:
-                held, self._held = self._held, None
-                self._client().finish(held, self.task_name)
+            self._through()
             if not self._open_next(source, finish):
                 return
+
+    def _through(self) -> None:
+        """Says that who iterates is through with the batch before."""
+        if self._owed is not None:
+            partition_id, number, rows = self._owed
+            wanted = {
+                "data_fields": self.data_fields, "batch_size": self.batch_size, "partition_id": partition_id,
+                "task_name": self.task_name, "sampling_config": {
+                    "dp_rank": self.dp_rank, "task_name": self.task_name, "batch_index": number,
+                    "partition_id": partition_id,
+                },
+            }  # fmt: skip
+            acknowledge_again(self.client(), wanted, self.lease_seconds, rows)
+            self._owed = None
+        if self._held is None:
+            return
+        if self._held._leases:
+            self.client().ack(self._held)
+            self._unacked = {n: meta for n, meta in self._unacked.items() if meta is not self._held}
+        else:
+            self.client().finish(self._held, self.task_name)
+        self._held = None
 
     def reset(self) -> None:
         """Goes back to the first batch of the buffer; what follows is what it keeps, then what is fetched."""
         if self.buffer:
+            if self._held is not None and self._held._leases:
+                self._held = None  # it is acknowledged when it was replayed
             self.batch_index = self._kept_from
             self._open, self._skip = None, 0
 
@@ -173,7 +208,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         number, given = self._place()
         worker = get_worker_info()
+        owed = {}
+        if self._open is None and self._held is not None and self._held._leases:
+            owed = {"unacknowledged": [self._held.partition_ids[0], number - 1, digest(self._held)]}
         return {
+            **owed,
             "version": STATE_VERSION, "partition_id": self.partition_id, "task_name": self.task_name,
             "dp_rank": self.dp_rank, "batch_index": number, "items_given": given, "cut": self._cut_by(),
             "worker": None if worker is None else [worker.id, worker.num_workers],
@@ -206,6 +245,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                     f"load it where these agree"
                 )
         self._go_to(state_dict["partition_id"], state_dict["batch_index"], given or 0)
+        owed = state_dict.get("unacknowledged")
+        self._owed = None if owed is None or self._lease is None else tuple(owed)
 
     def cut(self, data: TensorDictBase, meta: BatchMeta) -> Iterable[Any]:
         """The items of a batch."""
@@ -229,14 +270,22 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 f"micro_batch_size ({self.micro_batch_size}) is more than batch_size ({self.batch_size})"
             )
 
+        if self._lease is not None and self.seat is None and get_worker_info() is not None:
+            raise InvalidArgumentError(
+                "with delivery='at_least_once' the process that trains acknowledges, and a plain DataLoader's workers "
+                "iterate by themselves; use StreamingDataLoader, or no workers"
+            )
+
     def fetcher(self, ask: Callable[..., Any] = ask_blocking) -> Fetcher:
         """Fetches this dataset's batches, in this process."""
         return Fetcher(
-            self._client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
+            self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
+            lease=self._lease,
         )  # fmt: skip
 
-    def _client(self) -> Surface:
+    def client(self) -> Surface:
+        """The client of the system that `config` names, in this process."""
         return self.config if isinstance(self.config, Surface) else client_of(self.config)
 
     def for_workers(self, channel: Channel, collate: Finish | None) -> StreamingDataset:
@@ -263,6 +312,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "buffer": [],
             "_open": None,
             "_held": None,
+            "_unacked": {},
+            "_owed": None,
             "batch_index": number,
             "_skip": given,
             "_kept_from": number,
@@ -276,6 +327,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return [self.batch_size, self.micro_batch_size, self.max_tokens, self.length_field]
 
     def _go_to(self, partition_id: str, number: int, given: int) -> None:
+        if self._unacked:
+            through = self._held if self._open is None else None
+            left = [meta for meta in self._unacked.values() if meta is not through]
+            self._unacked, self._held = {}, through
+            hand_back(self.client(), left)
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = number
@@ -286,6 +342,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """Opens the batch at the place, if there is one after a wait; False where none will come."""
         kept = self.batch_index - self._kept_from
         if 0 <= kept < len(self.buffer):
+            self._held = self._unacked.get(self.batch_index)
             self._begin(*self.buffer[kept], finish)
             return True
         place = (self.moves, self.batch_index)
@@ -295,6 +352,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if found.ended:
             return False
         self._held = found.held
+        if found.held is not None and found.held._leases:
+            self._unacked[self.batch_index] = found.held
+            take_over(self.client(), found.held)
         if found.batch is not None:
             self._keep(found.batch)
         if found.items is not None:
@@ -379,7 +439,8 @@ class Here:
             number = number * worker.num_workers + worker.id
         found = self._fetcher.claim(dataset.partition_id, number)
         if found is not None and len(found[1]):
-            return Delivery(self._fetcher.complete(*found))
+            batch = self._fetcher.complete(*found)
+            return Delivery(batch, held=batch[1] if batch[1]._leases else None)
         return Delivery(ended=found is None or (worker is not None and is_orphan()))
 
 

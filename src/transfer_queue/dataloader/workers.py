@@ -19,6 +19,7 @@ from transfer_queue.dataloader.channel import (
     Seat,
     Turn,
 )
+from transfer_queue.dataloader.delivery import Ahead
 from transfer_queue.dataloader.fetching import Batch, Fetcher, interval
 from transfer_queue.dataloader.pinning import pinned
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
@@ -59,15 +60,20 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
 def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
     """Whole batches, as the loader orders, until it wants no more."""
     version = 0
-    while (order := seat.order(version)) is not None:
-        version, dataset.partition_id = order.version, order.partition_id
-        try:
-            yield from _batches(dataset, seat, order)
-        except Interrupted:
-            continue
+    ahead = Ahead(dataset.client())
+    try:
+        while (order := seat.order(version)) is not None:
+            ahead.end(order.given)
+            version, dataset.partition_id = order.version, order.partition_id
+            try:
+                yield from _batches(dataset, seat, order, ahead)
+            except Interrupted:
+                continue
+    finally:
+        ahead.end(seat.given())
 
 
-def _batches(dataset: StreamingDataset, seat: Seat, order: Begin) -> Iterator[Fetched]:
+def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) -> Iterator[Fetched]:
     def ask(client: Any, operation: str, *arguments: Any, **more: Any) -> Any:
         return seat.ask(order.version, getattr(client, f"async_{operation}")(*arguments, **more))
 
@@ -80,6 +86,7 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin) -> Iterator[Fe
         if found is None:
             yield Fetched(order.version, number)
             return
+        ahead.add(number, found[1])
         data, meta = fetcher.complete(*found)
         items = dataset.items_in_worker(data, meta)
         kept = items is None or dataset.keep_batches != 0
@@ -110,6 +117,7 @@ class Workers:
         self._waiting = False  # whether a thread waits for a batch
         self._ended = False
         self._place: Any = None  # where the dataset is, unless it goes elsewhere
+        self._given = 0  # the batches of the last order that the dataset was given are below this one
         self._early: dict[int, Fetched] = {}  # what came before its turn, after an order
         self._iterator: Iterator[Fetched] | None = None
         self.direct(dataset)
@@ -126,9 +134,9 @@ class Workers:
             return
         self._version += 1
         self._heard = self._ended = False
-        self._place = place
         self._early.clear()
-        self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index))
+        self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index, self._given))
+        self._place, self._given = place, dataset.batch_index
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
         """The batch at the dataset's place."""
@@ -147,9 +155,9 @@ class Workers:
         if found.meta is None:
             self._ended = True
             return Delivery(ended=True)
-        self._place = (dataset.moves, dataset.partition_id, number + 1)
+        self._place, self._given = (dataset.moves, dataset.partition_id, number + 1), number + 1
         batch: Batch | None = None if found.data is None else (found.data, found.meta)
-        return Delivery(batch, found.items, held=found.meta if found.meta._holder else None)
+        return Delivery(batch, found.items, held=found.meta if found.meta._holder or found.meta._leases else None)
 
     def _receive(self) -> Fetched | None:
         self._waiting = True
@@ -161,7 +169,7 @@ class Workers:
     def close(self) -> None:
         """Ends the processes, also those that wait for rows. Idempotent."""
         if os.getpid() == self._pid:  # a forked child has a copy of this
-            self._channel.close()
+            self._channel.close(self._given)
             # torch waits for them when its iterator goes; a traceback may hold that for long
             iterator, self._iterator = self._iterator, None
             getattr(iterator, "_shutdown_workers", lambda: None)()

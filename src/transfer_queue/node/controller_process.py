@@ -66,6 +66,7 @@ def build_controller(
         restored=None if recovered is None else recovered.state, now=time.monotonic(),
         lives=partial(lives, system.clients),
         boot=uuid.uuid4().hex,
+        max_deliveries=settings.max_deliveries,
     )  # fmt: skip
     journaling = None
     if journal is not None and recovered is not None:

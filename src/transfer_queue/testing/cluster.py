@@ -170,6 +170,10 @@ class Client(Subscriptions):
         self.name = name
         self.state = ClientState(_Address(cluster.states.folder), name, lambda path: _Held(cluster.held, path))
         self.operations = Operations(self.state)
+        self.state.session.clock = lambda: cluster.clock.now
+        self.state.renewals.on_change = self._await_renewal
+        self._renews: float | None = None
+        self._paused = False
         self._connections: dict[Target, int] = {}
         self._readers: dict[int, FrameReader] = {}
         self._tasks: dict[int, Task[Any]] = {}
@@ -198,6 +202,27 @@ class Client(Subscriptions):
         task = self.start(operation)
         self._cluster.run(lambda: task.done)
         return task.result()
+
+    def pause_renewals(self, paused: bool = True) -> None:
+        """Renews no leases from now on, as a stopped process."""
+        self._paused = paused
+        self._await_renewal()
+
+    def _await_renewal(self) -> None:
+        """Has the client renew its leases in time: what a thread does elsewhere."""
+        due = self.state.renewals.next()
+        if due is None or self._paused or (self._renews is not None and self._renews <= due):
+            return
+        self._renews = due
+        self._cluster.later(due - self._cluster.clock.now, lambda: self._renew(due))
+
+    def _renew(self, due: float) -> None:
+        if self._renews != due:
+            return  # there was one to be renewed before it
+        self._renews = None
+        if not self._paused and not self.state.session.closed:
+            self.start(self.state.renewals.renew())
+            self._await_renewal()
 
     def disconnect(self) -> None:
         """Loses all connections, with what is on its way. Requests without an answer wait for `reconnect`."""
@@ -230,6 +255,7 @@ class Client(Subscriptions):
 
     def die(self) -> None:
         """Ends like a killed process: connections break, the kernel lets go of its locks."""
+        self._paused = True
         self._tasks.clear()
         self._frames.clear()
         if self.state._space is not None:
@@ -297,7 +323,9 @@ class Cluster:
         self.held: set[str] = set()
         settings = _defaults() if conf is None else Settings.from_config(conf)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
-        self.controller = Controller(sampler or SequentialSampler(), config, settings.total_storage_size)
+        self.controller = Controller(
+            sampler or SequentialSampler(), config, settings.total_storage_size, max_deliveries=settings.max_deliveries
+        )
         self.units = [
             StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), _Slots(n, self.held))
             for n in range(settings.num_data_storage_units)

@@ -1,0 +1,312 @@
+"""Leases in any order of events, against a ledger: no row is acknowledged twice, none is lost, tokens only fence.
+
+The model knows what is consumed, who has what until when, and how often a row was delivered in vain. After every event
+the harness checks the state's invariants, and each run ends with a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Harness, column, rows_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError
+from transfer_queue.messages import Ack, ClaimReply, ClearPartition, Nack, RankGone, Renew, ResetConsumption, Seal
+from transfer_queue.sampler import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+)
+
+GROUP, RANKS = 2, 2
+SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
+    "sequential": SequentialSampler,
+    "groups": lambda: GRPOGroupNSampler(GROUP),
+    "rank_aware": RankAwareSampler,
+    "balanced": lambda: SeqlenBalancedSampler(GROUP, RANKS),
+}
+CLIENTS = st.sampled_from(["a", "b", "c"])
+WHICH = st.integers(0, 1 << 16)
+
+Key = tuple[int, int]
+
+
+class Held:
+    """A lease as its client knows it. rows: all that it was for; open: what is neither acknowledged nor over."""
+
+    def __init__(self, token: int, rows: list[int], seconds: float, end: float, key: Key | None) -> None:
+        self.token, self.rows, self.seconds, self.end, self.key = token, rows, seconds, end, key
+        self.open = set(rows)
+
+
+class Ledger(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = Harness()
+        self.live: list[int] = []
+        self.held: list[Held] = []  # all leases ever, those that are over too
+        self.over: set[int] = set()  # rows consumed, acknowledged or set aside
+        self.ledger: set[int] = set()  # rows acknowledged since the last reset
+        self.vain: dict[int, int] = {}
+        self.batches: dict[Key, list[int]] = {}
+        self.limit = 0
+        self.top = 0
+
+    @initialize(sampler=st.sampled_from(sorted(SAMPLERS)), limit=st.sampled_from([0, 0, 2]))
+    def begin(self, sampler: str, limit: int) -> None:
+        self.kept = sampler in ("rank_aware", "balanced")
+        self.together = sampler == "balanced"
+        self.unit = GROUP if sampler in ("groups", "balanced") else 1
+        self.h = Harness(SAMPLERS[sampler]())
+        self.limit = limit
+        self.make()
+
+    def make(self) -> None:
+        self.h.create(max_deliveries=self.limit)
+
+    # ------------------------------------------------------------ events
+
+    @rule(groups=st.integers(1, 4))
+    def put(self, groups: int) -> None:
+        if self.sealed:
+            return
+        count = groups * GROUP
+        self.live += self.h.put(count, tags=[{"total_lengths": 5}] * count)
+
+    @rule(groups=st.integers(1, 2), rank=st.integers(0, RANKS - 1), number=st.integers(0, 3), client=CLIENTS,
+          seconds=st.sampled_from([1.0, 5.0]), leased=st.integers(0, 5))  # fmt: skip
+    def claim(self, groups: int, rank: int, number: int, client: str, seconds: float, leased: int) -> None:
+        key = (rank, number) if self.kept else None
+        count = GROUP if self.kept else groups * GROUP
+        sampling = {"dp_rank": rank, "batch_index": number} if self.kept else {}
+        lease = seconds if leased else None
+        sequence = self.h.claim(count, name=client, lease=lease, **sampling)
+        try:
+            reply = self.h.result(sequence, client)
+        except BatchGoneError:
+            assert key is not None
+            known = self.batches.get(key)
+            assert known is None or set(known) & self.over or not set(known) & set(self.live)
+            return
+        assert isinstance(reply, ClaimReply)
+        rows = rows_of(reply)
+        if not rows:
+            return
+        known = self.batches.get(key) if key is not None else None
+        if known is not None:
+            assert rows == known, "a batch is the same for all who ask"
+        else:
+            busy = set().union(*(held.open for held in self.held), *self.batches.values())
+            assert not set(rows) & (busy | self.over), "a row is given to two at a time"
+            self.dealt(key, rows)
+        told = None if reply.deliveries is None else np.frombuffer(reply.deliveries, "<i4").tolist()
+        if lease is None:
+            assert reply.token == 0
+            self.through({row for row in rows if row not in self.over}, key)
+            if known is None and key is not None:  # what others are to get of the same deal is consumed with it
+                self.through(self.shares(key[1]) - self.over, key)
+            return
+        if reply.token:
+            assert reply.token > self.top, "tokens never go back"
+            self.top = reply.token
+            assert (told or [1] * len(rows)) == [self.vain.get(row, 0) + 1 for row in rows]
+            open_ = [row for row in rows if row in self.live and row not in self.over]
+            self.held.append(Held(reply.token, open_, seconds, self.h.now + seconds, key))
+        else:
+            assert known is not None, "what is dealt anew has a lease"
+            assert set(rows) & set(self.live) <= self.over
+
+    def dealt(self, key: Key | None, rows: list[int]) -> None:
+        """What the core keeps, it says itself: a balanced deal has the other rank's share, too."""
+        if key is None:
+            return
+        self.batches[key] = rows
+        found = self.h.state.partitions["p"].dealt["t"]
+        for other, number in found.by_key.items():
+            self.batches.setdefault(other, found.batches[number].rows.tolist())
+        every = [row for batch in self.batches.values() for row in batch]
+        assert len(set(every)) == len(every), "a row is in two batches"
+
+    def shares(self, number: int) -> set[int]:
+        """The rows of all ranks' batches that one deal of a balanced sampler has made."""
+        return {row for key, rows in self.batches.items() if key[1] == number and self.together for row in rows}
+
+    @rule(which=WHICH, cut=st.integers(0, 5))
+    def ack(self, which: int, cut: int) -> None:
+        held, rows = self.some(which, cut)
+        if held is None:
+            return
+        expected = held.open & set(rows)
+        try:
+            counts = self.h.ask(Ack("p", held.token, column(rows)), "a").value
+        except InvalidArgumentError:
+            assert self.splits(held, expected)
+            return
+        assert counts == bool(expected)
+        assert not expected & self.ledger, "a row is acknowledged twice"
+        self.ledger |= expected
+        self.through(expected, held.key)
+
+    @rule(which=WHICH, cut=st.integers(0, 5), delivered=st.booleans())
+    def nack(self, which: int, cut: int, delivered: bool) -> None:
+        held, rows = self.some(which, cut)
+        if held is None:
+            return
+        expected = held.open & set(rows)
+        try:
+            counts = self.h.ask(Nack("p", held.token, column(rows), delivered), "a").value
+        except InvalidArgumentError:
+            assert self.splits(held, expected)
+            return
+        assert counts == bool(expected)
+        self.back(held, expected, delivered)
+
+    @rule(which=WHICH)
+    def renew(self, which: int) -> None:
+        held, _ = self.some(which, 0)
+        if held is None:
+            return
+        assert self.h.ask(Renew([("p", held.token)]), "a").value == [bool(held.open)]
+        if held.open:
+            held.end = self.h.now + held.seconds
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 5.0, 20.0]))
+    def wait(self, seconds: float) -> None:
+        now = self.h.now + seconds
+        for held in sorted((h for h in self.held if h.open and h.end <= now), key=lambda h: (h.end, h.token)):
+            self.back(held, set(held.open), True)
+        self.h.tick(now)
+
+    @rule(which=WHICH)
+    def clear(self, which: int) -> None:
+        if self.live:
+            row = self.live.pop(which % len(self.live))
+            self.h.clear([row])
+            for held in self.held:
+                held.open.discard(row)
+            self.forget_dead()
+
+    @rule(rank=st.integers(0, RANKS - 1))
+    def gone(self, rank: int) -> None:
+        if not self.kept:
+            return
+        open_ = {k: [r for r in rows if r in self.live and r not in self.over] for k, rows in self.batches.items()}
+        mine = {key: rows for key, rows in open_.items() if key[0] == rank and rows}
+        for held in [h for h in self.held if h.key is not None and h.key[0] == rank]:
+            self.back(held, set(held.open), True)
+        self.h.ask(RankGone("p", "t", rank))
+        for key in mine:
+            del self.batches[key]
+
+    @rule(seldom=st.integers(0, 3))
+    def reset(self, seldom: int) -> None:
+        if not seldom:
+            self.h.ask(ResetConsumption("p", "t"))
+            self.begin_anew()
+
+    @rule(seldom=st.integers(0, 5))
+    def drop(self, seldom: int) -> None:
+        if not seldom:
+            self.h.ask(ClearPartition("p"))
+            self.live = []
+            self.make()
+            self.begin_anew()
+
+    @rule(seldom=st.integers(0, 3))
+    def seal(self, seldom: int) -> None:
+        if not seldom and not self.kept:  # with ranks a seal deals remainders of its own
+            self.h.ask(Seal("p"))
+
+    @rule(client=CLIENTS)
+    def leave(self, client: str) -> None:
+        self.h.client(client)
+        self.h.disconnect(client)
+        self.h.connect(client)
+
+    # ------------------------------------------------------------ the model
+
+    @property
+    def sealed(self) -> bool:
+        return self.h.state.partitions["p"].sealed
+
+    def some(self, which: int, cut: int) -> tuple[Held | None, list[int]]:
+        """A lease of any time, and rows of it: mostly all."""
+        if not self.held:
+            return None, []
+        held = self.held[which % len(self.held)]
+        return held, held.rows[: len(held.rows) - 1] if cut == 1 else held.rows
+
+    def splits(self, held: Held, rows: set[int]) -> bool:
+        return self.unit > 1 and bool(rows) and rows != held.open
+
+    def through(self, rows: set[int], key: Key | None) -> None:
+        """Consumed, and fenced for all who have the same."""
+        self.over |= rows
+        for held in self.held:
+            if held.open & rows:
+                assert held.key == key, "a row was open in another batch"
+                held.open -= rows
+
+    def back(self, held: Held, rows: set[int], delivered: bool) -> None:
+        held.open -= rows
+        alone = rows - set().union(*(other.open for other in self.held if other.key == held.key))
+        if not delivered:
+            return
+        for row in alone:
+            self.vain[row] = self.vain.get(row, 0) + 1
+        poison = {row for row in alone if self.limit and self.vain[row] >= self.limit}
+        if self.unit > 1 and poison:
+            firsts = {self.group(row) for row in poison}
+            poison = {row for row in alone if self.group(row) in firsts}
+        self.over |= poison
+
+    def group(self, row: int) -> int:
+        return row // GROUP
+
+    def forget_dead(self) -> None:
+        self.batches = {key: rows for key, rows in self.batches.items() if set(rows) & set(self.live)}
+
+    def begin_anew(self) -> None:
+        for held in self.held:
+            held.open.clear()
+        self.over, self.ledger, self.vain, self.batches = set(), set(), {}, {}
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Every live row is ready, open in a lease or in a kept batch, or over: as the core has it."""
+        partition = self.h.state.partitions.get("p")
+        if partition is None:
+            return
+        positions = partition.rows.live_positions()
+        rows: list[Any] = partition.rows.indexes_of(positions).tolist()
+        assert rows == self.live
+        taken = dict(zip(rows, partition.taken("t", positions).tolist(), strict=True))
+        busy = set().union(*(held.open for held in self.held), *self.batches.values())
+        for row in rows:
+            assert taken[row] == (1 if row in self.over else 2 if row in busy else 0), row
+
+
+Ledger.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger = Ledger.TestCase
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_ledger_at_its_plainest(late: bool) -> None:
+    """The machine's own rules, in one fixed order: so that a change that disarms them is seen."""
+    ledger = Ledger()
+    ledger.begin("sequential", 0)
+    ledger.put(1)
+    ledger.claim(1, 0, 0, "a", 1.0, 1)
+    if late:
+        ledger.wait(5.0)
+    ledger.ack(0, 0)
+    ledger.nothing_is_lost()
+    assert ledger.ledger == (set() if late else {0, 1})
