@@ -119,6 +119,7 @@ class Client:
 class Harness:
     """now: the clock. replies: what each (peer, sequence) got. freed: (unit, extent) in order. records: all so far.
 
+    told: of these, what units were told since one registered: it is told again of what it has not confirmed.
     refused: (unit, words) of leases to be refused. unit: where blocks are put.
     """
 
@@ -128,6 +129,7 @@ class Harness:
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
+        self.told: set[tuple[int, int]] = set()
         self.works: list[Work] = []  # given away and not done, oldest first
         self.refused: list[tuple[int, str]] = []
         self.records: list[Any] = []
@@ -160,8 +162,11 @@ class Harness:
             else:
                 assert isinstance(effect, FreeExtents)
                 for extent in effect.extents:
-                    assert (effect.unit, extent) not in self.freed, f"extent {extent} was freed twice"
-                    self.freed.append((effect.unit, extent))
+                    place = effect.unit, extent
+                    assert place not in self.told, f"extent {extent} was freed twice"
+                    self.told.add(place)
+                    if place not in self.freed:
+                        self.freed.append(place)
         self.records += self.controller.take_records()
         invariants.check(self.state)
 
@@ -190,6 +195,8 @@ class Harness:
         if sequence is None:
             client.sequence += 1
             sequence = client.sequence
+        if isinstance(request, RegisterUnit):
+            self.told.clear()
         sent = encode(Envelope(sequence, client.acknowledged, request, client.finished))
         envelope = msgspec.msgpack.decode(sent, type=Envelope)
         self.replies.pop((client.peer, sequence), None)
