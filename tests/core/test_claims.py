@@ -582,3 +582,14 @@ def test_indexes_are_never_used_again(h: Harness) -> None:
         assert seen.isdisjoint(fresh)
         seen |= set(fresh)
         h.ask(ClearPartition(name))
+
+
+def test_a_claim_for_one_rank_does_not_wait_behind_one_for_all() -> None:
+    """A balanced batch takes rows for all ranks, a claim without a batch_index for one: its rows are there first."""
+    h = Harness(SeqlenBalancedSampler(1, 2))
+    h.put(1, ("other",))
+    whole = h.claim(1, name="r0", wait=10, dp_rank=0, batch_index=0)
+    single = h.claim(1, name="r1", wait=10, dp_rank=0)
+    h.put(1)
+    assert h.reply(whole, "r0") is None
+    assert h.reply(single, "r1") is not None

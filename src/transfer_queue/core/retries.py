@@ -103,6 +103,6 @@ def _enough(partition: Partition, task: str, queue: Queue) -> bool:
 
 
 def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
-    """What a claim says to its sampler, but for the share that it asks for."""
-    said = claim.sampling.items()
-    return tuple(sorted((name, repr(value)) for name, value in said if name not in ("dp_rank", "batch_index")))
+    """What a claim says to its sampler, but for which share it asks for: whether it asks for one makes a difference."""
+    said = [(name, repr(value)) for name, value in claim.sampling.items() if name not in ("dp_rank", "batch_index")]
+    return tuple(sorted([*said, ("batch_index", str(claim.sampling.get("batch_index") is not None))]))
