@@ -17,7 +17,8 @@ import msgspec
 PROTOCOL_VERSION = 1
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding bytes that are no message raises
-
+MOVER = ""
+"""The writer, by name, of extents into which storage units themselves have moved blocks; no client's name."""
 DELETE_CODE = 64  # msgpack Ext: a tag entry to remove (see `Delete`)
 
 
@@ -475,6 +476,34 @@ class WriterGone(Request, frozen=True):
     extents: list[int]
 
 
+class Moved(Request, frozen=True):
+    """What became of a `Move`.
+
+    extent: where the copies lie, closed and of this length and generation; 0 where there was no room for them.
+    offsets: i8, of each block that was wanted whole, in order; -1 where it was gone before it was copied.
+    repacked: one for each repack, in order, None where its block was gone.
+    """
+
+    move: int
+    unit: int
+    extent: int
+    length: int
+    generation: int
+    offsets: bytes
+    repacked: list[NewBlock | None]
+
+
+class Drain(Request, frozen=True):
+    """Wants everything moved off a storage unit, which leases nothing to writers from now on.
+
+    undo: it leases again. wait: seconds to wait until nothing lies there; None answers at once.
+    """
+
+    unit: int
+    undo: bool = False
+    wait: float | None = None
+
+
 class SpaceShort(Request, frozen=True):
     """A unit's writers that wait for space there, told whenever it changes. freed: how many `Free` the unit has had."""
 
@@ -551,6 +580,33 @@ class Free(Request, frozen=True):
     """Controller to unit: nothing lives in these extents any more."""
 
     extents: list[int]
+
+
+class Repack(Message, frozen=True):
+    """Of block `at` of a `Move` only these rows (i4, ascending) and fields are wanted, as a block of their own."""
+
+    at: int
+    slots: bytes
+    fields: list[str]
+
+
+class Move(Request, frozen=True):
+    """Controller to unit: copy these blocks into an extent of the unit's own, and say with `Moved` where they lie.
+
+    number: of the move. arenas: unit -> folder of its arena, of all units in which the blocks lie. repacks: those
+    that are not wanted whole, ascending by `at`.
+    """
+
+    number: int
+    blocks: Blocks
+    arenas: dict[int, str]
+    repacks: list[Repack] = []
+
+
+class Drained(Request, frozen=True):
+    """Controller to unit: whether it is being drained, so that it leases nothing to writers."""
+
+    draining: bool
 
 
 class Refuse(Request, frozen=True):
@@ -813,6 +869,7 @@ AnyRequest = Union[
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
+    Move, Moved, Drain, Drained,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

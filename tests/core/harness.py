@@ -19,7 +19,7 @@ import sameness
 from transfer_queue.core import invariants, saving
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
 from transfer_queue.core.records import AnyRecord, Unparked
 from transfer_queue.core.state import State
 from transfer_queue.errors import by_name
@@ -35,11 +35,13 @@ from transfer_queue.messages import (
     ClearRows,
     CreatePartition,
     Done,
+    Drained,
     Envelope,
     Failure,
     FieldSpec,
     Lookup,
     LookupReply,
+    Move,
     Nack,
     NewBlock,
     PartitionOptions,
@@ -131,6 +133,7 @@ class Harness:
         self.freed: list[tuple[int, int]] = []
         self.told: set[tuple[int, int]] = set()
         self.works: list[Work] = []  # given away and not done, oldest first
+        self.orders: list[tuple[int, Move | Drained]] = []  # to units, oldest first
         self.refused: list[tuple[int, str]] = []
         self.records: list[Any] = []
         self.clients: dict[str, Client] = {}
@@ -159,6 +162,9 @@ class Harness:
                 self.refused.append((effect.unit, effect.words))
             elif isinstance(effect, Work):
                 self.works.append(effect)
+            elif isinstance(effect, TellUnit):
+                encode(Envelope(0, 0, effect.request))
+                self.orders.append((effect.unit, effect.request))
             else:
                 assert isinstance(effect, FreeExtents)
                 for extent in effect.extents:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.births import Births
-from transfer_queue.core.blocks import BlockTable, Extent, Interned, _Chunk
+from transfer_queue.core.blocks import BlockChunk, BlockTable, Extent, Interned
 from transfer_queue.core.changes import Changes
 from transfer_queue.core.dealt import DealtBatch, DealtBatches
 from transfer_queue.core.drops import Drops
@@ -30,12 +30,12 @@ from transfer_queue.core.wants import Wants
 
 PARTS = (
     State, Kept, Partition, Rows, Chunk, Changes, Groups, Group, Births, Holds, Drops, Wants, Field, DealtBatches,
-    DealtBatch, PassedRows, BlockTable, _Chunk, Interned, Extent, Intervals, Losses, Leases, Lease, Counts,
+    DealtBatch, PassedRows, BlockTable, BlockChunk, Interned, Extent, Intervals, Losses, Leases, Lease, Counts,
 )  # fmt: skip
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting"},  # who waits asks again
-    BlockTable: {"untold"},  # units are told of all that is freed when they register
+    BlockTable: {"changes", "untold"},  # units are told of all that is freed when they register
     Partition: {
         "awaits",  # a method of the above
         "ready",  # derived

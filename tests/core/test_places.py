@@ -78,7 +78,9 @@ def test_places_against_a_plain_table(data: st.DataObject) -> None:
     closed: set[tuple[int, int]] = set()
     number, extent = CHUNK - 3, 1  # so that two chunks are used
     where = st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True)
-    for step in data.draw(st.lists(st.sampled_from(["add", "add", "release", "place", "lose", "close"]), max_size=30)):
+    for step in data.draw(
+        st.lists(st.sampled_from(["add", "add", "release", "relocate", "lose", "close"]), max_size=30)
+    ):
         if step == "add":
             at = [(unit, extent + unit % 2) for unit in data.draw(where)]
             number += 1
@@ -90,11 +92,17 @@ def test_places_against_a_plain_table(data: st.DataObject) -> None:
             table.release(np.array(gone, "i8"))
             for one in gone:
                 del model[one]
-        elif step == "place" and model:
-            one = data.draw(st.sampled_from(sorted(model)))
-            at = [(unit, extent + unit % 2) for unit in data.draw(where)]
-            table.place(one, [Place(*place, 64, 2, 64) for place in at], "w")
-            model[one] = at
+        elif step == "relocate" and model:
+            some = sorted(data.draw(st.lists(st.sampled_from(sorted(model)), unique=True)))
+            left, unit = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, 2))
+            to = (unit, extent + unit % 2)
+            table.relocate(np.array(some, "i8"), Place(*to, 0, 2, 64), np.arange(len(some)) * 64, left, "w")
+            for one in some:
+                units = [place[0] for place in model[one]]
+                if left < 0 and len(units) == 1 and unit not in units:
+                    model[one].append(to)
+                elif left in units and (unit == left or unit not in units):
+                    model[one][units.index(left)] = to
         elif step == "lose":
             lost_unit = data.draw(st.integers(0, 2))
             lost = table.lose(lambda units, extents, unit=lost_unit: units == unit)  # type: ignore[misc]

@@ -138,7 +138,7 @@ class TestConnections:
         cluster.run()
         assert None not in (cluster.controller.next_deadline(), cluster.unit.next_deadline())
         b.disconnect()
-        assert cluster.controller.next_deadline() is None
+        assert cluster.controller.state.waiting.next_deadline() is None
         assert cluster.unit._parked == {}
         a.put(numbers(1), partition_id="p")
         cluster.run()

@@ -43,6 +43,7 @@ from transfer_queue.messages import (
     ConsumptionStatus,
     CreatePartition,
     Done,
+    Drain,
     Drop,
     Explain,
     Finish,
@@ -473,6 +474,18 @@ class Operations(KVOperations, LeaseOperations, CheckpointOperations):
     def seal(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
         """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
         yield from self._ask(Seal(partition_id), Done, timeout)
+
+    def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
+        """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
+
+        unit: its number, from 0 on. undo: it is written to again. timeout: seconds to wait (None: no limit); moving
+        goes on when they are over.
+
+        Raises:
+            InvalidArgumentError: there is no such unit, or too few others would be left to write to.
+        """
+        wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.seconds(timeout)
+        yield from self._ask(Drain(arguments.natural(unit, "unit"), undo, wait), Done, None, parked=wait)
 
     # ------------------------------------------------------------ progress
 

@@ -142,6 +142,10 @@ class Space(Allocator[Call]):
             self._next_length = min(LARGEST_EXTENT, max(SMALLEST_EXTENT, 2 * extent.length))
             # its own block first, so that the lease is worth its round trip whatever other threads found
             reserved = self._place(extent, nbytes, size)
+            for full in [
+                old for old in self._open if old.unit == extent.unit and old.length - old.used < old.length // 4
+            ]:
+                self._retire(full)  # only a closed extent can be emptied and freed
             if extent.open:
                 self._open.append(extent)
                 if len(self._open) > OPEN_EXTENTS * self.replicas:

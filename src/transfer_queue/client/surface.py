@@ -634,6 +634,28 @@ class Surface(ABC):
         """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
         return await self._run_async(self._operations.seal(partition_id, timeout=timeout))
 
+    def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
+        """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
+
+        unit: its number, from 0 on. undo: it is written to again. timeout: seconds to wait (None: no limit); moving
+        goes on when they are over.
+
+        Raises:
+            InvalidArgumentError: there is no such unit, or too few others would be left to write to.
+        """
+        return self._run(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
+
+    async def async_drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
+        """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
+
+        unit: its number, from 0 on. undo: it is written to again. timeout: seconds to wait (None: no limit); moving
+        goes on when they are over.
+
+        Raises:
+            InvalidArgumentError: there is no such unit, or too few others would be left to write to.
+        """
+        return await self._run_async(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
+
     def get_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:

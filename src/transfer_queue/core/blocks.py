@@ -88,7 +88,7 @@ class Interned(Generic[T]):
         self.number = {value: at for at, value in enumerate(self.values) if value is not None}
 
 
-class _Chunk:
+class BlockChunk:
     """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
 
     second: the same of second places, extent 0 where there is none; empty until a block has one.
@@ -103,6 +103,7 @@ class _Chunk:
         self.second: dict[str, np.ndarray] = {}
 
     def ensure(self, at: int) -> None:
+        """Room for this block."""
         if at < self.capacity:
             return
         while self.capacity <= at:
@@ -172,10 +173,11 @@ class BlockTable:
     freed: extents that nobody needs any more, until their units have said that they are free. untold: those of them
     of which the units are to be told; no part of the state.
     live_bytes: of the blocks, each counted once. leased: the lengths of the extents together.
+    changes: grows when values or extents go; for `core.moves`, and no part of the state.
     """
 
     def __init__(self) -> None:
-        self.chunks: dict[int, _Chunk] = {}
+        self.chunks: dict[int, BlockChunk] = {}
         self.schemas: Interned[tuple[FieldSpec, ...]] = Interned()
         self.dims: Interned[bytes] = Interned()
         self.extents: dict[tuple[int, int], Extent] = {}
@@ -183,13 +185,14 @@ class BlockTable:
         self.untold: dict[tuple[int, int], None] = {}
         self.live_bytes = 0
         self.leased = 0
+        self.changes = 0
 
     def add(self, number: int, writer: str, block: NewBlock, values: int) -> None:
         """Block `number`, needed for `values` values."""
         key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
         chunk = self.chunks.get(key)
         if chunk is None:
-            chunk = self.chunks[key] = _Chunk()
+            chunk = self.chunks[key] = BlockChunk()
         chunk.ensure(at)
         row = (
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
@@ -205,13 +208,13 @@ class BlockTable:
             for place in block.copies:
                 self._lies_in(place.unit, place.extent, place.length, writer)
 
-    def _lies_in(self, unit: int, number: int, length: int, writer: str) -> None:
-        """A block more has a place in this extent."""
+    def _lies_in(self, unit: int, number: int, length: int, writer: str, blocks: int = 1) -> None:
+        """So many blocks more have a place in this extent."""
         extent = self.extents.get((unit, number))
         if extent is None:
             extent = self.extents[unit, number] = Extent(writer, length)
             self.leased += length
-        extent.blocks += 1
+        extent.blocks += blocks
 
     def release(self, numbers: np.ndarray) -> int:
         """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
@@ -225,6 +228,7 @@ class BlockTable:
 
     def _release(self, key: int, at: np.ndarray, counts: np.ndarray | int) -> int:
         """The same for distinct blocks of one chunk."""
+        self.changes += 1
         chunk = self.chunks[key]
         column = chunk.columns
         column["live"][at] -= counts
@@ -257,22 +261,71 @@ class BlockTable:
         """Where a needed block lies, one place or two; a reader is told the first."""
         return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
 
-    def place(self, number: int, places: Sequence[Place], writer: str) -> None:
-        """A needed block lies at these places, one or two, and at no others any more."""
-        chunk, at = self.chunks[number >> CHUNK_BITS], number & (CHUNK - 1)
-        before = chunk.places(at)
-        for place in places:
-            self._lies_in(place.unit, place.extent, place.length, writer)
-        chunk.put(at, places)
-        for place in before:
-            self.extents[place.unit, place.extent].blocks -= 1
-            self._free_if_done((place.unit, place.extent))
+    def needed(self, numbers: np.ndarray) -> np.ndarray:
+        """Those of these blocks that some live row needs, in order."""
+        keys = numbers >> CHUNK_BITS
+        alive = np.zeros(len(numbers), bool)
+        for key in np.unique(keys).tolist():
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                mine = keys == key
+                at = numbers[mine] & (CHUNK - 1)
+                alive[mine] = chunk.columns["live"][np.minimum(at, chunk.capacity - 1)] > 0
+        return numbers[alive]
+
+    def relocate(self, numbers: np.ndarray, place: Place, offsets: np.ndarray, left: int, writer: str) -> None:
+        """Blocks (ascending) lie in the extent of `place`, at these offsets, instead of in unit `left` (-1: as well).
+
+        Those that are not needed any more, or do not lie as that presumes, stay as they are.
+        """
+        keys = numbers >> CHUNK_BITS
+        for key in np.unique(keys).tolist():
+            chunk = self.chunks.get(key)
+            if chunk is None:
+                continue
+            mine = np.flatnonzero(keys == key)
+            at = numbers[mine] & (CHUNK - 1)
+            first, second = chunk.columns["unit"][at], np.full(len(at), -1)
+            if chunk.second:
+                second = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
+            needed = (chunk.columns["live"][at] > 0) & ((first == left) | (first != place.unit))
+            if left < 0:
+                needed &= second < 0
+                if not chunk.second:
+                    chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in _FIELDS if name in PLACE}
+                self._enter(chunk.second, at[needed], offsets[mine[needed]], place, writer)
+                continue
+            needed &= (second == left) | (second != place.unit)
+            for columns, units in ((chunk.columns, first), (chunk.second, second)):
+                chosen = needed & (units == left)
+                if chosen.any():
+                    self._enter(columns, at[chosen], offsets[mine[chosen]], place, writer, leave=True)
+
+    def _enter(
+        self,
+        columns: dict[str, np.ndarray],
+        at: np.ndarray,
+        offsets: np.ndarray,
+        place: Place,
+        writer: str,
+        leave: bool = False,
+    ) -> None:
+        """The places in these columns of these blocks are in the extent of `place` now. leave: and no more where
+        they were."""
+        if not len(at):
+            return
+        self._lies_in(place.unit, place.extent, place.length, writer, len(at))
+        if leave:
+            self._leave(columns, at)
+        columns["unit"][at], columns["extent"][at] = place.unit, place.extent
+        columns["offset"][at], columns["generation"][at] = offsets, place.generation
 
     def lose(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Takes back the places that are gone where a block has another; the blocks that have none (i8, ascending).
 
         gone: whether places are gone, by their units and extents.
         """
+        self.changes += 1
         lost = [np.zeros(0, "i8")]
         for key in sorted(self.chunks):
             chunk = self.chunks[key]
@@ -300,6 +353,7 @@ class BlockTable:
 
     def close(self, places: list[tuple[int, int]]) -> None:
         """These extents take no more blocks."""
+        self.changes += 1
         for place in places:
             extent = self.extents.get(place)
             if extent is None:
@@ -412,7 +466,7 @@ class BlockTable:
     def restore(self, saved: Any) -> None:
         """See `core.saving`."""
         for key, chunk in saved["chunks"].items():
-            self.chunks[key] = _Chunk()
+            self.chunks[key] = BlockChunk()
             self.chunks[key].restore(chunk)
         schemas = [tuple(msgspec.convert(value or (), list[FieldSpec])) for value in saved["schema_values"]]
         self.schemas.restore(saved["schemas"], schemas)

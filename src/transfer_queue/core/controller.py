@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import acks, checkpoints, claims, clears, deadlock, demand, puts, retention, watching
+from transfer_queue.core import acks, checkpoints, claims, clears, deadlock, demand, draining, puts, retention, watching
 from transfer_queue.core import records as r
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, Work
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
+from transfer_queue.core.moves import Moves
 from transfer_queue.core.mutations import MUTATIONS, wanted
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, meta_reply, status
@@ -41,6 +42,7 @@ from transfer_queue.messages import (
     Claim,
     ClaimReply,
     Done,
+    Drain,
     Envelope,
     Explain,
     Failure,
@@ -75,6 +77,7 @@ class Controller:
     timer: seconds that pass, to say what a user's sampler costs; the core has no clock of its own.
     boot: unlike that of any other controller; block numbers are told apart by it. checkpoints: under way.
     max_deliveries: see `PartitionOptions`, of partitions that do not say it. deadlines: when leases end.
+    replicas: units that each block shall lie in. drains: who waits until a unit is empty.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Controller:
         lives: Callable[[str], bool] = lambda client: False,
         boot: str = "",
         max_deliveries: int = MAX_DELIVERIES,
+        replicas: int = 1,
     ) -> None:
         self.state = State(capacity) if restored is None else restored
         self.deadlines = Deadlines(self.state)
@@ -108,6 +112,8 @@ class Controller:
         self.unit_peers: dict[int, int] = {}
         self.movers = deadlock.Movers()
         self.movers.restored(self.returning.clients, self.state.partitions)
+        self.moves = Moves(self, replicas)
+        self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
@@ -143,9 +149,12 @@ class Controller:
         self._now = now
         for waiter in [w for w, p in self.peers.items() if p == peer and w[0] == client]:
             self._unpark(waiter)
+        for waiter in [w for w, (p, _, _) in self.drains.items() if p == peer and w[0] == client]:
+            del self.drains[waiter]
         for unit in [u for u, p in self.unit_peers.items() if p == peer]:
             del self.unit_peers[unit]
             self.movers.short.pop(unit, None)
+            self.moves.gone(unit)
         peers = self.connections.get(client)
         if peers is not None:
             peers.discard(peer)
@@ -159,6 +168,7 @@ class Controller:
         """When `tick` has something to do, None where nobody waits."""
         times = [retention.due(partition) for partition in self.state.partitions.values()]
         times += [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next()]
+        times += [self.moves.due(), *(deadline for _, _, deadline in self.drains.values())]
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
@@ -179,6 +189,10 @@ class Controller:
             self._unpark(waiter)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
+        records, orders = self.moves.step(now)
+        for record in records:
+            self._apply(record)
+        effects += [TellUnit(unit, order) for unit, order in orders]
         return [*effects, *self._settle()]
 
     def worked(self, number: int, outcome: Any, now: float) -> list[Effect]:
@@ -253,6 +267,8 @@ class Controller:
             return [Send(peer, sequence, Done(held))]
         if isinstance(body, Cancel):
             return self._cancel(client, peer, sequence, body.sequence)
+        if isinstance(body, Drain):
+            return self._drain(client, peer, envelope, body, now)
         if isinstance(body, SpaceShort):
             return self._space_short(peer, sequence, body)
         if isinstance(body, checkpoints.REQUESTS):
@@ -364,6 +380,7 @@ class Controller:
         if self.unit_peers.get(short.unit) != peer:
             raise ProtocolError("only the unit itself may say who waits for its space")
         self.movers.short[short.unit] = short
+        self.moves.waits(short.unit, bool(short.writers))
         return [Send(peer, sequence, Done()), *self._settle()]
 
     def _spanning(self, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
@@ -477,8 +494,32 @@ class Controller:
         for unit, extents in self.state.blocks.take_freed(self.unit_peers, self.checkpoints).items():
             self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
             effects.append(FreeExtents(unit, extents))
-        if not self.works and not self.checkpoints.cuts and self.movers.deadlocked(self.state, self.connections):
+        if self.drains:
+            effects += self._drained()
+        waits = self.works or self.checkpoints.cuts or self.moves.active
+        if not waits and self.movers.deadlocked(self.state, self.connections):
             effects += self._end_deadlock()
+        return effects
+
+    def _drain(self, client: str, peer: int, envelope: Envelope, body: Drain, now: float) -> list[Effect]:
+        record = draining.decide(self.state, self.moves.replicas, body)
+        if record is not None:
+            self._apply(record)
+            self.moves.drain(body.unit, record.draining)
+        if body.wait is not None and body.wait > 0 and not body.undo:
+            self.drains[client, envelope.sequence] = (peer, body.unit, now + body.wait)
+            return self._settle()
+        return [Send(peer, envelope.sequence, Done(draining.left(self.state, body.unit))), *self._settle()]
+
+    def _drained(self) -> list[Effect]:
+        """Answers those who wait until nothing lies in a unit, or until their time is over."""
+        effects: list[Effect] = []
+        for waiter, (peer, unit, deadline) in list(self.drains.items()):
+            left = draining.left(self.state, unit)
+            if left and self._now < deadline:
+                continue
+            del self.drains[waiter]
+            effects.append(Send(peer, waiter[1], draining.outcome(unit, left)))
         return effects
 
     def _end_deadlock(self) -> list[Effect]:
@@ -600,6 +641,8 @@ class Controller:
         self.state.apply(record)
         self.records.append(record)
         name = getattr(record, "partition", None)
+        if isinstance(record, r.StateLoaded):
+            self.moves.forget()
         if isinstance(record, (r.UnitLost, r.ExtentsLost)):
             for partition in self.state.partitions.values():
                 if self.state.losses in partition.losses.events:

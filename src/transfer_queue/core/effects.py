@@ -7,7 +7,7 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages import AnyReply, Drained, Move
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -30,6 +30,13 @@ class RefuseLeases(msgspec.Struct, frozen=True):
 
     unit: int
     words: str
+
+
+class TellUnit(msgspec.Struct, frozen=True):
+    """Tell this unit to move blocks, or whether it is being drained."""
+
+    unit: int
+    request: Union[Move, Drained]
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -66,4 +73,4 @@ class RemoveState(msgspec.Struct, frozen=True):
     name: str
 
 
-Effect = Union[Work, RefuseLeases, Send, FreeExtents, WriteState, ReadState, RemoveState]
+Effect = Union[Work, RefuseLeases, Send, FreeExtents, TellUnit, WriteState, ReadState, RemoveState]

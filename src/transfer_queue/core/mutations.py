@@ -24,6 +24,7 @@ from transfer_queue.messages import (
     Drop,
     Finish,
     Freed,
+    Moved,
     Nack,
     Publish,
     PublishReply,
@@ -179,7 +180,9 @@ def register_unit(core: Controller, client: str, peer: int, request: RegisterUni
         if isinstance(record, r.UnitLost):
             core.unit_peers.pop(record.unit, None)
             core.movers.short.pop(record.unit, None)
+            core.moves.gone(record.unit)
     core.unit_peers[number] = peer
+    core.moves.arrived(number)
     core.movers.freed[number] = 0
 
     def reply() -> AnyReply:
@@ -197,6 +200,13 @@ def freed(core: Controller, client: str, peer: int, request: Freed) -> Decision:
     extents = indexes_in(request.extents)
     known = extents[[(request.unit, extent) in pending for extent in extents.tolist()]]
     return [r.ExtentsFreed(request.unit, known.tobytes())] if len(known) else [], Done
+
+
+def moved(core: Controller, client: str, peer: int, request: Moved) -> Decision:
+    """Blocks lie elsewhere, as a unit has been told to bring about."""
+    if core.unit_peers.get(request.unit) != peer:
+        raise ProtocolError("only the unit itself may say what it has moved")
+    return core.moves.answered(request, core.now), Done
 
 
 def writer_gone(core: Controller, client: str, peer: int, request: WriterGone) -> Decision:
@@ -227,4 +237,5 @@ MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
     RegisterUnit: register_unit,
     WriterGone: writer_gone,
     Freed: freed,
+    Moved: moved,
 }

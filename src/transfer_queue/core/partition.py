@@ -24,6 +24,7 @@ from transfer_queue.core.leases import BatchKey, Leases
 from transfer_queue.core.losses import Found, Loss, Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
+from transfer_queue.core.records import Repacked
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows
 from transfer_queue.core.wants import Wants
 from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
@@ -309,6 +310,39 @@ class Partition:
         if not field.live:
             field.forget()
             self.learnt = None
+
+    def repack(self, repacked: Repacked, writer: str) -> None:
+        """See `records.Repacked`."""
+        blocks, first = repacked.blocks, repacked.first_block
+        rows, sources, slots = (
+            np.frombuffer(column, kind)
+            for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
+        )
+        counts = [block.rows for block in blocks]
+        numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
+        fresh = np.concatenate([np.arange(count, dtype="i4") for count in counts])
+        positions = self.rows.positions_of(rows)
+        values = np.zeros(len(blocks), "i8")
+        found: list[tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
+        names = [{spec.name for spec in block.schema} for block in blocks]
+        for name in sorted(set().union(*names)):
+            having = np.repeat([name in some for some in names], counts)
+            there = np.flatnonzero((positions >= 0) & having)
+            for _, chunk, at, where in self.rows.split(positions[there]):
+                columns = chunk.field.get(name)
+                if columns is None:
+                    continue
+                chosen = there[where]
+                same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
+                found.append((columns, np.asarray(at)[same], chosen[same]))
+                values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
+        for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
+            if needed:
+                self.blocks.add(number, writer, block, needed)
+                self.nbytes += block.nbytes
+        for columns, at, chosen in found:
+            columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
+            self.nbytes -= self.blocks.release(sources[chosen])
 
     def _learn(self, block: NewBlock) -> None:
         """Takes the row shapes of a block into the types of its fields."""

@@ -339,11 +339,50 @@ class StateLoaded(Record, frozen=True):
     time: float
 
 
+class Repacked(msgspec.Struct, array_like=True, frozen=True):
+    """Rows of a partition that lie in blocks of their own now, numbered from `first_block` on.
+
+    For each row, block by block: its global index (rows, i8), the block that it was in (sources, i8) and its row in
+    there (slots, i4). Of a field the row has moved if it still lay there.
+    """
+
+    partition: str
+    first_block: int
+    blocks: list[NewBlock]
+    rows: bytes
+    sources: bytes
+    slots: bytes
+
+
+class Moved(Record, frozen=True):
+    """Blocks were copied into an extent of `unit`, which takes no more.
+
+    blocks, offsets (i8): those that are needed there instead of in unit `left` (-1: as well as where they are),
+    unless they have gone since. repacked: rows that lie in new blocks instead.
+    """
+
+    unit: int
+    extent: int
+    length: int
+    generation: int
+    left: int
+    blocks: bytes
+    offsets: bytes
+    repacked: list[Repacked] = []
+
+
+class UnitDraining(Record, frozen=True):
+    """Everything is to be moved off a unit, or no longer."""
+
+    unit: int
+    draining: bool
+
+
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
     ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
     RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, Leased, LeaseAcked,
     LeaseEnded, RankLeft,
-    UnitLost, ExtentsLost, ExtentsFreed,
+    Moved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed,
     StateLoaded, Inherited,
 ]  # fmt: skip

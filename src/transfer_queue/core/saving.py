@@ -34,6 +34,7 @@ def saved(state: State) -> dict[str, Any]:
         "partitions": {name: partition.saved() for name, partition in state.partitions.items()},
         "clients": {client: kept.saved() for client, kept in state.clients.items()},
         "fenced": list(state.fenced),
+        "draining": sorted(state.draining),
         "units": msgspec.to_builtins(list(state.units.values())),
         "lost_units": state.lost_units,
         "losses": state.losses,
@@ -76,4 +77,5 @@ def _restore(state: State, tree: Any) -> None:
     state.fenced = dict.fromkeys(tree["fenced"])
     state.lost_units = dict(tree["lost_units"])
     state.losses = tree["losses"]
+    state.draining = set(tree["draining"])
     state.units = {unit.unit: unit for unit in msgspec.convert(tree["units"], list[UnitInfo])}

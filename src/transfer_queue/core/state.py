@@ -16,7 +16,7 @@ from transfer_queue.core.leases import Lease
 from transfer_queue.core.losses import Loss, holding
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.waiting import Waiting, WaitingRoom
-from transfer_queue.messages import AnyReply, UnitInfo
+from transfer_queue.messages import MOVER, AnyReply, Place, UnitInfo
 
 MAX_RUNS = 4096  # of finished sequences that are remembered of one client
 MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
@@ -77,6 +77,7 @@ class State:
 
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     lost_units: number -> when, of those that will not come back. losses: how often values were lost.
+    draining: those that everything is to be moved off.
     capacity: most rows at a time, None without limit (configuration, not replayed).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
@@ -99,6 +100,7 @@ class State:
         self.units: dict[int, UnitInfo] = {}
         self.lost_units: dict[int, str] = {}
         self.losses = 0
+        self.draining: set[int] = set()
 
     @property
     def row_count(self) -> int:
@@ -277,6 +279,7 @@ class State:
 
     def _unit_lost(self, record: r.UnitLost) -> None:
         self.units.pop(record.unit)
+        self.draining.discard(record.unit)
         self.lost_units[record.unit] = record.when
         self._lose(lambda units, extents: units == record.unit, record.unit, record.when)
         places = [*self.blocks.extents, *self.blocks.freed]
@@ -300,6 +303,25 @@ class State:
 
     def _extents_freed(self, record: r.ExtentsFreed) -> None:
         self.blocks.forget([(record.unit, extent) for extent in np.frombuffer(record.extents, "<i8").tolist()])
+
+    def _moved(self, record: r.Moved) -> None:
+        place = Place(record.unit, record.extent, 0, record.generation, record.length)
+        closed = [(record.unit, record.extent)]
+        numbers, offsets = np.frombuffer(record.blocks, "<i8"), np.frombuffer(record.offsets, "<i8")
+        self.blocks.relocate(numbers, place, offsets, record.left, MOVER)
+        for repacked in record.repacked:
+            self.next_block = max(self.next_block, repacked.first_block + len(repacked.blocks))
+            closed += [(copy.unit, copy.extent) for block in repacked.blocks for copy in block.copies]
+            partition = self.partitions.get(repacked.partition)
+            if partition is not None:
+                partition.repack(repacked, MOVER)
+        self.blocks.close(list(dict.fromkeys(closed)))
+
+    def _unit_draining(self, record: r.UnitDraining) -> None:
+        if record.draining:
+            self.draining.add(record.unit)
+        else:
+            self.draining.discard(record.unit)
 
     def _writer_fenced(self, record: r.WriterFenced) -> None:
         self.fenced[record.writer] = None
@@ -329,6 +351,7 @@ class State:
             "fenced": list(self.fenced),
             "units": dict(self.units),
             "lost": (dict(self.lost_units), self.losses),
+            "draining": sorted(self.draining),
         }
 
 
@@ -365,4 +388,6 @@ _APPLY: dict[type, Any] = {
     r.LeaseAcked: State._lease_acked,
     r.LeaseEnded: State._lease_ended,
     r.RankLeft: State._rank_left,
+    r.Moved: State._moved,
+    r.UnitDraining: State._unit_draining,
 }

@@ -67,6 +67,7 @@ def build_controller(
         lives=partial(lives, system.clients),
         boot=uuid.uuid4().hex,
         max_deliveries=settings.max_deliveries,
+        replicas=settings.replicas,
     )  # fmt: skip
     journaling = None
     if journal is not None and recovered is not None:

@@ -15,10 +15,21 @@ from transfer_queue.core.effects import (
     RefuseLeases,
     RemoveState,
     Send,
+    TellUnit,
     Work,
     WriteState,
 )
-from transfer_queue.messages import Envelope, Failure, Free, Freed, Refuse, RegisterUnit, SpaceShort, WriterGone
+from transfer_queue.messages import (
+    Envelope,
+    Failure,
+    Free,
+    Freed,
+    Moved,
+    Refuse,
+    RegisterUnit,
+    SpaceShort,
+    WriterGone,
+)  # fmt: skip
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.journaling import Journaling
@@ -30,7 +41,7 @@ from transfer_queue.node.worker import Worker
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed)
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved)
 
 
 class ControllerService(EnvelopeService):
@@ -142,6 +153,10 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, Free(effect.extents))
+            elif isinstance(effect, TellUnit):
+                unit = self._controller.unit_peers.get(effect.unit)
+                if unit is not None:
+                    yield self.demand(unit, effect.request)
             elif isinstance(effect, RefuseLeases):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:

@@ -13,9 +13,11 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
     UNREADABLE,
     Done,
+    Drained,
     Envelope,
     Failure,
     Free,
+    Move,
     Refuse,
     RegisterUnit,
     WriterGone,
@@ -89,6 +91,7 @@ class UnitService(EnvelopeService):
             for sequence in self._outstanding:
                 self._session.finish(sequence)
             self._outstanding.clear()
+            self._unit.forget_move()
             self._lost()
             return ()
         del self._peers[peer]
@@ -111,6 +114,10 @@ class UnitService(EnvelopeService):
                 raise ProtocolError(f"the controller sent what is no request: {error}") from error
             if isinstance(request, Refuse):
                 return self._carried_out(self._unit.refuse(request.words))
+            if isinstance(request, Move):
+                return self._carried_out(self._unit.move(request))
+            if isinstance(request, Drained):
+                return self._carried_out(self._unit.drained(request.draining))
             if not isinstance(request, Free):
                 raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
             return self._carried_out(self._unit.free(request.extents))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from transfer_queue.messages import AnyReply, Freed, SpaceShort, WriterGone
+from transfer_queue.messages import AnyReply, Freed, Moved, SpaceShort, WriterGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Answer:
 class Report:
     """Send this to the controller, and again until it has answered."""
 
-    body: WriterGone | SpaceShort | Freed
+    body: WriterGone | SpaceShort | Freed | Moved
 
 
 Effect = Union[Answer, Report]

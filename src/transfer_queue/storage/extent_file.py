@@ -101,7 +101,7 @@ class ExtentFile:
             extent = Extent(number, at * GRANULE, length, slot, sequence)
             if extent.offset < end or not length or length % GRANULE or extent.offset + length > self.held:
                 raise AttachError(f"{damaged}: {extent} overlaps another one, or ends beyond {self.held}")
-            if number >= self.next_extent or not 0 < slot < int(self._head[_NEXT_SLOT]):
+            if number >= self.next_extent or not 0 <= slot < int(self._head[_NEXT_SLOT]):
                 raise AttachError(f"{damaged}: {extent} has a number that was not given yet")
             end = extent.offset + length
             found.append(extent)

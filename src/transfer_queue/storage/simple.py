@@ -36,6 +36,7 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages import (
+    MOVER,
     AnyRequest,
     Cancel,
     Done,
@@ -43,6 +44,7 @@ from transfer_queue.messages import (
     Freed,
     Lease,
     LeaseReply,
+    Move,
     OpenSlot,
     Return,
     SlotReply,
@@ -54,6 +56,7 @@ from transfer_queue.messages import (
 from transfer_queue.storage.arena import SEGMENT, Arena
 from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, round_up
+from transfer_queue.storage.mover import MOVER_SLOT, Mover
 from transfer_queue.storage.ownership import Slots
 
 PROBE_INTERVAL = 0.25
@@ -125,6 +128,8 @@ class StorageUnit:
         """Slot -> writer, of the dead whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _Parked] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
+        self.draining = False
+        self._moving: Mover | None = None
         self._freed = 0
         """How often the controller has freed extents."""
         self._confirm: list[int] = []
@@ -206,6 +211,49 @@ class StorageUnit:
         extents, self._confirm = self._confirm, []
         return [Report(Freed(self.number, np.array(extents, "<i8").tobytes()))]
 
+    def move(self, order: Move) -> list[Effect]:
+        """The controller has blocks copied here. One order comes after the other; `tick` does the work."""
+        self.forget_move()
+        self._moving = Mover(self.number, self.arena, order, self._lease_own)
+        return []
+
+    def forget_move(self) -> None:
+        """Whoever ordered the move under way is gone, and its extent is free again."""
+        if self._moving is not None:
+            self._moving.close()
+            if self._moving.extent is not None:
+                self._release_all([self._moving.extent.number])
+        self._moving = None
+
+    def drained(self, draining: bool) -> list[Effect]:
+        """The controller says whether everything is moved off here, so that writers get no space."""
+        self.draining = draining
+        if not draining:
+            return []
+        refused = [Answer(p.peer, p.sequence, Failure("CapacityError", self._drains())) for p in self._parked.values()]
+        self._parked.clear()
+        return [*refused]
+
+    def _drains(self) -> str:
+        return f"storage unit {self.number} is being drained and leases nothing; write to another one"
+
+    def _lease_own(self, nbytes: int) -> Extent | None:
+        """Space for what the unit itself copies."""
+        extent = self._take(MOVER_SLOT, 0, nbytes)
+        if extent is not None:
+            self._hold(extent)
+        return extent
+
+    def _go_on(self) -> list[Effect]:
+        """A step of the move under way."""
+        assert self._moving is not None
+        answer = self._moving.step()
+        if answer is None:
+            return []
+        self._moving.close()
+        self._moving = None
+        return [Report(answer)]
+
     def refuse(self, words: str) -> list[Effect]:
         """The controller says that space will never come: who waits is refused."""
         refused = [
@@ -224,13 +272,15 @@ class StorageUnit:
 
     def next_deadline(self) -> float | None:
         """When `tick` is next due; None if nothing waits."""
+        if self._moving is not None:
+            return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
         due = min(due, self._probe_at)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends waits that are over and looks at suspects, where due."""
-        effects: list[Effect] = []
+        """Ends waits that are over, looks at suspects, where due, and goes on with a move."""
+        effects: list[Effect] = [] if self._moving is None else self._go_on()
         if any(parked.deadline <= now for parked in self._parked.values()):
             effects += self._serve()  # others on this machine may have left room in the file system
         for key, parked in list(self._parked.items()):
@@ -262,7 +312,8 @@ class StorageUnit:
 
     def unsettled(self) -> list[Report]:
         """What a controller with which the unit has registered must be told again."""
-        return [self._report(number, writer) for number, writer in self._gone.items()]
+        own = [WriterGone(MOVER, self.number, self.table.of_slot(MOVER_SLOT))] if self.table.count(MOVER_SLOT) else []
+        return [*map(Report, own), *(self._report(number, writer) for number, writer in self._gone.items())]
 
     def check(self) -> None:
         """Recounts everything; AssertionError where the unit contradicts itself."""
@@ -307,6 +358,8 @@ class StorageUnit:
 
     def _lease(self, writer: str, peer: int, sequence: int, body: Lease, now: float) -> list[Effect]:
         slot = self._slot(writer, body.slot)
+        if self.draining:
+            raise CapacityError(self._drains())
         if body.nbytes <= 0 or body.want < body.nbytes:
             raise InvalidArgumentError(f"a lease of {body.nbytes} bytes, {body.want} wanted: it must be one or more, "
                                        f"and no more than wanted")  # fmt: skip
@@ -442,7 +495,8 @@ class StorageUnit:
         for key, parked in list(self._parked.items()):
             if round_up(parked.nbytes) >= too_much:
                 continue
-            extent = self._take(parked, parked.want) or self._take(parked, parked.nbytes)
+            slot = parked.slot.number
+            extent = self._take(slot, parked.sequence, parked.want) or self._take(slot, parked.sequence, parked.nbytes)
             if extent is None:
                 too_much = round_up(parked.nbytes)
                 continue
@@ -451,13 +505,17 @@ class StorageUnit:
         return effects
 
     def _grant(self, parked: _Parked, extent: Extent) -> LeaseReply:
-        self.arena.settle(extent.offset, extent.length)
-        self.arena.extents.lease(extent)
+        self._hold(extent)
         grants = parked.slot.grants
         grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
         return self._describe(extent)
+
+    def _hold(self, extent: Extent) -> None:
+        """What is leased lies in the arena's files before anybody is told."""
+        self.arena.settle(extent.offset, extent.length)
+        self.arena.extents.lease(extent)
 
     def _granted(self, slot: _Slot, sequence: int) -> Extent | None:
         """The extent that this request was granted lately, if it is still leased."""
@@ -466,9 +524,8 @@ class StorageUnit:
     def _describe(self, extent: Extent) -> LeaseReply:
         return LeaseReply(extent.number, extent.offset, extent.length, self.arena.generation(extent.offset))
 
-    def _take(self, parked: _Parked, nbytes: int) -> Extent | None:
+    def _take(self, slot: int, sequence: int, nbytes: int) -> Extent | None:
         """Leases space that is held, or else grows the arena for it; None if neither can be done."""
-        slot, sequence = parked.slot.number, parked.sequence
         extent = self.table.lease(slot, nbytes, sequence)
         if extent is None and self._grow(round_up(nbytes) - self.table.tail):
             extent = self.table.lease(slot, nbytes, sequence)

@@ -29,7 +29,17 @@ from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal import state_file
-from transfer_queue.messages import Answer, AnyReply, AnyRequest, Envelope, Free, Refuse, RegisterUnit
+from transfer_queue.messages import (
+    Answer,
+    AnyReply,
+    AnyRequest,
+    Drained,
+    Envelope,
+    Free,
+    Move,
+    Refuse,
+    RegisterUnit,
+)  # fmt: skip
 from transfer_queue.net.session import Target, outcome
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
@@ -324,7 +334,11 @@ class Cluster:
         settings = _defaults() if conf is None else Settings.from_config(conf)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
         self.controller = Controller(
-            sampler or SequentialSampler(), config, settings.total_storage_size, max_deliveries=settings.max_deliveries
+            sampler or SequentialSampler(),
+            config,
+            settings.total_storage_size,
+            max_deliveries=settings.max_deliveries,
+            replicas=settings.replicas,
         )
         self.units = [
             StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), _Slots(n, self.held))
@@ -528,13 +542,21 @@ class Cluster:
                 self.states.remove(effect.name)
             elif isinstance(effect, core_effects.FreeExtents):
                 self._to_unit(effect.unit, Free(effect.extents))
+            elif isinstance(effect, core_effects.TellUnit):
+                self._to_unit(effect.unit, effect.request)
             elif isinstance(effect, core_effects.RefuseLeases):
                 self._to_unit(effect.unit, Refuse(effect.words))
 
-    def _to_unit(self, number: int, request: Free | Refuse) -> None:
+    def _to_unit(self, number: int, request: Free | Refuse | Move | Drained) -> None:
         """Carries out what the controller says to a unit."""
         unit = self.units[number]
-        self._unit(unit, unit.free(request.extents) if isinstance(request, Free) else unit.refuse(request.words))
+        if isinstance(request, Free):
+            effects = unit.free(request.extents)
+        elif isinstance(request, Move):
+            effects = unit.move(request)
+        else:
+            effects = unit.drained(request.draining) if isinstance(request, Drained) else unit.refuse(request.words)
+        self._unit(unit, effects)
 
     def _begin(self, work: core_effects.Work) -> None:
         def done() -> None:

@@ -19,7 +19,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.records import Parked, Unparked
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import Answer, AnyRequest, Done, Envelope, Failure, Free, Refuse
+from transfer_queue.messages import Answer, AnyRequest, Done, Drained, Envelope, Failure, Free, Move, Refuse
 from transfer_queue.net.session import Target
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.wrapper import ranked_tags
@@ -180,7 +180,12 @@ class FaultyCluster(Cluster):
         state = self._open_journal().state
         before = self.controller
         self.controller = Controller(
-            self._sampler, before.config, before.state.capacity, restored=state, now=self.clock.now
+            self._sampler,
+            before.config,
+            before.state.capacity,
+            restored=state,
+            now=self.clock.now,
+            replicas=before.moves.replicas,
         )
 
     def _open_journal(self) -> Any:
@@ -262,6 +267,7 @@ class FaultyCluster(Cluster):
             """The controller is gone: the unit seeks it."""
             if self._links.get(number) == link:
                 del self._links[number]
+                self.units[number].forget_move()
                 self.later(0.1, lambda: None if number in self._links else self._join(number))
 
         link = self.network.connect(up, down, lambda: self._left(name, link), parted)
@@ -273,7 +279,7 @@ class FaultyCluster(Cluster):
     def _left(self, name: str, link: int) -> None:
         self._core(self.controller.closed(name, link, self.clock.now))
 
-    def _to_unit(self, number: int, request: Free | Refuse) -> None:
+    def _to_unit(self, number: int, request: Free | Refuse | Move | Drained) -> None:
         link = self._links.get(number)
         if link is not None:
             self.network.send(link, "down", pack_frame(_encode(Envelope(0, 0, request))))

@@ -1,0 +1,42 @@
+"""A storage unit that everything is to be moved off: when that may be asked for, and what is left to do."""
+
+from __future__ import annotations
+
+from transfer_queue.core import records as r
+from transfer_queue.core.state import State
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import AnyReply, Done, Drain, Failure
+
+
+def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None:
+    """The record, where something changes.
+
+    Raises InvalidArgumentError for an unknown unit, or where too few others would be left to write to.
+    """
+    if request.unit not in state.units:
+        there = ", ".join(map(str, sorted(state.units))) or "none"
+        raise InvalidArgumentError(f"there is no storage unit {request.unit}; the units are: {there}")
+    others = set(state.units) - state.draining - {request.unit}
+    if not request.undo and len(others) < replicas:
+        raise InvalidArgumentError(
+            f"storage unit {request.unit} cannot be drained: {len(others)} others would be left to write to, and "
+            f"{replicas} are needed (backend.SimpleStorage.replicas); start a system with more units"
+        )
+    if (request.unit in state.draining) != request.undo:
+        return None
+    return r.UnitDraining(request.unit, not request.undo)
+
+
+def left(state: State, unit: int) -> int:
+    """How many blocks still have a place in a unit."""
+    return sum(extent.blocks for (number, _), extent in state.blocks.extents.items() if number == unit)
+
+
+def outcome(unit: int, blocks: int) -> AnyReply:
+    """What is answered to who has waited until nothing is left."""
+    if not blocks:
+        return Done(0)
+    return Failure(
+        "WaitTimeoutError",
+        f"storage unit {unit} still holds {blocks} blocks; it goes on being drained, ask again to wait for it",
+    )

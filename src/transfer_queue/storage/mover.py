@@ -1,0 +1,190 @@
+"""A storage unit's part in moving blocks: copies what a `Move` names into an extent of the unit's own, step by step.
+
+No step takes longer than a few milliseconds. The bytes of a needed block never change, so what counts is whether it
+was still there when its copy was done: that is what its generation says then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import Move, Moved, NewBlock
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.extents import GRANULE, Extent
+from transfer_queue.wire.copies import U8, gather_pieces
+from transfer_queue.wire.layout import ALIGNMENT, I8
+from transfer_queue.wire.repack import Repacked, repacked
+
+MOVER_SLOT = 0
+"""The slot of extents that the unit itself fills; no writer has it."""
+STEP_BYTES = 2 << 20
+STEP_PIECES = 16384
+STEP_LAYOUTS = 16
+PIECE_COST = 64
+"""Bytes that could be copied in the time that a piece costs by itself."""
+
+
+class Mover:
+    """One move under way. `step` until it gives the answer.
+
+    lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room.
+    """
+
+    def __init__(self, unit: int, arena: Arena, order: Move, lease: Callable[[int], Extent | None]) -> None:
+        self.extent: Extent | None = None
+        self._unit = unit
+        self._order = order
+        self._lease = lease
+        self._arenas = {unit: arena}
+        blocks = order.blocks
+        self._units = np.frombuffer(blocks.unit, "<i4").tolist()
+        self._offsets = np.frombuffer(blocks.offset, "<i8").tolist()
+        self._generations = np.frombuffer(blocks.generation, "<i8").tolist()
+        self._nbytes = np.frombuffer(blocks.nbytes, "<i8").tolist()
+        self._work = self._working()
+
+    def step(self) -> Moved | None:
+        """Does a little; the answer when all is done."""
+        try:
+            next(self._work)
+        except StopIteration as stop:
+            answer: Moved = stop.value
+            return answer
+        return None
+
+    def _working(self) -> Generator[None, None, Moved]:
+        layouts = yield from self._layouts()
+        whole = [at for at in range(len(self._units)) if at not in layouts]
+        places: dict[int, int] = {}  # block -> offset in the extent
+        end = 0
+        for at in range(len(self._units)):
+            layout = layouts.get(at)
+            if at in layouts and layout is None:
+                continue
+            places[at] = end
+            nbytes = self._nbytes[at] if layout is None else layout.nbytes
+            end += max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+        self.extent = self._lease(end) if places else None
+        if self.extent is None:
+            return Moved(self._order.number, self._unit, 0, 0, 0, b"", [])
+        start = self.extent.offset
+        generation = self._arenas[self._unit].generation(start)
+        yield from self._copy(places, start, layouts)
+        there = {at for at in places if self._is_there(at)}
+        offsets = np.array([start + places[at] if at in there else -1 for at in whole], "<i8")
+        made = [
+            self._made(at, layouts[at], start + places[at], generation) if at in there else None
+            for at in sorted(layouts)
+        ]
+        extent = self.extent
+        return Moved(
+            self._order.number, self._unit, extent.number, extent.length, generation, offsets.tobytes(), made
+        )  # fmt: skip
+
+    def _layouts(self) -> Generator[None, None, dict[int, Repacked | None]]:
+        """How each repacked block will lie; None where its descriptor makes no sense."""
+        out: dict[int, Repacked | None] = {}
+        blocks = self._order.blocks
+        rows, schemas, dims = (np.frombuffer(c, "<i4").tolist() for c in (blocks.rows, blocks.schema, blocks.dims))
+        for count, repack in enumerate(self._order.repacks):
+            at, slots = repack.at, np.frombuffer(repack.slots, "<i4").astype("i8")
+            try:
+                out[at] = repacked(
+                    blocks.schemas[schemas[at]], blocks.dims_values[dims[at]], rows[at], slots, repack.fields
+                )
+            except TransferQueueError:
+                out[at] = None
+            if count % STEP_LAYOUTS == STEP_LAYOUTS - 1:
+                yield
+        return out
+
+    def _copy(self, places: dict[int, int], start: int, layouts: dict[int, Repacked | None]) -> Iterator[None]:
+        """Copies every block to its place in the extent, which begins at `start`."""
+        into = self._arenas[self._unit].memory
+        work = 0
+        for at, place in places.items():
+            memory = self._bytes_of(at)
+            if memory is None:
+                continue
+            for target, origins, lengths in _pieces(layouts.get(at), len(memory)):
+                for part in _parts(lengths):
+                    data = gather_pieces(memory, origins[part], lengths[part])
+                    into[start + place + target : start + place + target + len(data)] = data
+                    target += len(data)
+                    work += PIECE_COST * (part.stop - part.start) + len(data)
+                    if work >= STEP_BYTES:
+                        work = 0
+                        yield
+
+    def _bytes_of(self, at: int) -> U8 | None:
+        """A block's bytes; None where there is no such place."""
+        arena = self._arena(self._units[at])
+        start, nbytes = self._offsets[at], self._nbytes[at]
+        if arena is None or start < 0 or start + nbytes > len(arena.memory):
+            return None
+        return arena.memory[start : start + nbytes]
+
+    def _arena(self, unit: int) -> Arena | None:
+        """A unit's arena, None where it cannot be opened any more."""
+        if unit not in self._arenas:
+            folder = self._order.arenas.get(unit)
+            try:
+                if folder is None:
+                    return None
+                self._arenas[unit] = Arena.open(Path(folder))
+            except TransferQueueError:
+                return None
+        return self._arenas[unit]
+
+    def _is_there(self, at: int) -> bool:
+        """Whether a block is still what its descriptor says."""
+        arena = self._arena(self._units[at])
+        granule = self._offsets[at] // GRANULE
+        if arena is None or not 0 <= granule < len(arena.generations):
+            return False
+        there: int = int(arena.generations[granule])
+        known: int = self._generations[at]
+        return there == known
+
+    def _made(self, at: int, layout: Repacked | None, offset: int, generation: int) -> NewBlock | None:
+        assert self.extent is not None
+        if layout is None:
+            return None
+        rows = len(layout.starts[0])
+        return NewBlock(
+            self._unit, self.extent.number, offset, generation, layout.nbytes, rows, layout.schema, layout.dims,
+            self.extent.length,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Lets go of other units' arenas."""
+        for unit, arena in self._arenas.items():
+            if unit != self._unit:
+                arena.close()
+
+
+def _pieces(layout: Repacked | None, nbytes: int) -> Iterator[tuple[int, I8, I8]]:
+    """Where pieces of a block go, counted from its new start, where they are in the old one, and their lengths."""
+    if layout is None:
+        starts = np.arange(0, nbytes, STEP_BYTES)
+        yield 0, starts, np.minimum(nbytes - starts, STEP_BYTES)
+        return
+    for place, origins, lengths in zip(layout.places, layout.starts, layout.lengths, strict=True):
+        if int((origins + lengths).max()) <= nbytes:
+            yield place, origins, lengths
+
+
+def _parts(lengths: I8) -> Iterator[slice]:
+    """Cuts pieces into parts for one step each, of one piece at least."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + STEP_BYTES, "right"))
+        stop = min(max(stop, start + 1), start + STEP_PIECES)
+        yield slice(start, stop)
+        start = stop

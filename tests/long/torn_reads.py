@@ -1,0 +1,114 @@
+"""Torn reads: rows are read while others clear, replace, compact and drain. Not one byte of another sample may come.
+
+    python tests/long/torn_reads.py [--reads 10000000] [--readers 2] [--seconds 3600]
+
+A writer puts blocks whose values say which put they belong to, replaces some, and clears all but a few rows of each, so
+that compaction never rests; a unit is drained and taken back in turn. Readers, each a process, look up and copy what
+they are told of at random. It ends when so many rows were read, or fails at the first foreign byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.errors import StorageKeyNotFoundError, WaitTimeoutError
+
+ROWS, WIDTH = 256, 64
+PARTITION = "torn"
+FIELDS = ["number", "again"]
+LIVE = 64  # puts of which rows live
+
+
+def write(seconds: float) -> None:
+    """Puts, replaces, clears, drains; until its time is over or its input ends."""
+    client = tq.get_client()
+    live: list[tuple[int, tq.BatchMeta]] = []
+    end, number, drained = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < end:
+        number += 1
+        value = torch.full((ROWS, WIDTH), number)
+        data = TensorDict({"number": value, "again": value.clone()}, batch_size=[ROWS])
+        meta = client.put(data, partition_id=PARTITION, timeout=60)
+        keep = [(7 * number + k * 31) % ROWS for k in range(8)]
+        client.clear_samples(meta.select_samples([row for row in range(ROWS) if row not in keep]))
+        kept = meta.select_samples(sorted(set(keep)))
+        live.append((number, kept))
+        if number % 3 == 0:  # the same number again: a replacement is no foreign value
+            chosen, some = live[number % len(live)]
+            again = torch.full((some.size, WIDTH), chosen)
+            client.put(TensorDict({"again": again}, batch_size=[some.size]), some)
+        if len(live) > LIVE:
+            client.clear_samples(live.pop(0)[1])
+        if number % 500 == 0:
+            with contextlib.suppress(WaitTimeoutError):
+                client.drain_unit(drained, timeout=5)
+            client.drain_unit(drained, undo=True)
+            drained = 1 - drained
+
+
+def read(rows: int) -> None:
+    """Reads so many rows and says how many it had."""
+    client = tq.get_client()
+    done = gone = 0
+    while done < rows:
+        indexes, _ = client.get_production_status(FIELDS, PARTITION)
+        if indexes is None or not len(indexes):
+            continue
+        try:
+            meta = client.get_meta(FIELDS, ROWS, PARTITION, mode="force_fetch")
+            got = client.get_data(meta)
+        except StorageKeyNotFoundError:
+            gone += 1
+            continue
+        one, other = got["number"], got["again"]
+        first = one[:, :1]
+        foreign = ((one != first) | (other != first)).any(1)
+        assert not foreign.any(), f"foreign bytes: {one[foreign]}, {other[foreign]}"
+        done += len(one)
+        if done // 100_000 != (done - len(one)) // 100_000:
+            print(done, gone, flush=True)
+    print(done, gone, flush=True)
+
+
+def main() -> None:
+    """Starts a system with two units, the writer and the readers."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--reads", type=int, default=10_000_000)
+    parser.add_argument("--readers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--role", choices=["write", "read"])
+    arguments = parser.parse_args()
+    if arguments.role is not None:
+        torch.set_num_threads(1)
+        tq.init()
+        write(arguments.seconds) if arguments.role == "write" else read(arguments.reads)
+        return
+    tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}})
+    try:
+        command = [sys.executable, __file__, "--seconds", str(arguments.seconds), "--role"]
+        writer = subprocess.Popen([*command, "write"])
+        share = str(-(-arguments.reads // arguments.readers))
+        readers = [subprocess.Popen([*command, "read", "--reads", share]) for _ in range(arguments.readers)]
+        try:
+            codes = [reader.wait(arguments.seconds) for reader in readers]
+        finally:
+            for process in (writer, *readers):
+                process.kill()
+                process.wait()
+    finally:
+        tq.close()
+    if any(codes):
+        raise SystemExit("a reader failed; its words are above")
+    print(f"{arguments.reads} rows were read, without a foreign byte")
+
+
+if __name__ == "__main__":
+    main()

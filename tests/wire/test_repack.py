@@ -1,0 +1,73 @@
+"""Some rows and fields of a block as a block of their own: the values are those of the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.core.sparse import blocks_message
+from transfer_queue.messages import FieldType, LookupReply, NewBlock, Placement
+from transfer_queue.wire.encode import EncodedBlock, encode_columns
+from transfer_queue.wire.gather import gather
+from transfer_queue.wire.layout import MIXED_RANK, block_nbytes
+from transfer_queue.wire.repack import repacked
+
+
+def columns(rows: int, shapes: list[tuple[int, ...]]) -> dict[str, object]:
+    """A column of each kind; the tensors of `mixed` have these shapes."""
+    one = [torch.full(shape[:1], float(row)) for row, shape in enumerate(shapes)]
+    return {
+        "dense": torch.arange(rows * 6, dtype=torch.int16).reshape(rows, 2, 3),
+        "scalar": torch.arange(rows),
+        "ragged": one,
+        "mixed": [torch.full(shape, row, dtype=torch.uint8) for row, shape in enumerate(shapes)],
+        "object": [{"row": row, "text": "x" * row} for row in range(rows)],
+    }
+
+
+def smaller(block: EncodedBlock, slots: list[int], fields: list[str]) -> tuple[NewBlock, np.ndarray]:
+    """The block of these rows, and its bytes."""
+    memory = np.zeros(max(block.nbytes, 1), np.uint8)
+    block.write_into(memory)
+    made = repacked(block.schema, block.dims, block.rows, np.array(slots, "i8"), fields)
+    out = np.zeros(made.nbytes + 64, np.uint8)
+    for place, starts, lengths in zip(made.places, made.starts, made.lengths, strict=True):
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            out[place : place + length] = memory[start : start + length]
+            place += length
+    return NewBlock(0, 1, 0, 1, made.nbytes, len(slots), made.schema, made.dims), out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_the_rows_are_the_same(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 6))
+    shape = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
+    shapes = data.draw(st.lists(shape, min_size=rows, max_size=rows))
+    given_columns = columns(rows, shapes)
+    slots = sorted(data.draw(st.sets(st.integers(0, rows - 1), min_size=1)))
+    fields = sorted(data.draw(st.sets(st.sampled_from(sorted(given_columns)), min_size=1)))
+    block, memory = smaller(encode_columns(given_columns, rows), slots, fields)
+    assert block.nbytes == block_nbytes(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
+    assert [spec.name for spec in block.schema] == [name for name in given_columns if name in fields]
+    types = [
+        FieldType(s.name, s.kind, s.dtype, max(s.ndim, 0), None, 0, s.ndim == MIXED_RANK) for s in block.schema
+    ]  # fmt: skip
+    order = np.arange(len(slots), dtype="i4").tobytes()
+    reply = LookupReply(
+        len(slots), types, blocks_message([block]), [Placement(fields, bytes(4 * len(slots)), order)]
+    )  # fmt: skip
+    got = gather(reply, lambda unit: memory, "list")
+    for name in fields:
+        found = got.get(name).tolist()
+        for slot, value in zip(slots, found, strict=True):
+            expected = given_columns[name][slot]  # type: ignore[index]
+            assert torch.equal(value, expected) if isinstance(expected, torch.Tensor) else value == expected
+
+
+def test_what_has_become_alike_is_dense() -> None:
+    block, _ = smaller(encode_columns({"x": [torch.zeros(2), torch.zeros(3), torch.zeros(2)]}, 3), [0, 2], ["x"])
+    assert [(spec.ndim, spec.ragged) for spec in block.schema] == [(1, False)]
+    assert np.frombuffer(block.dims, "<i8").tolist() == [2]
