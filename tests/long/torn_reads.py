@@ -64,7 +64,7 @@ def read(rows: int) -> None:
             continue
         try:
             meta = client.get_meta(FIELDS, ROWS, PARTITION, mode="force_fetch")
-            got = client.get_data(meta)
+            got = client.get_data(meta, layout="dense")
         except StorageKeyNotFoundError:
             gone += 1
             continue
@@ -74,8 +74,8 @@ def read(rows: int) -> None:
         assert not foreign.any(), f"foreign bytes: {one[foreign]}, {other[foreign]}"
         done += len(one)
         if done // 100_000 != (done - len(one)) // 100_000:
-            print(done, gone, flush=True)
-    print(done, gone, flush=True)
+            print(f"{done} rows read, {gone} reads of rows that were gone", flush=True)
+    print(f"{done} rows read, {gone} reads of rows that were gone", flush=True)
 
 
 def main() -> None:
