@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test fuzz soak chaos docs contract lint types bench ci clean
+.PHONY: help venv demo test fuzz soak chaos torn docs contract lint types bench ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -12,6 +12,7 @@ help:
 	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, each replayed by its seed (15 minutes on 2 cores)"
+	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make lint      ruff"
@@ -36,6 +37,9 @@ soak: venv
 
 chaos: venv
 	.venv/bin/python -W ignore -m transfer_queue.testing.chaos --seeds 0..10000 --processes 2 $(ARGS)
+
+torn: venv
+	.venv/bin/python -W ignore tests/long/torn_reads.py $(ARGS)
 
 docs: venv
 	.venv/bin/python -m pytest tests/test_docs.py $(ARGS)
