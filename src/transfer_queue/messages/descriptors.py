@@ -1,0 +1,126 @@
+"""Where values lie and what they are: blocks, fields, units; and what a partition was made with."""
+
+from __future__ import annotations
+
+from transfer_queue.messages.base import Message
+
+
+class FieldSpec(Message, frozen=True):
+    """How one field lies in a block.
+
+    kind: "tensor" or "object". dtype: torch's name without the prefix ("float32"), "object" for objects.
+    ndim: dimensions of one row; an object has 1, its number of encoded bytes; -1 (`layout.MIXED_RANK`): the
+    rows of this block differ in rank (ragged, at least two rows), and dims hold for each row its rank followed
+    by so many sizes. ragged: the block's dims hold one shape a row; otherwise one shape for all its rows.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    ndim: int
+    ragged: bool
+
+
+class Place(Message, frozen=True):
+    """Where a block lies; see `NewBlock`. length: bytes of its extent, 0 where that is not told."""
+
+    unit: int
+    extent: int
+    offset: int
+    generation: int
+    length: int = 0
+
+
+class NewBlock(Message, frozen=True):
+    """A block just written, as its writer publishes it.
+
+    unit, extent, offset, generation: where it lies (`storage.arena`); nbytes: how long it is.
+    rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
+    shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
+    layout follows from these alone (`wire.layout`). length: bytes of the extent, 0 where that is not told.
+    copies: where else the same bytes lie, one place at most, in another unit.
+    """
+
+    unit: int
+    extent: int
+    offset: int
+    generation: int
+    nbytes: int
+    rows: int
+    schema: list[FieldSpec]
+    dims: bytes
+    length: int = 0
+    copies: list[Place] = []
+
+
+class FieldType(Message, frozen=True):
+    """What is known of a field over all its live rows.
+
+    shape: the row shape while all rows agree, else None. differs: bit d set once two live rows
+    differed in row dimension d. mixed_rank: rows of different rank have been seen.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    ndim: int
+    shape: list[int] | None
+    differs: int
+    mixed_rank: bool
+
+
+class Blocks(Message, frozen=True):
+    """Blocks that a reply refers to, as columns of equal length.
+
+    unit i4, offset i8, generation i8, nbytes i8, rows i4; schema i4 and dims i4 index into the lists.
+    """
+
+    unit: bytes
+    offset: bytes
+    generation: bytes
+    nbytes: bytes
+    rows: bytes
+    schema: bytes
+    dims: bytes
+    schemas: list[list[FieldSpec]]
+    dims_values: list[bytes]
+
+
+class Placement(Message, frozen=True):
+    """Where the rows of some fields lie: for each row a block of the reply (i4) and the row in it (i4)."""
+
+    fields: list[str]
+    block: bytes
+    slot: bytes
+
+
+class UnitInfo(Message, frozen=True):
+    """One storage unit: its number, where it listens, the folder of its arena; see `RegisterUnit`."""
+
+    unit: int
+    address: str
+    arena: str
+    boot_id: str = ""
+    name: str = ""
+
+
+class PartitionOptions(Message, frozen=True):
+    """What a partition was made with; it never changes.
+
+    group_size: samples of each declared group. producers: how many seals seal it.
+    free_when: tasks; a row that all of them have finished is cleared. replicas: how many readers of each row of a
+    task must finish it. max_staleness, rows_per_version: admission of new rows (`core.admission`).
+    keep_rows, keep_bytes, keep_seconds: the oldest rows beyond these are dropped (`core.retention`).
+    max_deliveries: rows of leases that ended so often without an ack are set aside; 0: never, None: the system's.
+    """
+
+    group_size: int | None = None
+    producers: int = 1
+    free_when: list[str] = []
+    replicas: int = 1
+    max_staleness: int | None = None
+    rows_per_version: int | None = None
+    keep_rows: int | None = None
+    keep_bytes: int | None = None
+    keep_seconds: float | None = None
+    max_deliveries: int | None = None

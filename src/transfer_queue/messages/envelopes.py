@@ -1,0 +1,112 @@
+"""A request or a reply on its way."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from transfer_queue.messages.replies import (
+    ChangeReply,
+    ClaimReply,
+    CutReply,
+    Done,
+    Failure,
+    LeaseReply,
+    LookupReply,
+    PublishReply,
+    SlotReply,
+    StatusReply,
+    SystemStatus,
+    TopologyReply,
+    UnitStatusReply,
+)
+from transfer_queue.messages.requests import (
+    Ack,
+    BeginCheckpoint,
+    Cancel,
+    CheckConsumption,
+    CheckProduction,
+    Claim,
+    ClearKeys,
+    ClearPartition,
+    ClearRows,
+    CloseExtents,
+    ConsumptionStatus,
+    CreatePartition,
+    Drain,
+    Drop,
+    EndCheckpoint,
+    Explain,
+    Finish,
+    ListKeys,
+    ListPartitions,
+    LoadState,
+    Lookup,
+    Nack,
+    ProductionStatus,
+    Publish,
+    RankGone,
+    Renew,
+    Reserve,
+    ResetConsumption,
+    RetrieveKeys,
+    RetrieveMeta,
+    Seal,
+    SetPolicyVersion,
+    Show,
+    Status,
+    Topology,
+    Want,
+    Wanted,
+    Watch,
+)
+from transfer_queue.messages.unit_requests import (
+    Drained,
+    Free,
+    Freed,
+    Lease,
+    Move,
+    Moved,
+    OpenSlot,
+    Refuse,
+    RegisterUnit,
+    Return,
+    SpaceShort,
+    UnitStatus,
+    WriterGone,
+)
+
+AnyRequest = Union[
+    Topology, CreatePartition, Reserve, Publish, Claim, Show, RetrieveMeta, RetrieveKeys, Lookup, ListKeys,
+    ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
+    CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
+    Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
+    SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
+    Ack, Nack, Renew, RankGone,
+    Move, Moved, Drain, Drained,
+]  # fmt: skip
+AnyReply = Union[
+    Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
+    SlotReply, UnitStatusReply, ChangeReply, CutReply,
+]  # fmt: skip
+
+
+class Envelope(msgspec.Struct, array_like=True, frozen=True):
+    """A request on its way. acknowledged: replies up to this sequence of the client are not needed again.
+
+    finished: nor are these beyond it, as (first, last) sequences: all that the client has done with while an older
+    request waits. A server may overlook them at any time; they come again with every request.
+    """
+
+    sequence: int
+    acknowledged: int
+    body: AnyRequest
+    finished: list[tuple[int, int]] = []
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """A reply on its way."""
+
+    sequence: int
+    body: AnyReply

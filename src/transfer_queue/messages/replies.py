@@ -1,0 +1,153 @@
+"""What is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transfer_queue.messages.base import Message
+from transfer_queue.messages.descriptors import Blocks, FieldType, Placement, UnitInfo
+from transfer_queue.messages.progress import PartitionProgress, SamplerCost
+
+
+class Reply(Message, frozen=True, tag=True):
+    """Base of what is answered."""
+
+
+class Failure(Reply, frozen=True):
+    """An error of the tree by class name, and its message."""
+
+    kind: str
+    message: str
+
+
+class Done(Reply, frozen=True):
+    """Nothing more to say; value for yes/no and short answers."""
+
+    value: Any = None
+
+
+class TopologyReply(Reply, frozen=True):
+    """The units, and the configuration as JSON text."""
+
+    units: list[UnitInfo]
+    config: str
+
+
+class PublishReply(Reply, frozen=True):
+    """rows: i8 global indexes of the targets. tags: merged ones (None: all empty), fields: common and
+    sorted; both only for a put by keys. epoch: of the state (see `core.state`)."""
+
+    rows: bytes
+    tags: list[dict[str, Any]] | None = None
+    fields: list[str] | None = None
+    epoch: int = 0
+
+
+class ClaimReply(Reply, frozen=True):
+    """Rows with what a BatchMeta says of them.
+
+    rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
+    rows x ndim) for fields whose rows have differed. ended: nothing will ever come for this claim.
+    version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
+    held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
+    warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
+    token: of the lease, 0 without one.
+    deliveries: which delivery this is of each row, from 1 (i4); None where it is the first of all.
+    """
+
+    rows: bytes
+    fields: list[FieldType] = []
+    produced: bytes | None = None
+    tags: list[dict[str, Any]] | None = None
+    shapes: dict[str, bytes] = {}
+    ended: bool = False
+    version: int = -1
+    held: bool = False
+    warning: str | None = None
+    epoch: int = 0
+    token: int = 0
+    deliveries: bytes | None = None
+
+
+class ChangeReply(Reply, frozen=True):
+    """What is new in a partition.
+
+    version: of the partition, to ask with next time; -1 where there is none. changed: False where nothing is new.
+    rows i8, versions i8: the rows that changed and when, in that order; keys None where none has one, tags None where
+    all are empty. cleared, cleared_versions, cleared_keys: the same of rows that ended, whatever their tags were.
+    sealed: the partition is. dropped: it is not there any more, or not the same. complete: False where rows may have
+    been cleared that are not told.
+    lost i8, lost_keys: rows that lost values, which they have not got again; lost_fields: field -> which of them (i1).
+    """
+
+    version: int
+    changed: bool = False
+    rows: bytes = b""
+    versions: bytes = b""
+    keys: list[str | None] | None = None
+    tags: list[dict[str, Any]] | None = None
+    cleared: bytes = b""
+    cleared_versions: bytes = b""
+    cleared_keys: list[str | None] | None = None
+    sealed: bool = False
+    dropped: bool = False
+    complete: bool = True
+    lost: bytes = b""
+    lost_keys: list[str | None] | None = None
+    lost_fields: dict[str, bytes] = {}
+
+
+class LookupReply(Reply, frozen=True):
+    """Where the rows lie. count: rows found; types and placements cover the same fields."""
+
+    count: int
+    types: list[FieldType]
+    blocks: Blocks
+    placements: list[Placement]
+
+
+class CutReply(Reply, frozen=True):
+    """origin: equal block numbers of equal origins are the same block."""
+
+    origin: str
+
+
+class StatusReply(Reply, frozen=True):
+    """rows i8; matrix i1, rows x columns in the order asked. known: False for an unknown partition or field."""
+
+    known: bool
+    rows: bytes = b""
+    matrix: bytes = b""
+
+
+class SystemStatus(Reply, frozen=True):
+    """All partitions, counters of the controller, and what users' samplers cost it."""
+
+    partitions: list[PartitionProgress]
+    counters: dict[str, float]
+    samplers: list[SamplerCost] = []
+
+
+class LeaseReply(Reply, frozen=True):
+    """extent: its number, never used again; where it lies; its generation."""
+
+    extent: int
+    offset: int
+    length: int
+    generation: int
+
+
+class SlotReply(Reply, frozen=True):
+    """slot: the writer's number; lock_path: the file to lock."""
+
+    slot: int
+    lock_path: str
+
+
+class UnitStatusReply(Reply, frozen=True):
+    """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased)."""
+
+    capacity: int
+    held: int
+    leased: int
+    free: int

@@ -1,0 +1,136 @@
+"""What a client or the controller may ask a storage unit, and what units tell the controller."""
+
+from __future__ import annotations
+
+from transfer_queue.messages.base import Message
+from transfer_queue.messages.descriptors import Blocks, NewBlock
+from transfer_queue.messages.requests import Request
+
+
+class RegisterUnit(Request, frozen=True):
+    """A storage unit comes up. address: where it listens; arena: the folder of its arena, boot_id: of the arena.
+
+    name: what it is called; it comes in the place of another of its name, whose arena is lost. when: what time it is,
+    in words. extents: all that are leased there (i8); None where that is not told. next_extent: the first number that
+    was not given to an extent yet: what is newer, writers may have published before this arrives.
+    """
+
+    address: str
+    arena: str
+    boot_id: str = ""
+    name: str = ""
+    when: str = ""
+    extents: bytes | None = None
+    next_extent: int | None = None
+
+
+class Freed(Request, frozen=True):
+    """These extents (i8), which the unit was told to free, are not leased there any more."""
+
+    unit: int
+    extents: bytes
+
+
+class WriterGone(Request, frozen=True):
+    """A unit proved a writer dead; extents: what it had leased."""
+
+    writer: str
+    unit: int
+    extents: list[int]
+
+
+class Moved(Request, frozen=True):
+    """What became of a `Move`.
+
+    extent: where the copies lie, closed and of this length and generation; 0 where there was no room for them.
+    offsets: i8, of each block that was wanted whole, in order; -1 where it was gone before it was copied.
+    repacked: one for each repack, in order, None where its block was gone.
+    """
+
+    move: int
+    unit: int
+    extent: int
+    length: int
+    generation: int
+    offsets: bytes
+    repacked: list[NewBlock | None]
+
+
+class SpaceShort(Request, frozen=True):
+    """A unit's writers that wait for space there, told whenever it changes. freed: how many `Free` the unit has had."""
+
+    unit: int
+    writers: list[str]
+    freed: int
+
+
+class Lease(Request, frozen=True):
+    """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
+
+    want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
+    unit: the number of the unit that is meant, -1 for whichever answers; the same of the requests below.
+    """
+
+    slot: int
+    nbytes: int
+    want: int
+    wait: float | None = None
+    unit: int = -1
+
+
+class OpenSlot(Request, frozen=True):
+    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`)."""
+
+    writer: str
+    unit: int = -1
+
+
+class Return(Request, frozen=True):
+    """Gives back extents in which nothing was published."""
+
+    slot: int
+    extents: list[int]
+    unit: int = -1
+
+
+class UnitStatus(Request, frozen=True):
+    """Bytes held, leased and free in the arena."""
+
+
+class Free(Request, frozen=True):
+    """Controller to unit: nothing lives in these extents any more."""
+
+    extents: list[int]
+
+
+class Repack(Message, frozen=True):
+    """Of block `at` of a `Move` only these rows (i4, ascending) and fields are wanted, as a block of their own."""
+
+    at: int
+    slots: bytes
+    fields: list[str]
+
+
+class Move(Request, frozen=True):
+    """Controller to unit: copy these blocks into an extent of the unit's own, and say with `Moved` where they lie.
+
+    number: of the move. arenas: unit -> folder of its arena, of all units in which the blocks lie. repacks: those
+    that are not wanted whole, ascending by `at`.
+    """
+
+    number: int
+    blocks: Blocks
+    arenas: dict[int, str]
+    repacks: list[Repack] = []
+
+
+class Drained(Request, frozen=True):
+    """Controller to unit: whether it is being drained, so that it leases nothing to writers."""
+
+    draining: bool
+
+
+class Refuse(Request, frozen=True):
+    """Controller to unit: who waits for space waits in vain. words: why."""
+
+    words: str
