@@ -18,6 +18,7 @@ _HELP = {
     "tq_produced_rows": ("gauge", "Samples of a partition that have a field."),
     "tq_lost_rows": ("gauge", "Samples of a partition whose value of a field was lost and not put again."),
     "tq_consumed_rows": ("gauge", "Samples of a partition that a task has consumed."),
+    "tq_claimed_rows": ("gauge", "Samples of a partition that a task has under a lease and has not acknowledged."),
     "tq_waiting_claims": ("gauge", "Claims of a task that wait for samples."),
     "tq_sampler_asked_total": ("counter", "Claims that a user's sampler has decided."),
     "tq_sampler_seconds_total": ("counter", "How long a user's sampler has held up the controller."),
@@ -42,6 +43,7 @@ def exposition(status: SystemStatus) -> str:
         for task in partition.tasks:
             named = {**labels, "task": task.name}
             samples["tq_consumed_rows"].append((named, task.consumed))
+            samples["tq_claimed_rows"].append((named, task.claimed))
             samples["tq_waiting_claims"].append((named, task.waiting))
             samples["tq_longest_wait_seconds"].append((named, task.longest_wait))
     for cost in status.samplers:

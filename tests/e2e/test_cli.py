@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from transfer_queue.cli.table import table
 from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
+from transfer_queue.metrics import exposition
 
 NAME = "cli"
 
@@ -111,6 +112,27 @@ def test_table_of_everything() -> None:
     assert lines[1].split() == ["field", "x", "produced", "4/5", "int64[3]"]
     assert lines[2].split() == ["task", "t", "consumed", "1/5", "2", "claims", "wait,", "the", "longest", "3.2", "s"]
     assert table(SystemStatus([], {})) == "no partitions"
+
+
+def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess[str]) -> None:
+    client = tq.get_client()
+    client.create_partition("p", max_deliveries=1)
+    client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id="p")
+    meta = client.get_meta("x", 3, "p", task_name="train", lease=60)
+    assert client.nack(meta.select_samples([2]))
+    assert client.ack(meta.select_samples([0]))
+    shown = command("status", "--name", NAME).stdout
+    assert "consumed         2/3  1 claimed, not acknowledged yet  1 passed over (poison: delivered max" in shown
+    poison = command("explain", "p", "--index", str(meta.global_indexes[2]), "--task", "train", "--name", NAME)
+    assert "passed over for task 'train': poison (delivered 1 times, never acknowledged)" in poison.stdout
+    claimed = command("explain", "p", "--index", str(meta.global_indexes[1]), "--task", "train", "--name", NAME)
+    assert "and is not acknowledged yet" in claimed.stdout
+    assert client.ack(meta.select_samples([1]))
+    drained = command("explain", "p", "--task", "train", "--fields", "x", "--name", NAME)
+    assert "consumed every sample of partition 'p'; new ones are needed. Passed over so far: 1 (poison)." in (
+        drained.stdout
+    )
+    assert 'tq_claimed_rows{partition="p",task="train"} 0' in exposition(client.status())
 
 
 def test_metrics_are_served() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.core.acks import POISON
 from transfer_queue.messages import PartitionProgress, PolicyProgress, SystemStatus
 
 Rates = dict[tuple[str, str, str], float]
@@ -26,6 +27,9 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: f"{p.waiting_puts} puts wait for room" if p.waiting_puts else None,
 )
 """What stands beside a partition's name, in this order; None: there is nothing to say of it."""
+
+REASONS = {POISON: "poison: delivered max_deliveries times, never acknowledged"}
+"""Reasons to pass over samples that need more words than their name."""
 
 
 def rates(before: SystemStatus, after: SystemStatus, seconds: float) -> Rates:
@@ -74,10 +78,11 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
         lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}{lost}")
     for task in partition.tasks:
         name, speed = f"{shown(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
+        claimed = f"  {task.claimed} claimed, not acknowledged yet" if task.claimed else ""
         waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
         over = partition.passed.get(task.name, {}).items()
-        passed = "".join(f"  {count} passed over ({shown(reason)})" for reason, count in over)
-        lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{waits}{passed}")
+        passed = "".join(f"  {count} passed over ({shown(REASONS.get(reason, reason))})" for reason, count in over)
+        lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{claimed}{waits}{passed}")
     return lines
 
 
