@@ -226,9 +226,9 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
             f"acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some that are given back."
         )
     if not len(open_rows):
-        over = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.of(task).items())
-        told = f" Passed over so far: {over}." if over else ""
-        return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed.{told}"
+        reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.of(task).items())
+        over = f" Passed over so far: {reasons}." if reasons else ""
+        return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed.{over}"
     have = partition.produced(fields, open_rows).sum(axis=1)
     unready = open_rows[have < len(fields)]
     if not len(unready):

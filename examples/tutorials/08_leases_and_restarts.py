@@ -1,0 +1,183 @@
+# %% [markdown]
+# # Leases and restarts
+#
+# Samples that a consumer took and never finished are delivered again, and a system whose servers are killed goes on.
+
+# %%
+import os
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+
+
+def answers(count: int) -> TensorDict:
+    return TensorDict({"answer": torch.arange(count)}, batch_size=[count])
+
+
+def killed(function, *arguments) -> None:
+    """Runs a function in a process of its own, which kills itself."""
+    process = get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+# %% [markdown]
+# ## A consumer that dies
+#
+# A fetch consumes what it returns: had its process died the moment after, nobody would get these samples again. With
+# `lease=seconds` they are *claimed* instead, and `ack` consumes them. The lease is renewed in the background while
+# anything refers to the metadata, so that it may be far shorter than the work. Where it ends without an ack, whoever
+# asks next gets the samples: the second delivery. Who waits for them is answered the moment the lease is over.
+
+
+# %%
+def dies(config) -> None:
+    tq.init(config)
+    meta = tq.get_client().get_meta("answer", 4, "train_0", task_name="reward", lease=0.5)
+    assert meta.deliveries == [1, 1, 1, 1]
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def delivered_again(config) -> None:
+    client = tq.get_client()
+    client.put(answers(4), partition_id="train_0")
+    killed(dies, config)
+    meta = client.get_meta("answer", 4, "train_0", task_name="reward", lease=30)
+    assert meta.deliveries == [2, 2, 2, 2]
+    (task,) = client.status().partitions[0].tasks
+    assert (task.claimed, task.consumed) == (4, 0)
+    assert client.ack(meta)
+    (task,) = client.status().partitions[0].tasks
+    assert (task.claimed, task.consumed) == (0, 4)
+
+
+# %% [markdown]
+# ## Giving back
+#
+# `nack` gives samples back at once, all of them or some. With `delivered=False` it is as if they had not been fetched.
+# An ack that comes too late counts for nothing and says so: others may have the samples by then. A result that must
+# count once is put before the ack, as a field of the sample: a second delivery then only puts it again.
+
+
+# %%
+def given_back() -> None:
+    client = tq.get_client()
+    client.put(answers(4), partition_id="train_1")
+    meta = client.get_meta("answer", 4, "train_1", task_name="reward", lease=30)
+    done, rest = meta.select_samples([0, 1]), meta.select_samples([2, 3])
+    assert client.nack(rest)
+    client.put(TensorDict({"reward": torch.ones(2)}, batch_size=[2]), metadata=done)
+    assert client.ack(done)
+    again = client.get_meta("answer", 2, "train_1", task_name="reward", lease=30)
+    assert (again.global_indexes, again.deliveries) == (rest.global_indexes, [2, 2])
+    assert not client.ack(rest)  # these belong to the second delivery now
+    assert client.ack(again)
+
+
+# %% [markdown]
+# ## Poison
+#
+# A sample that kills whoever works on it would be delivered for ever. After `max_deliveries` deliveries without an ack
+# it is set aside: passed over for this task, counted by `tq status`, explained by `explain`. The default is 16, of the
+# system in `controller.max_deliveries`, of a partition in `create_partition`.
+
+
+# %%
+def poison() -> None:
+    client = tq.get_client()
+    client.create_partition("train_2", max_deliveries=2)
+    put = client.put(answers(1), partition_id="train_2")
+    for delivery in (1, 2):
+        meta = client.get_meta("answer", 1, "train_2", task_name="reward", lease=30)
+        assert meta.deliveries == [delivery]
+        client.nack(meta)
+    why = client.explain("train_2", global_index=put.global_indexes[0], task="reward", fields="answer")
+    assert "passed over for task 'reward': poison (delivered 2 times, never acknowledged)" in why
+
+
+# %% [markdown]
+# ## A loader that delivers at least once
+#
+# `delivery="at_least_once"` gives each batch of a loader a lease, and acknowledges it when the training process asks
+# for the first item after it. This trainer is killed in the middle of its second batch. The one that takes its place
+# gets that batch anew, from its beginning, and not the first one.
+
+
+# %%
+def loader(config) -> tq.StreamingDataLoader:
+    """Batches of four answers, in micro-batches of two."""
+    dataset = tq.StreamingDataset(
+        config, 4, 2, ["answer"], "train_3", "update", 0, delivery="at_least_once", lease_seconds=0.5
+    )
+    return tq.StreamingDataLoader(dataset)
+
+
+def trainer(config) -> None:
+    for step, (data, _) in enumerate(loader(config), 1):
+        assert data["answer"].tolist() == [2 * step - 2, 2 * step - 1]
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trained_at_least_once(config) -> None:
+    client = tq.get_client()
+    client.put(answers(8), partition_id="train_3")
+    client.seal("train_3")
+    killed(trainer, config)
+    items = [(data["answer"].tolist(), meta.deliveries) for data, meta in loader(config)]
+    assert items == [([4, 5], [2, 2]), ([6, 7], [2, 2])]
+
+
+# %% [markdown]
+# With a rank-consistent sampler (`RankAwareSampler` and its like) a batch belongs to its `dp_rank`: nobody else is
+# given what that rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name, dp_rank)` says
+# that it will not come back.
+
+# %% [markdown]
+# ## Servers that die
+#
+# The controller writes down what it decides before it answers. One that is killed is started anew and goes on where it
+# was, leases and their tokens included; a storage unit that is killed goes on with the memory it had. A call that is
+# made meanwhile waits and is answered, and what it asked for happens once.
+
+
+# %%
+def kill_server(name: str) -> None:
+    """Kills a server of the system that this process has started; its log names its process."""
+    log = Path(os.environ["TQ_ADDRESS"], "logs", f"{name}.log").read_text()
+    os.kill(int(log.rsplit("up, process ", 1)[1].split()[0]), signal.SIGKILL)
+
+
+def servers_die() -> None:
+    client = tq.get_client()
+    client.put(answers(4), partition_id="train_4")
+    meta = client.get_meta("answer", 4, "train_4", task_name="reward", lease=30)
+    kill_server("controller")
+    kill_server("unit-0")
+    assert client.get_data(meta)["answer"].tolist() == [0, 1, 2, 3]
+    client.put(answers(4), partition_id="train_4")
+    assert client.ack(meta)
+    (task,) = client.status().partitions[-1].tasks
+    assert task.consumed == 4
+
+
+# %% [markdown]
+# What is lost with the memory of a storage unit, or with the machine, is another matter: two copies of each value
+# (`backend.SimpleStorage.replicas: 2`) outlive the one, a checkpoint ([ends and restarts](07-ends-and-restarts.md)) the
+# other.
+
+# %%
+if __name__ == "__main__":
+    config = tq.init()
+    delivered_again(config)
+    given_back()
+    poison()
+    trained_at_least_once(config)
+    servers_die()
+    tq.close()
