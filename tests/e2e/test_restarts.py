@@ -241,3 +241,22 @@ def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() ->
         os.kill(system.description.pid, signal.SIGKILL)
         until(lambda: not system.alive())
         until(lambda: not Path(system.folder).exists())
+
+
+def test_a_unit_that_is_asked_to_free_as_soon_as_it_registers() -> None:
+    """It was killed before it could free; the controller says it again together with the answer to the registration."""
+    with started("frees"):
+        client = tq.get_client()
+        large = TensorDict({"x": torch.zeros(1, 1 << 20, dtype=torch.int64)}, batch_size=[1])
+        meta = client.put(large, partition_id="p")
+        unit = server("unit-0")
+        assert unit is not None
+        unit.suspend()
+        client.clear_samples(meta)
+        unit.kill()
+        until(lambda: server("unit-0") not in (None, unit))
+        kept = client.put(large, partition_id="p", timeout=SECONDS)
+        assert client.get_data(kept)["x"].size(0) == 1
+        system = CURRENT.system
+        assert system is not None
+        assert "cannot start" not in (system.logs / "unit-0.log").read_text()

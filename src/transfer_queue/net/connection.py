@@ -124,6 +124,14 @@ class Connection:
                     raise ProtocolError("a server sent more than the one reply that was asked for")
                 return frames[0][0]
 
+    def exchange_with_more(self, frame: bytes, deadline: float) -> list[bytes]:
+        """Sends one frame to a server that also speaks unasked; the bodies of the answer and of what came with it."""
+        self._send(frame, deadline)
+        bodies: list[bytes] = []
+        while not bodies or not self.reader.clean:
+            bodies += [body for body, _ in self.reader.feed(self._receive(deadline))]
+        return bodies
+
     def _send(self, data: bytes, deadline: float) -> None:
         rest: bytes | memoryview = data
         while True:

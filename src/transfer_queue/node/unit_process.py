@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -50,8 +50,8 @@ def build_unit(
         return RegisterUnit(str(system.unit(number)), str(arena.folder), arena.boot_id, name, when, extents, newer)
 
     leased = arena.extents.read(arena.folder, arena.boot_id)
-    connection = _connected(session)
-    reply = _ask(session, connection, registration(np.array([e.number for e in leased], "<i8").tobytes()))
+    request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
+    connection, reply, demands = _registered(session, request)
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
         raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
     unit = StorageUnit(reply.value, arena, slots)
@@ -78,7 +78,13 @@ def build_unit(
     server = Server(service, key, max_payload=0, idle=unit.idle)
     server.inherit(listener)
     peer = server.adopt(connection.sock)
-    server.call_soon(lambda: service.registered(peer))
+
+    def begin() -> Iterator[Outgoing]:
+        yield from service.registered(peer)
+        for body in demands:
+            yield from service.received(peer, body, None, time.monotonic())
+
+    server.call_soon(begin)
     return server
 
 
@@ -94,8 +100,23 @@ def _connected(session: Session) -> Connection:
     return connection
 
 
-def _ask(session: Session, connection: Connection, request: RegisterUnit) -> AnyReply:
-    sequence, frame = session.begin(request)
-    answer = session.answer(connection.exchange(frame, time.monotonic() + CALL_SECONDS))
-    session.finish(sequence)
-    return outcome(answer.body)
+def _registered(session: Session, request: RegisterUnit) -> tuple[Connection, AnyReply, list[bytes]]:
+    """The connection on which the controller has answered, its answer, and what it has demanded together with that.
+
+    A controller that ends meanwhile will be back: the unit that asks has not failed by it.
+    """
+    deadline = time.monotonic() + CALL_SECONDS
+    while True:
+        connection = _connected(session)
+        sequence, frame = session.begin(request)
+        try:
+            first, *demands = connection.exchange_with_more(frame, deadline)
+        except ConnectionError:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            return connection, outcome(session.answer(first).body), demands
+        finally:
+            session.finish(sequence)
