@@ -23,7 +23,7 @@ from transfer_queue.interface import CURRENT
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
 
-SECONDS = 30
+SECONDS = 120
 
 
 @pytest.fixture(scope="module")

@@ -213,3 +213,42 @@ def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
     assert "is lost" in log(lost)
     for client in clients[1:]:
         client.close()
+
+
+def test_two_copies_outlive_the_loss_of_either_unit() -> None:
+    tq.close()
+    storage = {"num_data_storage_units": 2, "replicas": 2}
+    tq.init({"system": {"name": "copies"}, "backend": {"SimpleStorage": storage}})
+    try:
+        system = CURRENT.system
+        assert system is not None
+        keys = [f"k{i}" for i in range(4)]
+        rows = torch.arange(4 << 18, dtype=torch.int32).reshape(4, -1)
+        tq.kv_batch_put(keys, "p", {"x": rows})
+        arenas = Path(os.readlink(Path(system.folder) / "arena"))
+        for place, made_up in ((0, 2), (1, 3)):
+            shutil.rmtree(arenas / f"unit-{place}")
+            kill(place)
+            assert torch.equal(torch.stack(tq.kv_batch_get(keys, "p")["x"].unbind()), rows)
+            until(lambda new=made_up: unit_leases(new) >= rows.nbytes)  # where a copy is made up for
+        assert torch.equal(torch.stack(tq.kv_batch_get(keys, "p")["x"].unbind()), rows)
+    finally:
+        tq.close()
+
+
+def unit_leases(number: int) -> int:
+    """Bytes leased from a unit; 0 while its number is not known to this client."""
+    client = tq.TransferQueueClient(CURRENT.system)
+    try:
+        client.get_partition_list()
+        if number not in client.storage_manager._units:
+            return 0
+
+        def ask() -> Any:
+            return (yield Call(("unit", number), UnitStatus()))
+
+        reply = run_blocking(client.storage_manager.session, ask())
+        assert isinstance(reply, UnitStatusReply)
+        return reply.leased
+    finally:
+        client.close()
