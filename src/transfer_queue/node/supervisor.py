@@ -281,6 +281,8 @@ class Supervisor:
         ended = self._reap()
         lost = []
         for child, pid, code in ended:
+            while child.ready is not None:  # what it has said before its end tells more than how it ended
+                self._hear(child)
             how, again = _how(code), child.ended(code)
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a") as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
