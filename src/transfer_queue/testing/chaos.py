@@ -26,7 +26,7 @@ from transfer_queue.core.records import ExtentsLost, UnitLost
 from transfer_queue.testing.faults import Faults
 from transfer_queue.testing.faulty import FaultyCluster
 from transfer_queue.testing.ledger import FIELDS, Ledger, LedgerError
-from transfer_queue.testing.workload import SCENARIOS, Workload
+from transfer_queue.testing.workload import MAIN, SCENARIOS, TASKS, Workload, fields_of
 
 SECONDS = 3.0  # of virtual time in which faults happen
 PART = 50  # seeds that a process takes at a time
@@ -67,8 +67,33 @@ class Run:
                 raise LedgerError("somebody waits for ever")
         cluster.advance(5.0)
         cluster.check()
+        if workload.scenario != "ranks" and self.draw.random() < 0.5:
+            self._drain()
         self._settle()
         self._nothing_leaks()
+
+    def _drain(self) -> None:
+        """Whatever nobody has acknowledged is handed out now, but for what has not all its fields or its group."""
+        client, group = self.cluster.client("drainer"), self.workload.group
+        partition = self.cluster.controller.state.partitions[MAIN]
+        size = group if self.workload.scenario == "groups" else 1
+        for task in TASKS:
+            fields = fields_of(task)
+            while True:
+                meta, _ = client.await_batch(fields, size, MAIN, task, lease=5.0, timeout=0.0)
+                if not len(meta):
+                    break
+                numbers = self.ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
+                self.ledger.maybe_acked(task, numbers)
+                if not client.ack(meta):
+                    raise LedgerError(f"an ack in time of {numbers} did not count")
+                self.ledger.acked(task, numbers)
+            positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
+            whole = np.all([partition.blocks_of(field, positions)[0] != 0 for field in fields], axis=0)
+            left = positions[whole & (partition.consumed(task, positions) == 0)]
+            if len(left) and size == 1:
+                raise LedgerError(f"{partition.rows.indexes_of(left).tolist()} are handed to nobody for {task!r}")
+        client.close()
 
     def _settle(self) -> None:
         """The ledger against what the system says, read by a client of its own."""

@@ -55,7 +55,7 @@ class Sample:
 
     tried, sure: of each field, the newest version that was tried, and that has succeeded. cleared: it may be gone;
     surely_cleared: it is. handed, acked, maybe: of each task, how often it was handed out, acknowledged, and
-    acknowledged with an answer that was lost.
+    was to be acknowledged, whatever came of it.
     """
 
     partition: str
@@ -72,15 +72,13 @@ class Sample:
 
 
 class Ledger:
-    """samples: by number. reads: how many values were read. lost_claims: of each task, rows that were asked for with
-    no answer; as many may be consumed and known to nobody."""
+    """samples: by number. by_index: their numbers. batches: the global indexes of each. reads: of how many values."""
 
     def __init__(self) -> None:
         self.samples: dict[int, Sample] = {}
         self.by_index: dict[int, int] = {}
         self.batches: dict[Batch, tuple[int, ...]] = {}
         self.groups: dict[str, set[int]] = {}
-        self.lost_claims: dict[tuple[str, str], int] = {}
         self.reads = 0
 
     def new(self, partition: str, count: int, group: str | None = None) -> list[int]:
@@ -192,14 +190,10 @@ class Ledger:
                 raise LedgerError(f"sample {number} was acknowledged twice for {task!r}")
 
     def maybe_acked(self, task: str, numbers: Iterable[int]) -> None:
-        """An ack of these samples ended without an answer."""
+        """They are about to be acknowledged."""
         for number in numbers:
             sample = self.samples[number]
             sample.maybe[task] = sample.maybe.get(task, 0) + 1
-
-    def unanswered(self, partition: str, task: str, count: int) -> None:
-        """A claim of so many rows ended without an answer."""
-        self.lost_claims[partition, task] = self.lost_claims.get((partition, task), 0) + count
 
     def settle(self, there: dict[str, set[int]], consumed: dict[tuple[str, str], set[int]]) -> None:
         """What the system says in the end. there: of each partition, the samples. consumed: of each (partition, task).
@@ -214,17 +208,11 @@ class Ledger:
             if lives and (sample.there is False or sample.surely_cleared):
                 raise LedgerError(f"sample {number} is there, and was refused or cleared")
         for (partition, task), numbers in consumed.items():
-            unknown = 0
             for number, sample in self.samples.items():
                 if sample.partition != partition or number not in there.get(partition, ()):
                     continue
                 done = number in numbers
                 if sample.acked.get(task) and not done:
                     raise LedgerError(f"sample {number} was acknowledged for {task!r}, which has not consumed it")
-                if done and not sample.acked.get(task) and not sample.maybe.get(task):
-                    unknown += 1
-            if unknown > self.lost_claims.get((partition, task), 0):
-                raise LedgerError(
-                    f"{unknown} samples are consumed by {task!r} and were handed to nobody; "
-                    f"{self.lost_claims.get((partition, task), 0)} were asked for without an answer"
-                )
+                if done and not sample.maybe.get(task):
+                    raise LedgerError(f"sample {number} is consumed by {task!r}, and nobody has acknowledged it")

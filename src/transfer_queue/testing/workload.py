@@ -19,7 +19,6 @@ from transfer_queue.errors import (
     StorageKeyNotFoundError,
     TransferQueueError,
     UnknownPartitionError,
-    WaitTimeoutError,
 )
 from transfer_queue.messages import AnyReply
 from transfer_queue.metadata import BatchMeta
@@ -35,6 +34,11 @@ RANKS, REPLICAS = 2, 2
 SCENARIOS = ("rows", "groups", "ranks")
 
 Script = Callable[[RetryingClient], Generator[Call, AnyReply, None]]
+
+
+def fields_of(task: str) -> list[str]:
+    """What a task wants of a sample."""
+    return ["x"] if task == "judge" else ["x", "y"]
 
 
 class Workload:
@@ -100,8 +104,6 @@ class Workload:
             return
         client.die()
         role = client.name.split("-")[0]
-        if role in TASKS:
-            self.ledger.unanswered(MAIN, role, 2 * self.group)
         if not found[1].done:
             self._role(role, found[0])
 
@@ -170,35 +172,35 @@ class Workload:
             return
 
     def _consumer(self, task: str) -> Script:
-        fields = ["x"] if task == "judge" else ["x", "y"]
+        fields = fields_of(task)
 
         def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
             while not self.closing:
                 count = self.draw.randint(1, 2) * self.group
-                try:
-                    meta = yield from client.operations.get_meta(fields, count, MAIN, task_name=task, timeout=1.0)
-                except WaitTimeoutError as error:
-                    if "gave no reply" in str(error):
-                        self.ledger.unanswered(MAIN, task, count)
-                    continue
-                except TransferQueueError:
-                    self.ledger.unanswered(MAIN, task, count)
-                    continue
-                yield from self._take(client, meta, task)
+                lease = self.draw.uniform(0.2, 2.0)
+                with contextlib.suppress(TransferQueueError):
+                    meta = yield from client.operations.get_meta(
+                        fields, count, MAIN, task_name=task, lease=lease, timeout=1.0
+                    )
+                    yield from self._take(client, meta, task)
 
         return script
 
     def _take(self, client: RetryingClient, meta: BatchMeta, task: str) -> Operation[None]:
-        """Reads a batch."""
+        """Reads a batch, and acknowledges it, or gives it back; sometimes its lease is over by then."""
         numbers = yield from self._look(client, meta)
         if numbers is None:
-            self.ledger.unanswered(MAIN, task, len(meta))
             return
         if self.scenario == "groups":
             self.ledger.whole(numbers)
         self.ledger.handed(task, numbers)
-        self.ledger.acked(task, numbers)
         yield from self._pause(1.0)
+        if self.draw.random() < 0.1:
+            yield from client.operations.nack(meta)
+            return
+        self.ledger.maybe_acked(task, numbers)
+        if (yield from client.operations.ack(meta)):
+            self.ledger.acked(task, numbers)
 
     def _look(self, client: RetryingClient, meta: BatchMeta) -> Operation[list[int] | None]:
         indexes = meta.global_indexes
