@@ -129,6 +129,7 @@ class TestSettings:
             "metrics_enabled": False,
             "metrics_port": 0,
             "allow_pickle": True,
+            "tls": None,
             "start_timeout": 30.0,
             "call_timeout": 60.0,
         }
@@ -193,6 +194,10 @@ class TestSettings:
             ("metrics.port", 65536),
             ("metrics.port", -1),
             ("security.allow_pickle", "no"),
+            ("security.tls", True),
+            ("security.tls", "/a/certificate.pem"),
+            ("security.tls", {"certificate": "/a/c", "private_key": "/a/k"}),
+            ("security.tls", {"certificate": "/a/c", "private_key": "/a/k", "authority": "/a/a", "also": 1}),
             ("timeouts.start", 0),
             ("timeouts.start", "soon"),
             ("timeouts.call", float("nan")),
@@ -213,6 +218,19 @@ class TestSettings:
     def test_null_means_unset(self, key):
         """null is a value for what may be unlimited or chosen."""
         assert getattr(Settings.from_config({"backend": {"SimpleStorage": {key: None}}}), key) is None
+
+    def test_tls(self):
+        """Three absolute paths, interpolations resolved, or none; they travel."""
+        files = {"certificate": "${folder}/c.crt", "private_key": "/b/c.key", "authority": "/b/a.crt"}
+        settings = Settings.from_config({"security": {"tls": files}, "folder": "/a"})
+        assert settings.tls == {"certificate": "/a/c.crt", "private_key": "/b/c.key", "authority": "/b/a.crt"}
+        assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+        for name in files:
+            for path in ("relative.pem", None, 5):
+                with pytest.raises(
+                    InvalidArgumentError, match=rf"security\.tls\.{name} is {path!r}; allowed: the absol"
+                ):
+                    Settings.from_config({"security": {"tls": {**files, name: path}}, "folder": "/a"})
 
     def test_sampler_as_a_path(self):
         """A class that another process can import travels by its path; an object must travel itself."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RUNTIMES = ("auto", "local", "ray")
 BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
 DURABILITIES = ("none", "async", "sync")
+TLS_FILES = ("certificate", "private_key", "authority")
 LEAST_ARENA = 64 * 1024  # one granule of `storage.extents`
 SAMPLERS = (
     "SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler", "TokenBudgetSampler",
@@ -207,6 +208,18 @@ def _checked_folder(key: str, value: object) -> str:
     return os.fspath(value)
 
 
+def _checked_tls(key: str, value: object) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or set(value) != set(TLS_FILES):
+        raise _refuse(key, value, f"null, or a mapping with the keys {', '.join(TLS_FILES)}")
+    files = {name: _select(value, name) for name in TLS_FILES}
+    for name, path in files.items():
+        if not isinstance(path, str) or not os.path.isabs(path):
+            raise _refuse(f"{key}.{name}", path, "the absolute path of a PEM file")
+    return files
+
+
 def _checked_replicas(value: Any, units: int) -> int:
     replicas = _checked_int(KEYS["replicas"], value, 1, 2)
     if replicas > units:
@@ -222,7 +235,8 @@ class Settings:
     name: of the system, None for the user's default. sampler: a built-in name or an import path; None where the
     conf holds an instance or a class that cannot be imported (`sampler_object`). sampler_args: what its class is made
     with, JSON values. total_storage_size: rows over all units, None unlimited. replicas: units that each value lies in.
-    arena_bytes: of one unit. Timeouts are seconds. Each field's key in the conf is in `KEYS`.
+    arena_bytes: of one unit. tls: the paths of TLS_FILES; None for none. Timeouts are seconds. Each field's key in the
+    conf is in `KEYS`.
     """
 
     name: str | None
@@ -242,6 +256,7 @@ class Settings:
     metrics_enabled: bool
     metrics_port: int
     allow_pickle: bool
+    tls: dict[str, str] | None
     start_timeout: float
     call_timeout: float
 
@@ -274,6 +289,7 @@ class Settings:
             metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
             metrics_port=_checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
             allow_pickle=_checked_bool(KEYS["allow_pickle"], given["allow_pickle"]),
+            tls=_checked_tls(KEYS["tls"], given["tls"]),
             start_timeout=_checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
             call_timeout=_checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
         )
@@ -313,6 +329,7 @@ KEYS = {
     "metrics_enabled": "metrics.enabled",
     "metrics_port": "metrics.port",
     "allow_pickle": "security.allow_pickle",
+    "tls": "security.tls",
     "start_timeout": "timeouts.start",
     "call_timeout": "timeouts.call",
 }

@@ -118,15 +118,16 @@ class EchoService:
 class Running:
     """A server in a thread; `with Running(tmp_path) as running`."""
 
-    def __init__(self, folder: Path, service: Any = None, address: Any = None, **options: Any) -> None:
+    def __init__(self, folder: Path, service: Any = None, address: Any = None, tls: Any = None, **options: Any) -> None:
         self.service = EchoService() if service is None else service
         self.address = str(folder / f"s{next(_numbers)}.sock") if address is None else address
+        self._tls = tls
         self._options = options
         self.start()
 
     def start(self) -> None:
         self.server = Server(self.service, KEY, **self._options)
-        self.address = self.server.listen(self.address)
+        self.address = self.server.listen(self.address, self._tls)
         if isinstance(self.service, EchoService):
             self.service.peers.clear()  # of a server before
             self.service.drop = lambda peer: self.server._drop(self.server._peers[peer])

@@ -116,18 +116,21 @@ class _Link:
             self._send(frame)
 
     def _send(self, frame: bytes) -> None:
+        self._push(self.connection.sealed(frame))
+
+    def _push(self, data: bytes) -> None:
         if self._unsent:
-            self._unsent += frame
+            self._unsent += data
             return
         try:
-            sent = self.connection.sock.send(frame)
+            sent = self.connection.sock.send(data)
         except BlockingIOError:
             sent = 0
         except OSError as error:
             self.end(error)
             return
-        if sent < len(frame):
-            self._unsent += memoryview(frame)[sent:]
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
             self._loop.add_writer(self._fd, self._writable)
 
     def _writable(self) -> None:
@@ -148,7 +151,10 @@ class _Link:
             data = self.connection.sock.recv(min(max(READ_SIZE, reader.missing), LARGE_READ))
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            for body, _ in reader.feed(data):
+            said, answer = self.connection.unsealed(data)
+            if answer:
+                self._push(answer)
+            for body, _ in reader.feed(said):
                 self._answered(body)
         except BlockingIOError:
             return
@@ -247,21 +253,34 @@ class _LoopLinks:
 
     async def _authenticate(self, connection: Connection, address: Address) -> None:
         loop, sock, session = self.loop, connection.sock, self._session
+
+        async def send(data: bytes) -> None:
+            if data:
+                await loop.sock_sendall(sock, data)
+
+        async def receive() -> bytes:
+            data = await loop.sock_recv(sock, READ_SIZE)
+            if not data:
+                raise ConnectionResetError("the server closed the connection during the handshake")
+            said, answer = connection.unsealed(data)
+            await send(answer)
+            return said
+
         if isinstance(address, str):
             while not connection.try_connect(address):
                 await asyncio.sleep(BUSY_SECONDS)
         else:
             await loop.sock_connect(sock, address)
+        await send(connection.secure(address, session.tls))
+        while connection.tls is not None and not connection.tls.done:
+            await receive()  # which is empty until our own hello
         handshake = ClientHandshake(session.role, session.client_id, session.key)
         with contextlib.suppress(ConnectionError):  # it may have said why it takes none, and closed
-            await loop.sock_sendall(sock, handshake.start())
+            await send(connection.sealed(handshake.start()))
         while not handshake.done:
-            data = await loop.sock_recv(sock, READ_SIZE)
-            if not data:
-                raise ConnectionResetError("the server closed the connection during the handshake")
-            proof = handshake.receive(data)
+            proof = handshake.receive(await receive())
             if proof:
-                await loop.sock_sendall(sock, proof)
+                await send(connection.sealed(proof))
         connection.reader.feed(handshake.leftover)
 
     def end(self) -> None:

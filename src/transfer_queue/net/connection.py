@@ -14,13 +14,18 @@ import os
 import select
 import socket
 import time
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
-from transfer_queue.errors import AttachError, ProtocolError
+from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.limits import out_of_files
 from transfer_queue.net.session import Session, Target
 from transfer_queue.wire.framing import FrameReader
+
+if TYPE_CHECKING:
+    import ssl
+
+    from transfer_queue.net.tls import Tls
 
 Address = Union[str, tuple[str, int]]
 
@@ -65,12 +70,13 @@ class Connection:
     Deadlines are readings of `time.monotonic`.
     """
 
-    __slots__ = ("_poll", "_polled", "reader", "sock")
+    __slots__ = ("_poll", "_polled", "reader", "sock", "tls")
 
     def __init__(self, address: Address) -> None:
         self.sock = new_socket(address)
         # replies carry no payload: a server that announces one is none of ours
         self.reader = FrameReader(max_payload=0)
+        self.tls: Tls | None = None
         self._poll = select.poll()
         self._polled = 0  # the events that _poll waits for
 
@@ -88,7 +94,15 @@ class Connection:
         with contextlib.suppress(OSError):  # not connected any more, which is what was wanted
             self.sock.shutdown(socket.SHUT_RDWR)
 
-    def connect(self, address: Address, role: str, client_id: str, key: bytes, deadline: float) -> None:
+    def connect(
+        self,
+        address: Address,
+        role: str,
+        client_id: str,
+        key: bytes,
+        deadline: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Connects and shakes hands, within HANDSHAKE_SECONDS and before the deadline."""
         deadline = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
         while not self.try_connect(address):
@@ -96,6 +110,10 @@ class Connection:
                 _wait_a_moment(deadline)
             else:
                 self._wait(select.POLLOUT, deadline)
+        if (hello := self.secure(address, tls)) and self.tls is not None:
+            self._push(hello, deadline)
+            while not self.tls.done:
+                self._receive(deadline)  # which is empty until our own hello
         handshake = ClientHandshake(role, client_id, key)
         with contextlib.suppress(ConnectionError):  # it may have said why it takes none, and closed
             self._send(handshake.start(), deadline)
@@ -113,6 +131,36 @@ class Connection:
         if code in (errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN):
             return False
         raise OSError(code, os.strerror(code), str(address))
+
+    def secure(self, address: Address, tls: ssl.SSLContext | None) -> bytes:
+        """What to send first on a connection that is to use TLS; empty, and no TLS, over UNIX sockets."""
+        if tls is None or isinstance(address, str):
+            return b""
+        from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems need none
+
+        self.tls = Tls(tls, server=False)
+        return self.tls.start()
+
+    def sealed(self, data: bytes) -> bytes:
+        """What goes over the socket to say this."""
+        if self.tls is None:
+            return data
+        self.tls.say(data)
+        return self.tls.outgoing()
+
+    def unsealed(self, data: bytes) -> tuple[bytes, bytes]:
+        """What these bytes of the socket say, and what goes over it in return. Raises as `Tls.receive`."""
+        if self.tls is None:
+            return data, b""
+        try:
+            said = self.tls.receive(data)
+        except TransferQueueError:
+            with contextlib.suppress(OSError):  # the server's log should say why, too
+                self.sock.send(self.tls.outgoing())
+            raise
+        if self.tls.ended and not said:
+            raise ConnectionResetError("the server ended the connection")
+        return said, self.tls.outgoing()
 
     def exchange(self, frame: bytes, deadline: float) -> bytes:
         """Sends one frame and returns the body of the one that answers it."""
@@ -133,6 +181,9 @@ class Connection:
         return bodies
 
     def _send(self, data: bytes, deadline: float) -> None:
+        self._push(self.sealed(data), deadline)
+
+    def _push(self, data: bytes, deadline: float) -> None:
         rest: bytes | memoryview = data
         while True:
             try:
@@ -152,7 +203,10 @@ class Connection:
             return b""
         if not data:
             raise ConnectionResetError("the server closed the connection")
-        return data
+        said, answer = self.unsealed(data)
+        if answer:
+            self._push(answer, deadline)
+        return said
 
     def _wait(self, events: int, deadline: float) -> None:
         if self._polled != events:
@@ -209,7 +263,7 @@ class Pool:
         address = session.resolve(target)
         connection = self.new(address)
         try:
-            connection.connect(address, session.role, session.client_id, session.key, deadline)
+            connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
         except BaseException:
             self.discard(connection)
             raise

@@ -36,6 +36,8 @@ _HEAD = struct.Struct("<4sHBB")  # magic, version, role or verdict, length of wh
 _NONCE = 32
 _PROOF = 32
 _WELCOME, _WRONG_VERSION, _REFUSED = 0, 1, 2
+NEEDS_TLS = "it takes connections over TLS alone; set security.tls in this process's conf to that of the servers"
+_TLS = b"\x16\x03"  # how a hello of TLS begins
 
 
 class Hello(NamedTuple):
@@ -163,6 +165,10 @@ class ServerHandshake:
             return b""
 
     def _greet(self) -> bytes:
+        if self._received.startswith(_TLS):
+            reason = "it takes no connections over TLS; leave security.tls unset, or set it for the servers too"
+            self.failed = AttachError(reason)
+            return refusal(reason, self._version)
         _check_magic(self._received)
         if len(self._received) < _HEAD.size:
             return b""

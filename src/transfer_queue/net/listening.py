@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Union
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+if TYPE_CHECKING:
+    import ssl
 
 BACKLOG = 1024
 
@@ -25,6 +28,13 @@ class BoundPath:
         with contextlib.suppress(OSError):
             if os.path.samestat(self._made, os.lstat(self._path)):
                 os.unlink(self._path)
+
+
+class Listener(NamedTuple):
+    """What a server knows of a socket on which it listens. made: its path, where the server made it. tls: if used."""
+
+    made: BoundPath | None
+    tls: ssl.SSLContext | None
 
 
 def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import selectors
 import socket
 from collections import deque
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from transfer_queue.net.handshake import ServerHandshake
 from transfer_queue.wire.framing import Frame, FrameReader
 
+if TYPE_CHECKING:
+    from transfer_queue.net.tls import Tls
+
+MAX_PIECES = 64  # of one sendmsg
+SEALED_AT_ONCE = 1 << 16  # bytes of output that are encrypted before they are sent
 OUTPUT_MARK = 1 << 20  # bytes of unread answers above which a connection is not read from
 
 Payload = Union[bytes, bytearray, memoryview]
@@ -21,10 +26,12 @@ class Peer:
     handshake: None once it is done. events: what the selector waits for. ending: close as soon as the output has left.
     inbox: messages that were read and are not served yet, of one read at most; queued: for their sake the connection
     waits for its next turn. held: bytes of the message that is not whole yet. out, out_bytes: what is to be sent.
+    tls: where it is used. sealed: what is to be sent before that, encrypted.
     """
 
     __slots__ = (
-        "ending", "events", "handshake", "held", "inbox", "number", "out", "out_bytes", "queued", "reader", "sock",
+        "ending", "events", "handshake", "held", "inbox", "number", "out", "out_bytes", "queued", "reader",
+        "sealed", "sock", "tls",
     )  # fmt: skip
 
     def __init__(
@@ -41,14 +48,58 @@ class Peer:
         self.held = 0
         self.out: deque[Payload] = deque()
         self.out_bytes = 0
+        self.tls: Tls | None = None
+        self.sealed = bytearray()
 
     @property
     def clogged(self) -> bool:
         """Whether so many answers are unread that no further messages are served."""
-        return self.out_bytes > OUTPUT_MARK
+        return self.out_bytes + len(self.sealed) > OUTPUT_MARK
 
-    def sent(self, count: int) -> None:
-        """So many bytes of the output have left."""
+    @property
+    def unsent(self) -> bool:
+        """Whether anything is to be sent."""
+        return bool(self.out or self.sealed)
+
+    def send(self) -> None:
+        """Sends as much of the output as the socket takes. Raises OSError where the other side is gone."""
+        out = self.out
+        try:
+            while self.unsent:
+                if self.tls is not None:
+                    self._seal(self.tls)
+                    del self.sealed[: self.sock.send(self.sealed)]
+                elif len(out) == 1:
+                    self._sent(self.sock.send(out[0]))
+                else:
+                    self._sent(self.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
+        except (BlockingIOError, InterruptedError):
+            pass
+
+    def unseal(self, tls: Tls, data: bytes) -> bytes:
+        """What these bytes of the socket say; raises as `Tls.receive`. What goes over it in return is in the output."""
+        try:
+            return tls.receive(data)
+        finally:
+            self.sealed += tls.outgoing()
+
+    def _seal(self, tls: Tls) -> None:
+        """Encrypts the next of the output, where nothing is encrypted already."""
+        taken = 0
+        while self.out and taken < SEALED_AT_ONCE and not self.sealed:
+            piece = memoryview(self.out[0])[: SEALED_AT_ONCE - taken]
+            tls.say(piece)
+            self._sent(len(piece))
+            taken += len(piece)
+        self.sealed += tls.outgoing()
+
+    def forget(self) -> None:
+        """Drops what is not served and not sent."""
+        self.out.clear()
+        self.sealed.clear()
+        self.inbox.clear()
+
+    def _sent(self, count: int) -> None:
         self.out_bytes -= count
         while count:
             first = self.out.popleft()

@@ -5,8 +5,8 @@
 The loop knows nothing of what bodies mean, and the service nothing of sockets. What can go wrong on one
 connection ends that connection and counts:
 
-    accepted         connections authenticated           refused       over the cap, told so
-    rejected         failed or slow handshakes            accept_errors failures to accept (descriptors ran out)
+    accepted         connections authenticated           refused       over the cap, or without TLS: told so
+    rejected         failed or slow handshakes, of TLS too  accept_errors failures to accept (descriptors ran out)
     broken           messages that make no sense          slow          readers whose output buffer was full
     crowded          the largest unfinished frame, where those of all connections took too much memory
     errors           exceptions of the service
@@ -19,7 +19,6 @@ answers unread is not read from until it takes them, so that what it sends waits
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import selectors
@@ -27,20 +26,28 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, Union
 
-from transfer_queue.errors import AttachError, ProtocolError
-from transfer_queue.net.handshake import HANDSHAKE_SECONDS, Hello, ServerHandshake, refusal
+from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
 from transfer_queue.net.limits import SparedFile, SpokenSeldom, out_of_files
-from transfer_queue.net.listening import BACKLOG, BoundPath, bound_socket
+from transfer_queue.net.listening import BACKLOG, BoundPath, Listener, bound_socket
 from transfer_queue.net.peer import Payload, Peer
+from transfer_queue.net.service import Outgoing, Service
+from transfer_queue.net.waker import Waker
 from transfer_queue.wire.framing import MAX_BODY, MAX_PAYLOAD, FrameReader, pack_frame
+
+if TYPE_CHECKING:
+    import ssl
+
+    from transfer_queue.net.tls import Tls
+
+__all__ = ["Outgoing", "Server"]
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
 FRAMES_A_TURN = 16  # of one connection, before others come
-MAX_PIECES = 64  # of one sendmsg
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
 LONGEST_SLEEP = 3600.0  # seconds; selectors refuse what does not fit into 31 bits of milliseconds
@@ -48,37 +55,6 @@ FAREWELL_SECONDS = 1.0  # how long `run` waits at its end for output to leave
 COMMIT_PAUSE = 0.1  # seconds between two tries of a commit that failed
 
 logger = logging.getLogger(__name__)
-
-
-class Outgoing(NamedTuple):
-    """A frame for a peer; one that is gone by then gets nothing. A payload must stay unchanged until sent."""
-
-    peer: int
-    body: bytes
-    payload: Payload | None = None
-
-
-class Service(Protocol):
-    """What a server serves. Called by the loop's thread alone; must not block. `now` is the server's clock.
-
-    An exception in `received` ends that connection (`closed` follows); ProtocolError says that its message
-    made no sense. Peers are numbered from 1 and never again.
-    """
-
-    def opened(self, peer: int, hello: Hello) -> None:
-        """A peer has connected and proved that it holds the key."""
-
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """A frame has come; what to send, to this peer and others."""
-
-    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """A peer is gone; nothing can be sent to it."""
-
-    def next_deadline(self) -> float | None:
-        """When `ticked` wants to be called; None for never."""
-
-    def ticked(self, now: float) -> Iterable[Outgoing]:
-        """A deadline has passed."""
 
 
 class Server:
@@ -120,7 +96,7 @@ class Server:
         self._limits = (max_body, max_payload)
         self._handshake_seconds = handshake_seconds
         self._selector = selectors.DefaultSelector()
-        self._listeners: dict[socket.socket, BoundPath | None] = {}  # with the path that it made, if any
+        self._listeners: dict[socket.socket, Listener] = {}
         self._peers: dict[int, Peer] = {}  # all connections, also those in their handshake
         self._dirty: list[Peer] = []  # output was queued since the last flush
         self._unserved: deque[Peer] = deque()  # whose inbox waits for the next turn, in this order
@@ -137,27 +113,30 @@ class Server:
         self._held = False  # the last commit failed: nothing leaves
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
+        self._waker = Waker()
+        self._selector.register(self._waker.descriptor, selectors.EVENT_READ, self._waker.woken)
 
     # ------------------------------------------------------------ set-up, from any thread before run
 
-    def listen(self, address: Union[str, tuple[str, int]]) -> Union[str, tuple[str, int]]:
-        """Listens on a path (mode 0600) or (host, port), port 0 for any; returns the address as bound."""
+    def listen(
+        self, address: Union[str, tuple[str, int]], tls: ssl.SSLContext | None = None
+    ) -> Union[str, tuple[str, int]]:
+        """Listens on a path (mode 0600) or (host, port), port 0 for any; returns the address as bound.
+
+        tls: what connections over (host, port) must use; on a path they never do.
+        """
         sock = bound_socket(address)
-        self.inherit(sock)
+        self.inherit(sock, tls)
         if isinstance(address, str):
-            self._listeners[sock] = BoundPath(address)
+            self._listeners[sock] = Listener(BoundPath(address), None)
             return address
         bound = sock.getsockname()
         return str(bound[0]), int(bound[1])
 
-    def inherit(self, sock: socket.socket) -> None:
+    def inherit(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Listens on a socket of `bound_socket`, whose path, if it has one, is left to who has made it."""
         sock.setblocking(False)
-        self._listeners[sock] = None
+        self._listeners[sock] = Listener(None, None if sock.family == socket.AF_UNIX else tls)
         self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
     def adopt(self, sock: socket.socket) -> int:
@@ -174,21 +153,12 @@ class Server:
     def call_soon(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
         """Runs a function in the loop's thread, soon, and sends what it returns."""
         self._soon.append(function)
-        self._wake()
+        self._waker.wake()
 
     def stop(self) -> None:
         """Makes `run` return, soon. May be called at any time, again too."""
         self._stopping = True
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: run is over
-            self._wake_out.send(b"\0")
-
-    def _woken(self, _: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(self._wake_in.recv(4096)) == 4096:
-                pass
+        self._waker.wake()
 
     # ------------------------------------------------------------ the loop
 
@@ -248,9 +218,9 @@ class Server:
     def _wait_for_commit(self) -> None:
         """A turn while nothing may leave: what peers send stays in their sockets."""
         poll = select.poll()
-        poll.register(self._wake_in, select.POLLIN)
+        poll.register(self._waker.descriptor, select.POLLIN)
         if poll.poll(COMMIT_PAUSE * 1000):
-            self._woken(0)
+            self._waker.woken(0)
         self._run_soon()
         self._end_turn()
 
@@ -290,8 +260,7 @@ class Server:
         while self._shaking and (self._shaking[0][0] <= now or self._shaking[0][1].handshake is None):
             peer = self._shaking.popleft()[1]
             if peer.handshake is not None and peer.number in self._peers:
-                self.counters["rejected"] += 1
-                self._drop(peer)
+                self._reject(peer)
         if self._accept_again is not None and self._accept_again <= now:
             self._accept_again = None
             for sock in self._listeners:
@@ -307,7 +276,7 @@ class Server:
     # ------------------------------------------------------------ connections
 
     def _accept(self, _: int) -> None:
-        for sock in self._listeners:
+        for sock, listener in self._listeners.items():
             for _ in range(ACCEPTS_AT_ONCE):
                 try:
                     accepted, _ = sock.accept()
@@ -320,7 +289,7 @@ class Server:
                         self._pause_accepting(error)
                         return
                     continue
-                self._welcome(accepted)
+                self._welcome(accepted, listener.tls)
 
     def _refuse_one(self, listener: socket.socket, error: OSError) -> bool:
         """Takes one connection with the spared descriptor, to tell it why no more are taken; False if it cannot."""
@@ -339,7 +308,7 @@ class Server:
         for sock in self._listeners:
             self._selector.unregister(sock)
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _welcome(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -352,16 +321,23 @@ class Server:
                 return
             refuse = f"it has {self._max_connections} connections, the most it takes; close some clients"
         peer = self._add(sock, ServerHandshake(self._key, refuse))
+        if tls is not None:
+            from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems need none
+
+            peer.tls = Tls(tls, server=True)
         self._shaking.append((self._clock() + self._handshake_seconds, peer))
 
     def _make_room(self) -> bool:
         """Drops the oldest that has not shown that it holds the key: who has none keeps out nobody who has it."""
         for _, peer in self._shaking:
             if peer.number in self._peers and peer.handshake is not None and not peer.handshake.refuses:
-                self.counters["rejected"] += 1
-                self._drop(peer)
+                self._reject(peer)
                 return True
         return False
+
+    def _reject(self, peer: Peer) -> None:
+        self.counters["rejected"] += 1
+        self._drop(peer)
 
     def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> Peer:
         peer = Peer(self._next_peer, sock, FrameReader(*self._limits), handshake)
@@ -376,8 +352,7 @@ class Server:
             return
         self._selector.unregister(peer.sock)
         peer.sock.close()
-        peer.out.clear()
-        peer.inbox.clear()
+        peer.forget()
         self._hold(peer, 0)
         if peer.handshake is None:
             self._guarded(lambda: self._service.closed(peer.number, self._clock()))
@@ -404,21 +379,40 @@ class Server:
             data = b""
         if not data:
             self._drop(peer)
-        elif peer.handshake is None:
+        elif peer.tls is not None:
+            self._unseal(peer, peer.tls, data)
+        else:
+            self._heard(peer, data)
+
+    def _heard(self, peer: Peer, data: bytes) -> None:
+        if peer.handshake is None:
             self._take(peer, data)
         else:
             self._shake(peer, peer.handshake, data)
+
+    def _unseal(self, peer: Peer, tls: Tls, data: bytes) -> None:
+        if tls.plain(data):  # one of ours, that can be told
+            peer.tls, peer.handshake = None, ServerHandshake(self._key, NEEDS_TLS)
+            self._heard(peer, data)
+            return
+        try:
+            said = peer.unseal(tls, data)
+        except TransferQueueError as error:
+            (self._break if peer.handshake is None else self._turn_away)(peer, error)
+            return
+        if peer.sealed:
+            self._dirty.append(peer)
+        if said:
+            self._heard(peer, said)
+        if tls.ended:
+            self._drop(peer)
 
     def _shake(self, peer: Peer, handshake: ServerHandshake, data: bytes) -> None:
         answer = handshake.receive(data)
         if answer:
             self._append(peer, answer)
         if handshake.failed is not None:
-            self.counters["refused" if isinstance(handshake.failed, AttachError) else "rejected"] += 1
-            self._warn("a connection was turned away: %s", handshake.failed)
-            peer.ending = True
-            if not peer.out:
-                self._drop(peer)
+            self._turn_away(peer, handshake.failed)
         elif handshake.done:
             peer.handshake = None
             self.counters["accepted"] += 1
@@ -428,6 +422,15 @@ class Server:
                 self._drop(peer)
             elif handshake.leftover:
                 self._take(peer, handshake.leftover)
+
+    def _turn_away(self, peer: Peer, error: TransferQueueError) -> None:
+        self.counters["refused" if isinstance(error, AttachError) else "rejected"] += 1
+        self._warn("a connection was turned away: %s", error)
+        peer.ending = True
+        if peer.unsent:
+            self._dirty.append(peer)
+        else:
+            self._drop(peer)
 
     def _take(self, peer: Peer, data: bytes) -> None:
         try:
@@ -478,7 +481,7 @@ class Server:
             peer.queued = True
             self._unserved.append(peer)
 
-    def _break(self, peer: Peer, error: ProtocolError) -> None:
+    def _break(self, peer: Peer, error: TransferQueueError) -> None:
         self.counters["broken"] += 1
         self._warn("connection %d is dropped: %s", peer.number, error)
         self._drop(peer)
@@ -514,8 +517,7 @@ class Server:
             self.counters["slow"] += 1
             self._warn("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
             peer.ending = True
-            peer.out.clear()
-            peer.inbox.clear()
+            peer.forget()
             self._dirty.append(peer)
 
     def _flush(self) -> None:
@@ -526,19 +528,12 @@ class Server:
                 self._send(peer)
 
     def _send(self, peer: Peer) -> None:
-        out = peer.out
         try:
-            while out:
-                if len(out) == 1:
-                    peer.sent(peer.sock.send(out[0]))
-                else:
-                    peer.sent(peer.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
-        except (BlockingIOError, InterruptedError):
-            pass
+            peer.send()
         except OSError:
             self._drop(peer)
             return
-        if peer.ending and not out:
+        if peer.ending and not peer.unsent:
             self._drop(peer)
             return
         self._watch(peer)
@@ -548,7 +543,7 @@ class Server:
         """Asks the selector for what the connection waits for."""
         # one that is to end is not read from: what it sends would wake the loop for nothing
         reads = not peer.ending and not peer.clogged
-        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.out else 0)
+        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.unsent else 0)
         if events != peer.events:
             peer.events = events
             self._selector.modify(peer.sock, events, peer)
@@ -561,7 +556,7 @@ class Server:
             if self._accept_again is None:
                 self._selector.unregister(sock)
         for peer in list(self._peers.values()):
-            if peer.out:
+            if peer.unsent:
                 self._selector.modify(peer.sock, selectors.EVENT_WRITE, peer)
             else:
                 self._selector.unregister(peer.sock)
@@ -575,15 +570,14 @@ class Server:
 
     def close(self) -> None:
         """Closes every socket and removes the paths that `listen` made. `run` does this at its end."""
-        for sock, made in self._listeners.items():
-            if made is not None:
-                made.unlink()
+        for sock, listener in self._listeners.items():
+            if listener.made is not None:
+                listener.made.unlink()
             sock.close()
         self._listeners.clear()
         for peer in self._peers.values():
             peer.sock.close()
         self._peers.clear()
         self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
         self._spared.close()

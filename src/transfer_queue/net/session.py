@@ -34,6 +34,8 @@ from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, En
 from transfer_queue.wire.framing import pack_frame
 
 if TYPE_CHECKING:
+    import ssl
+
     from transfer_queue.client.calls import Call
 
 Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
@@ -73,7 +75,7 @@ class Session:
     resolve: where a target listens, as a path of a UNIX socket or (host, port); asked at each connect.
     log_of: where a target writes its log, for error messages. grace: seconds, see GRACE_SECONDS.
     alive: whether the system runs, so that a server of its that is gone will come back; None: nobody knows, and it
-    counts as gone when all RETRY_DELAYS are through.
+    counts as gone when all RETRY_DELAYS are through. tls: what connections to a (host, port) use.
     Safe to use from several threads.
     """
 
@@ -87,6 +89,7 @@ class Session:
         alive: Callable[[], bool] | None = None,
         role: str = "client",
         grace: float = GRACE_SECONDS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.client_id = client_id
         self.key = key
@@ -95,6 +98,7 @@ class Session:
         self.alive = alive
         self.role = role
         self.grace = grace
+        self.tls = tls
         self.clock: Callable[[], float] = time.monotonic  # of deadlines; the simulation has its own
         self.closed = False
         self._lock = threading.Lock()
