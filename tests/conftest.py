@@ -39,11 +39,6 @@ def nothing_is_left() -> Iterator[None]:
     assert abandoned_for(lambda: arenas() - before, SECONDS) == []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that of several processes none is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in {"e2e", "testing", "dataloader"})
-
-
 def pytest_unconfigure() -> None:
     """Removes the runtime directory, also of a run that only collected."""
     shutil.rmtree(_RUNTIME_DIR, ignore_errors=True)
