@@ -24,7 +24,7 @@ from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import restored, saved
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
 from transfer_queue.journal import state_file
-from transfer_queue.messages import BeginCheckpoint, CloseExtents, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.block_file import BlockFile
 
@@ -145,6 +145,10 @@ class CheckpointOperations(Transfers):
                 for space in reserved:
                     yield from self._abandon(space)
                 raise
+            except BaseException:  # interrupted: nothing may be asked any more
+                for space in reserved:
+                    self._state.space.abandon(space)
+                raise
         self._state.loaded = Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved)
 
     def load_controller_checkpoint(
@@ -169,25 +173,19 @@ class CheckpointOperations(Transfers):
             relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
             state_file.write(sent, {**tree, "state": saved(state)}, sync=False)
             yield from self._ask(LoadState(name), Done, timeout, parked=STATE_SECONDS)
-        except Exception as error:
-            if not isinstance(error, UNCERTAIN):
-                for each in loaded.reserved:
-                    yield from self._abandon(each)
-                raise
+        except BaseException as error:
+            refused = isinstance(error, Exception) and not isinstance(error, UNCERTAIN)
             for each in loaded.reserved:
-                space.published(each)
+                if refused:
+                    yield from self._abandon(each)
+                else:  # nobody knows, or it was interrupted and may be on its way
+                    space.published(each)
             raise
         finally:
             sent.unlink(missing_ok=True)
         for each in loaded.reserved:
             space.published(each)
-        closes = space.closes()
-        if closes:
-            try:
-                yield Call(CONTROLLER, CloseExtents(closes))
-            except BaseException:
-                space.keep(closes)
-                raise
+        yield from self._state.tell_closed()
 
     # ------------------------------------------------------------ shared
 

@@ -190,12 +190,16 @@ class ClientState:
         space = self.space
         space.drain()
         yield from space.give_back()
-        closes = space.closes()
+        yield from self.tell_closed()
+
+    def tell_closed(self) -> Generator[Call, AnyReply, None]:
+        """Tells the controller which extents take no more blocks."""
+        closes = self.space.closes()
         if closes:
             try:
                 yield Call(CONTROLLER, CloseExtents(closes))
             except BaseException:
-                space.keep(closes)
+                self.space.keep(closes)
                 raise
 
     def leave(self) -> Generator[Call, AnyReply, None]:
