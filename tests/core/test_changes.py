@@ -363,7 +363,7 @@ def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) 
     sequences = [watch(h, where=where) for where in (READY, {"n": 1})]
     again = Harness()
     for record in h.records[1:]:
-        again.controller._apply(record)
+        again.controller.apply(record)
     again.take([])
     tag(again, a=READY)
     assert again.parked(sequences[0], "r"), "it is nobody's yet"

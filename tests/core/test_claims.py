@@ -496,7 +496,7 @@ def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) 
     again = Harness()
     for record in h.records[1:]:
         if type(record).__name__ != "Replied":
-            again.controller._apply(record)
+            again.controller.apply(record)
     again.controller._changed.clear()
     again.take([])
     assert again.state.waiting.by_waiter.keys() == {("a", sequence)}

@@ -44,7 +44,7 @@ class Tags:
 
 def consume(h: Harness, rows: list[int]) -> None:
     """Task t consumes these rows."""
-    h.controller._apply(r.Dealt("p", "t", None, len(rows), [], column(rows)))
+    h.controller.apply(r.Dealt("p", "t", None, len(rows), [], column(rows)))
 
 
 def compare(h: Harness, sizes: tuple[int, ...] = (2, 3)) -> None:

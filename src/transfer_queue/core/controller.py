@@ -13,23 +13,33 @@ event that completes it, in order of arrival per (partition, task).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from transfer_queue.core import acks, checkpoints, claims, clears, deadlock, demand, draining, puts, retention, watching
+from transfer_queue.core import (
+    acks,
+    checkpoints,
+    claiming,
+    claims,
+    clears,
+    deadlock,
+    demand,
+    draining,
+    puts,
+    retention,
+    watching,
+)
 from transfer_queue.core import records as r
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
+from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.moves import Moves
 from transfer_queue.core.mutations import MUTATIONS, wanted
 from transfer_queue.core.partition import Partition
-from transfer_queue.core.queries import QUERIES, meta_reply, status
+from transfer_queue.core.queries import QUERIES, status
 from transfer_queue.core.retries import Change, worth_a_try
 from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
@@ -40,7 +50,6 @@ from transfer_queue.messages import (
     AnyReply,
     Cancel,
     Claim,
-    ClaimReply,
     Done,
     Drain,
     Envelope,
@@ -138,17 +147,17 @@ class Controller:
         if waiting is not None:
             return self._attach(waiting, peer)
         if kept is not None and kept.over(sequence):
-            return [self._failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
+            return [self.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
         try:
             return self._answer(client, peer, envelope, body, now)
         except TransferQueueError as error:
-            return [self._failure(peer, sequence, error), *self._settle()]
+            return [self.failure(peer, sequence, error), *self.settle()]
 
     def closed(self, client: str, peer: int, now: float) -> list[Effect]:
         """A connection ended: what waited on it is cancelled, before anything can meet it."""
         self._now = now
         for waiter in [w for w, p in self.peers.items() if p == peer and w[0] == client]:
-            self._unpark(waiter)
+            self.unpark(waiter)
         for waiter in [w for w, (p, _, _) in self.drains.items() if p == peer and w[0] == client]:
             del self.drains[waiter]
         for unit in [u for u, p in self.unit_peers.items() if p == peer]:
@@ -161,8 +170,8 @@ class Controller:
             if not peers:
                 left = self.checkpoints.left(client)
                 self._gone(client)
-                return [*left, *self._settle()]
-        return self._settle()
+                return [*left, *self.settle()]
+        return self.settle()
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
@@ -179,21 +188,21 @@ class Controller:
             self._gone(client)
         for leased, lease in self.deadlines.due(now):
             for record in acks.end(leased, lease, lease.rows, "expired", self.max_deliveries):
-                self._apply(record)
+                self.apply(record)
         for partition in list(self.state.partitions.values()):
             self._retain(partition)
         for waiting in self.state.waiting.expired(now):
             waiter = (waiting.client, waiting.sequence)
             peer = self.peers.get(waiter)
             reply = self._expiry(waiting, now)
-            self._unpark(waiter)
+            self.unpark(waiter)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
         records, orders = self.moves.step(now)
         for record in records:
-            self._apply(record)
+            self.apply(record)
         effects += [TellUnit(unit, order) for unit, order in orders]
-        return [*effects, *self._settle()]
+        return [*effects, *self.settle()]
 
     def worked(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """Work has ended. outcome: what it gave, or the exception that it raised.
@@ -207,16 +216,16 @@ class Controller:
         waiting = self.state.waiting.by_waiter.get(job.waiter)
         if waiting is not None and isinstance(outcome, Exception):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
-            effects += self._failed(waiting, error)
+            effects += self.failed(waiting, error)
         elif waiting is not None:
-            effects += self._retry_claim(waiting, job.made(outcome))
+            effects += claiming.retry(self, waiting, job.made(outcome))
         self._changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
-        return [*effects, *self._settle()]
+        return [*effects, *self.settle()]
 
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
         """An effect `WriteState` was carried out, or failed: why, in words."""
         self._now = now
-        return [*checkpoints.written(self, name, trouble), *self._settle()]
+        return [*checkpoints.written(self, name, trouble), *self.settle()]
 
     def state_read(self, client: str, sequence: int, tree: Any, now: float) -> list[Effect]:
         """An effect `ReadState` was carried out. tree: what the file holds, or an exception."""
@@ -229,10 +238,10 @@ class Controller:
             record = checkpoints.record_of(self, tree)
             with checkpoints.sampler_loaded(self.samplers.default, tree["sampler"]):
                 before = list(self.state.partitions)
-                effects = self._commit(client, peer, asked, [record], lambda: self._taken_over(before))
+                effects = self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
         except TransferQueueError as error:
-            effects = [self._failure(peer, sequence, error)]
-        return [*effects, *self._settle()]
+            effects = [self.failure(peer, sequence, error)]
+        return [*effects, *self.settle()]
 
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
@@ -253,7 +262,7 @@ class Controller:
         if query is not None:
             return [Send(peer, sequence, query(self.state, body))]
         if isinstance(body, Claim):
-            return self._claim(client, peer, envelope, body, now)
+            return claiming.ask(self, client, peer, envelope, body, now)
         if isinstance(body, Watch):
             return self._watch(client, peer, sequence, body, now)
         if isinstance(body, Topology):
@@ -268,14 +277,14 @@ class Controller:
         if isinstance(body, Cancel):
             return self._cancel(client, peer, sequence, body.sequence)
         if isinstance(body, Drain):
-            return self._drain(client, peer, envelope, body, now)
+            return draining.ask(self, client, peer, envelope, body, now)
         if isinstance(body, SpaceShort):
             return self._space_short(peer, sequence, body)
         if isinstance(body, checkpoints.REQUESTS):
-            return [*checkpoints.ask(self, client, peer, sequence, body), *self._settle()]
+            return [*checkpoints.ask(self, client, peer, sequence, body), *self.settle()]
         if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
-            self._park(client, peer, sequence, body, now, body.wait)
-            return self._settle()
+            self.park(client, peer, sequence, body, now, body.wait)
+            return self.settle()
         decide = MUTATIONS.get(type(body))
         if decide is None:
             raise ProtocolError(f"{type(body).__name__} is no request to a controller")
@@ -286,129 +295,44 @@ class Controller:
             wait = body.wait if isinstance(body, (Publish, Reserve)) else None
             if wait is None or wait <= 0:
                 raise
-            self._park(client, peer, sequence, body, now, wait)
-            return self._settle()
-        return [*self._commit(client, peer, envelope, records, reply), *self._settle()]
+            self.park(client, peer, sequence, body, now, wait)
+            return self.settle()
+        return [*self.commit(client, peer, envelope, records, reply), *self.settle()]
 
-    def _commit(
+    def commit(
         self, client: str, peer: int, envelope: Envelope, records: list[r.AnyRecord], reply: Callable[[], AnyReply]
     ) -> list[Effect]:
+        """Applies what a request does, and answers it; the answer is kept until its client has it."""
         for record in records:
-            self._apply(record)
+            self.apply(record)
         answer = reply()
-        self._apply(r.Replied(client, envelope.sequence, envelope.acknowledged, answer, envelope.finished))
+        self.apply(r.Replied(client, envelope.sequence, envelope.acknowledged, answer, envelope.finished))
         return [Send(peer, envelope.sequence, answer)]
 
-    def _claim(self, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
-        claims.check(self.state, self.samplers, claim)
-        if not claim.count and not claim.probe:
-            return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
-        outcome = self._decide(claim)
-        if not claim.hold and not claim.probe:
-            self._come_back(client, claim, outcome.rows)
-        if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
-            self._park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
-            return [*self._began(claim, (client, envelope.sequence), outcome), *self._settle()]
-        return [*self._give(client, peer, envelope, claim, outcome), *self._settle()]
-
-    def _began(self, claim: Claim, waiter: Waiter, outcome: claims.Outcome) -> list[Effect]:
-        """The long deal, if the claim began one."""
-        long = outcome.long
-        if long is None:
-            return []
-        partition = self.state.partitions[claim.partition]
-        sampler = self.samplers.of(claim, partition)
-        job = self.works.begin(partition, claim.task, waiter, long)
-        return [Work(job.number, lambda: claims.computed(sampler, long.deal))]
-
-    def _give(self, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome) -> list[Effect]:
-        if claim.probe or (outcome.rows is None and not outcome.records):
-            return [Send(peer, envelope.sequence, self._nothing(claim, outcome.ended))]
-        rows, records = outcome.rows, acks.claimed(claim, outcome.records)
-        deals = [record for record in records if isinstance(record, r.Dealt)]
-        self.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
-        partition = self.state.partitions[claim.partition]
-        if rows is None:  # the end, at which others were dealt what is left, or it was passed over
-            return self._commit(client, peer, envelope, records, lambda: self._nothing(claim, outcome.ended))
-        self.movers.given(client, demand.consumer_of(claim))
-        unit = claims.unit(self.samplers.of(claim, partition), partition)
-        leased = acks.grant(self.state, partition, client, claim, rows, deals, unit)
-        token = leased.token if isinstance(leased, r.Leased) else 0
-        handed = demand.handed(partition, client, claim, rows) if not token else []
-        warning = self._spanning(partition, claim, rows)
-        count = acks.deliveries(partition, claim.task, rows) if token else None
-
-        def reply() -> AnyReply:
-            told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
-            if token:
-                self.deadlines.begin(partition.name, partition.leases.by_token[token], self._now)
-            elif not handed and warning is None:
-                return told
-            return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
-
-        return self._commit(client, peer, envelope, [*acks.recorded(records, leased), *handed], reply)
-
-    def _decide(self, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:
-        """What a claim gets, after what its sampler passes over is gone."""
-        began = self.timer()
-        try:
-            for record in claims.passes_over(self.state, self.samplers, claim):
-                self._apply(record)
-            busy = self.works.busy(claim.partition, claim.task)
-            return claims.decide(self.state, self.samplers, claim, busy, made)
-        finally:
-            self.samplers.spent(claim, self.timer() - began)
-
-    def _come_back(self, client: str, claim: Claim, rows: np.ndarray | None) -> None:
-        """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
-        self.movers.back(client, demand.consumer_of(claim))
-        partition = self.state.partitions.get(claim.partition)
-        if partition is not None and claim.task in partition.holds.tasks:
-            rank = demand.rank_of(claim)
-            if not len(partition.holds.of(claim.task, client, rank)):
-                gone = partition.holds.left_by(claim.task, rank, self.connections)
-                if gone is not None:
-                    self._apply(r.Inherited(partition.name, claim.task, gone, rank, client))
-            held = partition.holds.of(claim.task, client, rank)
-            self._finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
-
-    def _finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
+    def finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
+        """A client is through with rows that it held."""
         for record in clears.finished(partition, task, client, rows):
-            self._apply(record)
+            self.apply(record)
 
     def _space_short(self, peer: int, sequence: int, short: SpaceShort) -> list[Effect]:
         if self.unit_peers.get(short.unit) != peer:
             raise ProtocolError("only the unit itself may say who waits for its space")
         self.movers.short[short.unit] = short
         self.moves.waits(short.unit, bool(short.writers))
-        return [Send(peer, sequence, Done()), *self._settle()]
-
-    def _spanning(self, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
-        """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
-        size = claims.group_size(self.samplers.of(claim, partition))
-        if size is None or size < 2 or partition.groups.explicit or partition.name in self.warned:
-            return None
-        words = demand.spanning(partition, rows, size)
-        if words is not None:
-            self.warned.add(partition.name)
-        return words
-
-    def _nothing(self, claim: Claim, ended: bool) -> ClaimReply:
-        partition = self.state.partitions.get(claim.partition)
-        return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
+        return [Send(peer, sequence, Done()), *self.settle()]
 
     def _watch(self, client: str, peer: int, sequence: int, watch: Watch, now: float) -> list[Effect]:
         self.movers.acted(client, watch)
         reply = watching.answer(self.state, watch)
         if reply is None and watch.wait is not None and watch.wait > 0:
-            self._park(client, peer, sequence, watch, now, watch.wait)
+            self.park(client, peer, sequence, watch, now, watch.wait)
             watching.looked(self.state, watch.partition)
             return []
         return [Send(peer, sequence, reply or watching.nothing(self.state, watch))]
 
     # ------------------------------------------------------------ waiting
 
-    def _park(
+    def park(
         self,
         client: str,
         peer: int,
@@ -417,12 +341,14 @@ class Controller:
         now: float,
         wait: float,
     ) -> None:
+        """A request waits from now on. CapacityError where too many of its client do."""
         self.state.waiting.check_room(client)
-        self._apply(r.Parked(client, sequence, now, now + wait, body))
+        self.apply(r.Parked(client, sequence, now, now + wait, body))
         self.peers[client, sequence] = peer
 
-    def _unpark(self, waiter: Waiter) -> None:
-        self._apply(r.Unparked(*waiter))
+    def unpark(self, waiter: Waiter) -> None:
+        """A request waits no more."""
+        self.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 
     def _attach(self, waiting: Waiting, peer: int) -> list[Effect]:
@@ -430,7 +356,7 @@ class Controller:
         known = self.peers.get(waiting.waiter)
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         if known is None:  # parked before a replay, and not looked at since
-            return [*self._retry(waiting), *self._settle()]
+            return [*self._retry(waiting), *self.settle()]
         return []
 
     def _cancel(self, client: str, peer: int, sequence: int, cancelled: int) -> list[Effect]:
@@ -440,11 +366,11 @@ class Controller:
         effects: list[Effect] = []
         if there:
             known = self.peers.get(waiter, peer)
-            self._unpark(waiter)
+            self.unpark(waiter)
             effects.append(Send(known, cancelled, Failure("WaitTimeoutError", "cancelled by its client")))
         for record in acks.unseen(self.state, client, cancelled):
-            self._apply(record)
-            effects += self._settle()
+            self.apply(record)
+            effects += self.settle()
         return [*effects, Send(peer, sequence, Done(there))]
 
     def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
@@ -454,7 +380,7 @@ class Controller:
         self.counters["failures"] += 1
         if isinstance(request, Claim):
             if request.probe:
-                return self._nothing(request, ended=False)
+                return claiming.nothing(self, request, ended=False)
             dealt = claims.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
             return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since, dealt))
         if isinstance(request, Wanted):
@@ -465,7 +391,7 @@ class Controller:
             return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
         return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
 
-    def _settle(self) -> list[Effect]:
+    def settle(self) -> list[Effect]:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""
         effects: list[Effect] = []
         while self._changed:
@@ -495,31 +421,10 @@ class Controller:
             self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
             effects.append(FreeExtents(unit, extents))
         if self.drains:
-            effects += self._drained()
+            effects += draining.drained(self)
         waits = self.works or self.checkpoints.cuts or self.moves.active
         if not waits and self.movers.deadlocked(self.state, self.connections):
             effects += self._end_deadlock()
-        return effects
-
-    def _drain(self, client: str, peer: int, envelope: Envelope, body: Drain, now: float) -> list[Effect]:
-        record = draining.decide(self.state, self.moves.replicas, body)
-        if record is not None:
-            self._apply(record)
-            self.moves.drain(body.unit, record.draining)
-        if body.wait is not None and body.wait > 0 and not body.undo:
-            self.drains[client, envelope.sequence] = (peer, body.unit, now + body.wait)
-            return self._settle()
-        return [Send(peer, envelope.sequence, Done(draining.left(self.state, body.unit))), *self._settle()]
-
-    def _drained(self) -> list[Effect]:
-        """Answers those who wait until nothing lies in a unit, or until their time is over."""
-        effects: list[Effect] = []
-        for waiter, (peer, unit, deadline) in list(self.drains.items()):
-            left = draining.left(self.state, unit)
-            if left and self._now < deadline:
-                continue
-            del self.drains[waiter]
-            effects.append(Send(peer, waiter[1], draining.outcome(unit, left)))
         return effects
 
     def _end_deadlock(self) -> list[Effect]:
@@ -528,9 +433,9 @@ class Controller:
         effects: list[Effect] = []
         for waiting in list(self.state.waiting.space.values()):
             peer = self.peers.get(waiting.waiter)
-            self._unpark(waiting.waiter)
+            self.unpark(waiting.waiter)
             if peer is not None:
-                effects.append(self._failure(peer, waiting.sequence, DeadlockError(told)))
+                effects.append(self.failure(peer, waiting.sequence, DeadlockError(told)))
         effects += [RefuseLeases(unit, told) for unit, short in self.movers.short.items() if short.writers]
         return effects
 
@@ -545,37 +450,21 @@ class Controller:
     def _met(self, waiter: Waiter, reply: AnyReply) -> Send:
         """Answers one who waits and has a connection."""
         peer = self.peers[waiter]
-        self._unpark(waiter)
+        self.unpark(waiter)
         return Send(peer, waiter[1], reply)
 
     def _retry(self, waiting: Waiting) -> list[Effect]:
         if isinstance(waiting.request, Watch):
             return self._retry_watch(waiting)
         if isinstance(waiting.request, Claim):
-            return self._retry_claim(waiting)
+            return claiming.retry(self, waiting)
         return self._retry_wanted(waiting) if isinstance(waiting.request, Wanted) else self._retry_put(waiting)
 
-    def _retry_claim(self, waiting: Waiting, made: claims.Made | None = None) -> list[Effect]:
-        claim = waiting.claim
-        waiter = waiting.waiter
-        peer = self.peers.get(waiter)
-        if peer is None:
-            return []
-        try:
-            outcome = self._decide(claim, made)
-        except TransferQueueError as error:
-            return self._failed(waiting, error)
-        if outcome.busy:
-            return self._began(claim, waiter, outcome)
-        if outcome.rows is None and not outcome.ended and _wait_of(claim):
-            return []
-        self._unpark(waiter)
-        return self._give(waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
-
-    def _failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
+    def failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
+        """A request that waits cannot be met any more."""
         peer = self.peers.get(waiting.waiter)
-        self._unpark(waiting.waiter)
-        return [] if peer is None else [self._failure(peer, waiting.sequence, error)]
+        self.unpark(waiting.waiter)
+        return [] if peer is None else [self.failure(peer, waiting.sequence, error)]
 
     def _retry_put(self, waiting: Waiting) -> list[Effect]:
         waiter = waiting.waiter
@@ -588,18 +477,18 @@ class Controller:
         except CapacityError:
             return []
         except TransferQueueError as error:
-            return self._failed(waiting, error)
-        self._unpark(waiter)
-        return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
+            return self.failed(waiting, error)
+        self.unpark(waiter)
+        return self.commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
 
     def _retry_wanted(self, waiting: Waiting) -> list[Effect]:
         peer, request = self.peers.get(waiting.waiter), waiting.request
         assert isinstance(request, Wanted)
         if peer is None or not self._missing(request):
             return []
-        self._unpark(waiting.waiter)
+        self.unpark(waiting.waiter)
         records, reply = wanted(self, waiting.client, peer, request)
-        return self._commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
+        return self.commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
 
     # ------------------------------------------------------------ the rest
 
@@ -617,7 +506,7 @@ class Controller:
         for partition in list(self.state.partitions.values()):
             if partition.sealed:
                 for record in clears.never_put(partition, ()):
-                    self._apply(record)
+                    self.apply(record)
         return Done(self.state.epoch)
 
     @property
@@ -633,11 +522,12 @@ class Controller:
         if retention.keeps_all(partition):
             return
         for record in retention.mark(partition, self._now):
-            self._apply(record)
+            self.apply(record)
         for drop in retention.drops(partition, self._now):
-            self._apply(drop)
+            self.apply(drop)
 
-    def _apply(self, record: r.AnyRecord) -> None:
+    def apply(self, record: r.AnyRecord) -> None:
+        """Takes one record in, and notes who may have waited for it."""
         self.state.apply(record)
         self.records.append(record)
         name = getattr(record, "partition", None)
@@ -672,12 +562,12 @@ class Controller:
         self.movers.left(client)
         for partition in list(self.state.partitions.values()):
             for task, rows in partition.holds.of_client(client):
-                self._finish(partition, task, client, rows)
+                self.finish(partition, task, client, rows)
             for task in [task for task, name in partition.wants.promised if name == client]:
-                self._apply(r.GroupsTaken(partition.name, task, client, 0))
+                self.apply(r.GroupsTaken(partition.name, task, client, 0))
             if partition.sealed and client in partition.owners:
                 for record in clears.never_put(partition, self.connections):
-                    self._apply(record)
+                    self.apply(record)
 
     def _depart(self, client: str) -> None:
         if client not in self.state.clients:
@@ -686,13 +576,9 @@ class Controller:
         while len(self.departed) > MAX_DEPARTED:
             oldest = next(iter(self.departed))
             del self.departed[oldest]
-            self._apply(r.ClientForgotten(oldest))
+            self.apply(r.ClientForgotten(oldest))
 
-    def _failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
+    def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
+        """The answer to a request that is refused."""
         self.counters["failures"] += 1
         return Send(peer, sequence, Failure(type(error).__name__, str(error)))
-
-
-def _wait_of(claim: Claim) -> float:
-    """Seconds for which a claim that cannot be met stays parked; 0 for one that is answered at once."""
-    return max(0.0, claim.wait or 0.0)

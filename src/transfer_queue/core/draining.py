@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from transfer_queue.core import records as r
+from transfer_queue.core.effects import Effect, Send
 from transfer_queue.core.state import State
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import AnyReply, Done, Drain, Failure
+from transfer_queue.messages import AnyReply, Done, Drain, Envelope, Failure
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
 
 
 def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None:
@@ -40,3 +46,27 @@ def outcome(unit: int, blocks: int) -> AnyReply:
         "WaitTimeoutError",
         f"storage unit {unit} still holds {blocks} blocks; it goes on being drained, ask again to wait for it",
     )
+
+
+def ask(core: Controller, client: str, peer: int, envelope: Envelope, body: Drain, now: float) -> list[Effect]:
+    """A request to drain a unit, or to use it again, arrived."""
+    record = decide(core.state, core.moves.replicas, body)
+    if record is not None:
+        core.apply(record)
+        core.moves.drain(body.unit, record.draining)
+    if body.wait is not None and body.wait > 0 and not body.undo:
+        core.drains[client, envelope.sequence] = (peer, body.unit, now + body.wait)
+        return core.settle()
+    return [Send(peer, envelope.sequence, Done(left(core.state, body.unit))), *core.settle()]
+
+
+def drained(core: Controller) -> list[Effect]:
+    """Answers those who wait until nothing lies in a unit, or until their time is over."""
+    effects: list[Effect] = []
+    for waiter, (peer, unit, deadline) in list(core.drains.items()):
+        blocks = left(core.state, unit)
+        if blocks and core.now < deadline:
+            continue
+        del core.drains[waiter]
+        effects.append(Send(peer, waiter[1], outcome(unit, blocks)))
+    return effects

@@ -1,6 +1,7 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called by `Controller.apply` alone; everything else only reads.
+Methods that change something are called by `State.apply` and what it calls alone (`values.py`, `acknowledged.py`);
+everything else only reads.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.changes import Changes
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.drops import Drops
-from transfer_queue.core.fields import Field, dims_parts
+from transfer_queue.core.fields import Field
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.holds import Holds
 from transfer_queue.core.leases import BatchKey, Leases
-from transfer_queue.core.losses import Found, Loss, Losses
+from transfer_queue.core.losses import Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
-from transfer_queue.core.records import Repacked
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows
 from transfer_queue.core.wants import Wants
-from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages import DELETE_CODE, FieldSpec, PartitionOptions
 
 MAX_READY_SETS = 64
 
@@ -252,110 +252,13 @@ class Partition:
             for ready in self.ready.values():
                 ready.joined(p, group.number, self.groups)
 
-    def publish(self, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
-        """Values of these rows are in block `number`, row by row."""
-        self.blocks.add(number, writer, block, len(positions) * len(block.schema))
-        self.nbytes += block.nbytes
-        slots = np.arange(len(positions), dtype="i4")
-        released = []
-        parts = list(self.rows.split(positions))
-        self._learn(block)
-        for spec in block.schema:
-            field = self.fields[spec.name]
-            for _, chunk, at, where in parts:
-                column, slot = chunk.field_columns(spec.name)
-                old = column[at]
-                held = int(np.count_nonzero(old))
-                if held:
-                    released.append(old)
-                self.losses.forget(chunk, spec.name, at)
-                field.live += len(old) - held
-                field.ever += len(old) - held
-                column[at] = number
-                slot[at] = slots[where]
-        if released:
-            self.nbytes -= self.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
-        if self.ready:
-            fields = {spec.name for spec in block.schema}
-            for ready in self.ready.values():
-                if fields.isdisjoint(ready.fields):
-                    continue
-                for key, chunk, at, _ in parts:
-                    if ready.update(key, chunk, at, self.groups):
-                        self.gained.add(ready.task)
-
-    def lose(self, found: list[Found], number: int, loss: Loss) -> None:
-        """These values are lost, by event `number`: their rows do not have them any more."""
-        self.losses.events[number] = loss
-        released = []
-        touched: dict[int, list[np.ndarray]] = {}
-        for key, chunk, name, at in found:
-            column = chunk.field[name][0]
-            released.append(column[at])
-            column[at] = 0
-            self.losses.mark(chunk, name, at, number)
-            self._fewer(name, len(at))
-            touched.setdefault(key, []).append(at)
-        self.nbytes -= self.blocks.release(np.concatenate(released))
-        for key, parts in touched.items():
-            at = np.unique(np.concatenate(parts))
-            self.changes.mark(self.version, at + (key << CHUNK_BITS))
-            for ready in self.ready.values():
-                ready.update(key, self.rows.chunks[key], at, self.groups)
-
-    def _fewer(self, name: str, count: int) -> None:
+    def fewer(self, name: str, count: int) -> None:
         """So many values of a field are there no more."""
         field = self.fields[name]
         field.live -= count
         if not field.live:
             field.forget()
             self.learnt = None
-
-    def repack(self, repacked: Repacked, writer: str) -> None:
-        """See `records.Repacked`."""
-        blocks, first = repacked.blocks, repacked.first_block
-        rows, sources, slots = (
-            np.frombuffer(column, kind)
-            for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
-        )
-        counts = [block.rows for block in blocks]
-        numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
-        fresh = np.concatenate([np.arange(count, dtype="i4") for count in counts])
-        positions = self.rows.positions_of(rows)
-        values = np.zeros(len(blocks), "i8")
-        found: list[tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
-        names = [{spec.name for spec in block.schema} for block in blocks]
-        for name in sorted(set().union(*names)):
-            having = np.repeat([name in some for some in names], counts)
-            there = np.flatnonzero((positions >= 0) & having)
-            for _, chunk, at, where in self.rows.split(positions[there]):
-                columns = chunk.field.get(name)
-                if columns is None:
-                    continue
-                chosen = there[where]
-                same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
-                found.append((columns, np.asarray(at)[same], chosen[same]))
-                values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
-        for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
-            if needed:
-                self.blocks.add(number, writer, block, needed)
-                self.nbytes += block.nbytes
-        for columns, at, chosen in found:
-            columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
-            self.nbytes -= self.blocks.release(sources[chosen])
-
-    def _learn(self, block: NewBlock) -> None:
-        """Takes the row shapes of a block into the types of its fields."""
-        known = (block.schema, block.dims, block.rows)
-        if known == self.learnt:
-            return  # the same shapes again, as from one writer's loop, teach nothing
-        dims = np.frombuffer(block.dims, "<i8")
-        for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows), strict=True):
-            field = self.fields.get(spec.name)
-            if field is None:
-                field = self.fields[spec.name] = Field(spec.name)
-            field.add(spec, part)
-        self.learnt = known
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
         """Merges tags into rows, or replaces them."""
@@ -503,7 +406,7 @@ class Partition:
                 continue
             column[at] = 0
             released.append(old)
-            self._fewer(name, count)
+            self.fewer(name, count)
         if released:
             self.nbytes -= self.blocks.release(np.concatenate(released))
         if chunk.tags is not None:

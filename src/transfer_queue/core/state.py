@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import acknowledged
+from transfer_queue.core import acknowledged, values
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.intervals import Intervals
@@ -143,7 +143,7 @@ class State:
             partition.set_tags(positions, record.tags, record.replace_tags)
         if record.block is not None:
             self.next_block = max(self.next_block, record.block_number + 1)
-            partition.publish(positions, record.block_number, record.block, record.writer)
+            values.publish(partition, positions, record.block_number, record.block, record.writer)
         if record.tags is not None or record.block is not None:
             partition.changes.mark(partition.version, positions)
 
@@ -299,7 +299,7 @@ class State:
         for name, partition in self.partitions.items():
             found = list(holding(partition.rows, blocks))
             if found:
-                self._changed(name).lose(found, self.losses, Loss(unit, when, partition.version))
+                values.lose(self._changed(name), found, self.losses, Loss(unit, when, partition.version))
 
     def _extents_freed(self, record: r.ExtentsFreed) -> None:
         self.blocks.forget([(record.unit, extent) for extent in np.frombuffer(record.extents, "<i8").tolist()])
@@ -314,7 +314,7 @@ class State:
             closed += [(copy.unit, copy.extent) for block in repacked.blocks for copy in block.copies]
             partition = self.partitions.get(repacked.partition)
             if partition is not None:
-                partition.repack(repacked, MOVER)
+                values.repack(partition, repacked, MOVER)
         self.blocks.close(list(dict.fromkeys(closed)))
 
     def _unit_draining(self, record: r.UnitDraining) -> None:

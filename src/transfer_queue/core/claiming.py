@@ -1,0 +1,146 @@
+"""Claims as they come: met, parked or refused, and what is dealt given to its client, to hold or as a lease.
+
+What a claim gets is decided in `claims.py`. Here that becomes records, a reply, and what is known of who asks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core import acks, claims, demand
+from transfer_queue.core import records as r
+from transfer_queue.core.effects import Effect, Send, Work
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.queries import meta_reply
+from transfer_queue.core.waiting import Waiter, Waiting
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import AnyReply, Claim, ClaimReply, Envelope
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+
+def ask(core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
+    """A claim arrived."""
+    claims.check(core.state, core.samplers, claim)
+    if not claim.count and not claim.probe:
+        return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
+    outcome = _decide(core, claim)
+    if not claim.hold and not claim.probe:
+        _come_back(core, client, claim, outcome.rows)
+    if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
+        core.park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
+        return [*_began(core, claim, (client, envelope.sequence), outcome), *core.settle()]
+    return [*_give(core, client, peer, envelope, claim, outcome), *core.settle()]
+
+
+def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -> list[Effect]:
+    """Looks again at a parked claim. made: the deal that it began, where that was computed meanwhile."""
+    claim = waiting.claim
+    waiter = waiting.waiter
+    peer = core.peers.get(waiter)
+    if peer is None:
+        return []
+    try:
+        outcome = _decide(core, claim, made)
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    if outcome.busy:
+        return _began(core, claim, waiter, outcome)
+    if outcome.rows is None and not outcome.ended and _wait_of(claim):
+        return []
+    core.unpark(waiter)
+    return _give(core, waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
+
+
+def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
+    """The answer to a claim that gets no rows."""
+    partition = core.state.partitions.get(claim.partition)
+    return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
+
+
+def _began(core: Controller, claim: Claim, waiter: Waiter, outcome: claims.Outcome) -> list[Effect]:
+    """The long deal, if the claim began one."""
+    long = outcome.long
+    if long is None:
+        return []
+    partition = core.state.partitions[claim.partition]
+    sampler = core.samplers.of(claim, partition)
+    job = core.works.begin(partition, claim.task, waiter, long)
+    return [Work(job.number, lambda: claims.computed(sampler, long.deal))]
+
+
+def _give(
+    core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: claims.Outcome
+) -> list[Effect]:
+    if claim.probe or (outcome.rows is None and not outcome.records):
+        return [Send(peer, envelope.sequence, nothing(core, claim, outcome.ended))]
+    rows, records = outcome.rows, acks.claimed(claim, outcome.records)
+    deals = [record for record in records if isinstance(record, r.Dealt)]
+    core.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
+    partition = core.state.partitions[claim.partition]
+    if rows is None:  # the end, at which others were dealt what is left, or it was passed over
+        return core.commit(client, peer, envelope, records, lambda: nothing(core, claim, outcome.ended))
+    core.movers.given(client, demand.consumer_of(claim))
+    unit = claims.unit(core.samplers.of(claim, partition), partition)
+    leased = acks.grant(core.state, partition, client, claim, rows, deals, unit)
+    token = leased.token if isinstance(leased, r.Leased) else 0
+    handed = demand.handed(partition, client, claim, rows) if not token else []
+    warning = _spanning(core, partition, claim, rows)
+    count = acks.deliveries(partition, claim.task, rows) if token else None
+
+    def reply() -> AnyReply:
+        told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
+        if token:
+            core.deadlines.begin(partition.name, partition.leases.by_token[token], core.now)
+        elif not handed and warning is None:
+            return told
+        return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
+
+    return core.commit(client, peer, envelope, [*acks.recorded(records, leased), *handed], reply)
+
+
+def _decide(core: Controller, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:
+    """What a claim gets, after what its sampler passes over is gone."""
+    began = core.timer()
+    try:
+        for record in claims.passes_over(core.state, core.samplers, claim):
+            core.apply(record)
+        busy = core.works.busy(claim.partition, claim.task)
+        return claims.decide(core.state, core.samplers, claim, busy, made)
+    finally:
+        core.samplers.spent(claim, core.timer() - began)
+
+
+def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+    """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
+    core.movers.back(client, demand.consumer_of(claim))
+    partition = core.state.partitions.get(claim.partition)
+    if partition is not None and claim.task in partition.holds.tasks:
+        rank = demand.rank_of(claim)
+        if not len(partition.holds.of(claim.task, client, rank)):
+            gone = partition.holds.left_by(claim.task, rank, core.connections)
+            if gone is not None:
+                core.apply(r.Inherited(partition.name, claim.task, gone, rank, client))
+        held = partition.holds.of(claim.task, client, rank)
+        core.finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
+
+
+def _spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+    """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
+    size = claims.group_size(core.samplers.of(claim, partition))
+    if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:
+        return None
+    words = demand.spanning(partition, rows, size)
+    if words is not None:
+        core.warned.add(partition.name)
+    return words
+
+
+def _wait_of(claim: Claim) -> float:
+    """Seconds for which a claim that cannot be met stays parked; 0 for one that is answered at once."""
+    return max(0.0, claim.wait or 0.0)

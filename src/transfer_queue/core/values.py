@@ -1,0 +1,113 @@
+"""Values of fields arrive, are lost, and move into other blocks. Called by `State.apply` alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.fields import Field, dims_parts
+from transfer_queue.core.losses import Found, Loss
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.records import Repacked
+from transfer_queue.core.rows import CHUNK_BITS
+from transfer_queue.messages import NewBlock
+
+
+def publish(partition: Partition, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
+    """Values of these rows are in block `number`, row by row."""
+    partition.blocks.add(number, writer, block, len(positions) * len(block.schema))
+    partition.nbytes += block.nbytes
+    slots = np.arange(len(positions), dtype="i4")
+    released = []
+    parts = list(partition.rows.split(positions))
+    _learn(partition, block)
+    for spec in block.schema:
+        field = partition.fields[spec.name]
+        for _, chunk, at, where in parts:
+            column, slot = chunk.field_columns(spec.name)
+            old = column[at]
+            held = int(np.count_nonzero(old))
+            if held:
+                released.append(old)
+            partition.losses.forget(chunk, spec.name, at)
+            field.live += len(old) - held
+            field.ever += len(old) - held
+            column[at] = number
+            slot[at] = slots[where]
+    if released:
+        partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
+    if partition.ready:
+        fields = {spec.name for spec in block.schema}
+        for ready in partition.ready.values():
+            if fields.isdisjoint(ready.fields):
+                continue
+            for key, chunk, at, _ in parts:
+                if ready.update(key, chunk, at, partition.groups):
+                    partition.gained.add(ready.task)
+
+
+def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:
+    """These values are lost, by event `number`: their rows do not have them any more."""
+    partition.losses.events[number] = loss
+    released = []
+    touched: dict[int, list[np.ndarray]] = {}
+    for key, chunk, name, at in found:
+        column = chunk.field[name][0]
+        released.append(column[at])
+        column[at] = 0
+        partition.losses.mark(chunk, name, at, number)
+        partition.fewer(name, len(at))
+        touched.setdefault(key, []).append(at)
+    partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    for key, parts in touched.items():
+        at = np.unique(np.concatenate(parts))
+        partition.changes.mark(partition.version, at + (key << CHUNK_BITS))
+        for ready in partition.ready.values():
+            ready.update(key, partition.rows.chunks[key], at, partition.groups)
+
+
+def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
+    """See `records.Repacked`."""
+    blocks, first = repacked.blocks, repacked.first_block
+    rows, sources, slots = (
+        np.frombuffer(column, kind)
+        for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
+    )
+    counts = [block.rows for block in blocks]
+    numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
+    fresh = np.concatenate([np.arange(count, dtype="i4") for count in counts])
+    positions = partition.rows.positions_of(rows)
+    values = np.zeros(len(blocks), "i8")
+    found: list[tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
+    names = [{spec.name for spec in block.schema} for block in blocks]
+    for name in sorted(set().union(*names)):
+        having = np.repeat([name in some for some in names], counts)
+        there = np.flatnonzero((positions >= 0) & having)
+        for _, chunk, at, where in partition.rows.split(positions[there]):
+            columns = chunk.field.get(name)
+            if columns is None:
+                continue
+            chosen = there[where]
+            same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
+            found.append((columns, np.asarray(at)[same], chosen[same]))
+            values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
+    for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
+        if needed:
+            partition.blocks.add(number, writer, block, needed)
+            partition.nbytes += block.nbytes
+    for columns, at, chosen in found:
+        columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
+        partition.nbytes -= partition.blocks.release(sources[chosen])
+
+
+def _learn(partition: Partition, block: NewBlock) -> None:
+    """Takes the row shapes of a block into the types of its fields."""
+    known = (block.schema, block.dims, block.rows)
+    if known == partition.learnt:
+        return  # the same shapes again, as from one writer's loop, teach nothing
+    dims = np.frombuffer(block.dims, "<i8")
+    for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows), strict=True):
+        field = partition.fields.get(spec.name)
+        if field is None:
+            field = partition.fields[spec.name] = Field(spec.name)
+        field.add(spec, part)
+    partition.learnt = known
