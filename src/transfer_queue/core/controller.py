@@ -72,6 +72,8 @@ from transfer_queue.sampler.wrapper import ranked_tags
 
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
+# records after which nobody who waits for rows has a better chance
+_NO_NEWS = frozenset({r.Handed, r.Inherited, r.Aged, r.Leased, r.Replied})
 
 
 class Controller:
@@ -175,10 +177,10 @@ class Controller:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
-        times = [retention.due(partition) for partition in self.state.partitions.values()]
-        times += [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next()]
-        times += [self.moves.due(), *(deadline for _, _, deadline in self.drains.values())]
-        return min((time for time in times if time is not None), default=None)
+        times = [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next(), self.moves.due()]
+        times += [retention.due(partition) for partition in self.state.aging.values()]
+        times += [deadline for _, _, deadline in self.drains.values()]
+        return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
         """Ends waits and leases whose deadline has come, drops rows too old, gives up clients that did not return."""
@@ -189,7 +191,7 @@ class Controller:
         for leased, lease in self.deadlines.due(now):
             for record in acks.end(leased, lease, lease.rows, "expired", self.max_deliveries):
                 self.apply(record)
-        for partition in list(self.state.partitions.values()):
+        for partition in list(self.state.aging.values()):
             self._retain(partition)
         for waiting in self.state.waiting.expired(now):
             waiter = (waiting.client, waiting.sequence)
@@ -530,20 +532,21 @@ class Controller:
         """Takes one record in, and notes who may have waited for it."""
         self.state.apply(record)
         self.records.append(record)
-        name = getattr(record, "partition", None)
-        if isinstance(record, r.StateLoaded):
+        kind = type(record)
+        if kind in _NO_NEWS or (isinstance(record, r.Finished) and not record.freed):
+            return
+        if kind is r.StateLoaded:
             self.moves.forget()
-        if isinstance(record, (r.UnitLost, r.ExtentsLost)):
+        elif kind in (r.UnitLost, r.ExtentsLost):
             for partition in self.state.partitions.values():
                 if self.state.losses in partition.losses.events:
                     self._changed.setdefault(partition.name, Change())
-        if (
-            name is None
-            or isinstance(record, (r.Handed, r.Inherited, r.Aged, r.Leased))
-            or (isinstance(record, r.Finished) and not record.freed)
-        ):
+        name: str | None = getattr(record, "partition", None)
+        if name is None:
             return
-        change = self._changed.setdefault(name, Change())
+        change = self._changed.get(name)
+        if change is None:
+            change = self._changed[name] = Change()
         change.note(record, self.state.partitions.get(name))
         if isinstance(record, r.ConsumptionForgotten):
             self.works.forget(record.partition, record.task)

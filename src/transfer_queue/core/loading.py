@@ -31,7 +31,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     state.changes = max(state.changes, loaded.changes) + 1
     state.blocks = loaded.blocks
     at_another_clock(loaded, record.time - tree["time"])
-    state.partitions = loaded.partitions
+    state.partitions, state.aging = loaded.partitions, loaded.aging
     for partition in state.partitions.values():
         partition.awaits = state.waiting.awaits
         partition.version = partition.changes.made = state.changes

@@ -190,11 +190,14 @@ class Partition:
 
     def common_fields(self, positions: np.ndarray) -> list[str]:
         """The fields that every one of these rows has, sorted."""
-        if not len(positions):
+        parts = [(chunk, at) for _, chunk, at, _ in self.rows.split(positions)]
+        if sum(len(at) for _, at in parts) < max(1, len(positions)):
             return []
-        return sorted(
-            name for name, field in self.fields.items() if field.live and self.blocks_of(name, positions)[0].all()
-        )
+        common = [name for name, field in self.fields.items() if field.live]
+        for chunk, at in parts:
+            columns = chunk.field
+            common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
+        return sorted(common)
 
     def wholly_consumed(self, task: str) -> bool:
         """Whether the task has consumed every row, reserved ones included; False without any row."""

@@ -30,7 +30,9 @@ class Change:
 
     def note(self, record: r.AnyRecord, partition: Partition | None) -> None:
         """A record of this partition was applied; the partition is as it is after it."""
-        if isinstance(record, r.Dealt):
+        if isinstance(record, (r.Published, r.RowsReserved)):
+            self.everything |= record.groups is not None  # rows that join may leave others that can never be whole
+        elif isinstance(record, r.Dealt):
             # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more
             if record.batch_index is not None:
                 shares = self.shares.setdefault(record.task, set())
@@ -43,8 +45,8 @@ class Change:
         elif isinstance(record, (r.PassedOver, r.LeaseAcked, r.LeaseEnded, r.RankLeft)):
             self.everything |= bool(getattr(record, "freed", b""))
             self.tasks.add(record.task)
-        elif not isinstance(record, (r.Published, r.RowsReserved)) or record.groups is not None:
-            self.everything = True  # rows that join groups may leave others that can never be whole
+        else:
+            self.everything = True
 
 
 def worth_a_try(

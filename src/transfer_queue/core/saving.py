@@ -67,7 +67,8 @@ def _restore(state: State, tree: Any) -> None:
     state.blocks.restore(tree["blocks"])
     for name, partition in tree["partitions"].items():
         options = msgspec.convert(partition["options"], PartitionOptions)
-        made = state.partitions[name] = Partition(name, options, state.blocks, state.waiting.awaits, state.epoch)
+        made = Partition(name, options, state.blocks, state.waiting.awaits, state.epoch)
+        state.enter(made)
         made.restore(partition)
         for tag in state.watched:
             made.rows.watch(tag)

@@ -78,6 +78,7 @@ class State:
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     lost_units: number -> when, of those that will not come back. losses: how often values were lost.
     draining: those that everything is to be moved off.
+    aging: the partitions that drop rows by their age (derived).
     capacity: most rows at a time, None without limit (configuration, not replayed).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
@@ -88,6 +89,7 @@ class State:
         self.capacity = capacity
         self.watched: list[str] = []
         self.partitions: dict[str, Partition] = {}
+        self.aging: dict[str, Partition] = {}
         self.next_index = 0
         self.next_block = 1
         self.epoch = 0
@@ -111,6 +113,12 @@ class State:
         """Takes one record in."""
         _APPLY[type(record)](self, record)
 
+    def enter(self, partition: Partition) -> None:
+        """Adds a partition. Called when it is made or restored."""
+        self.partitions[partition.name] = partition
+        if partition.options.keep_seconds is not None:
+            self.aging[partition.name] = partition
+
     def _changed(self, name: str) -> Partition:
         """The partition, under a new version."""
         partition = self.partitions[name]
@@ -119,9 +127,7 @@ class State:
         return partition
 
     def _partition_made(self, record: r.PartitionMade) -> None:
-        self.partitions[record.partition] = Partition(
-            record.partition, record.options, self.blocks, self.waiting.awaits, self.epoch
-        )
+        self.enter(Partition(record.partition, record.options, self.blocks, self.waiting.awaits, self.epoch))
         partition = self._changed(record.partition)
         partition.changes.made = partition.version
         for tag in self.watched:
@@ -249,6 +255,7 @@ class State:
 
     def _partition_dropped(self, record: r.PartitionDropped) -> None:
         self.partitions.pop(record.partition).drop()
+        self.aging.pop(record.partition, None)
 
     def _consumption_forgotten(self, record: r.ConsumptionForgotten) -> None:
         self._changed(record.partition).forget_consumption(record.task)

@@ -107,6 +107,8 @@ class Server:
         self._next_peer = 1
         self._accept_again: float | None = None  # while accepting is paused
         self._tick_again = 0.0  # after a failed tick: not before
+        self._due: float | None = None  # when the service next has something to do, unless
+        self._ask_due = True  # something has happened since it was asked
         self._idle = idle
         self._may_idle = idle is not None  # there may be idle work that was not asked for since the last event
         self._commit = commit
@@ -236,7 +238,7 @@ class Server:
         """Seconds until something is due without any event; None for never."""
         if self._dirty:  # what was queued while the last turn's output left
             return 0.0
-        due = self._service.next_deadline()
+        due = self._service.next_deadline() if self._ask_due else self._due
         if due is not None and due < self._tick_again:
             due = self._tick_again
         if self._shaking and (due is None or self._shaking[0][0] < due):
@@ -248,7 +250,8 @@ class Server:
         return min(max(0.0, due - self._clock()), LONGEST_SLEEP)
 
     def _check_deadlines(self) -> None:
-        due = self._service.next_deadline()
+        due = self._due = self._service.next_deadline()
+        self._ask_due = False
         if due is None and not self._shaking and self._accept_again is None:
             return
         now = self._clock()
@@ -267,6 +270,7 @@ class Server:
                 self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
     def _guarded(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
+        self._ask_due = True
         try:
             self._queue(function() or ())
         except Exception:
