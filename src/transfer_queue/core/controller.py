@@ -37,7 +37,7 @@ from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send,
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.moves import Moves
-from transfer_queue.core.mutations import MUTATIONS, wanted
+from transfer_queue.core.mutations import MUTATIONS, Decide, wanted
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, status
 from transfer_queue.core.retries import Change, worth_a_try
@@ -263,6 +263,9 @@ class Controller:
         query = QUERIES.get(type(body))
         if query is not None:
             return [Send(peer, sequence, query(self.state, body))]
+        decide = MUTATIONS.get(type(body))
+        if decide is not None:
+            return self._change(client, peer, envelope, decide, now)
         if isinstance(body, Claim):
             return claiming.ask(self, client, peer, envelope, body, now)
         if isinstance(body, Watch):
@@ -284,20 +287,20 @@ class Controller:
             return self._space_short(peer, sequence, body)
         if isinstance(body, checkpoints.REQUESTS):
             return [*checkpoints.ask(self, client, peer, sequence, body), *self.settle()]
+        raise ProtocolError(f"{type(body).__name__} is no request to a controller")
+
+    def _change(self, client: str, peer: int, envelope: Envelope, decide: Decide, now: float) -> list[Effect]:
+        sequence, body = envelope.sequence, envelope.body
         if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
             self.park(client, peer, sequence, body, now, body.wait)
             return self.settle()
-        decide = MUTATIONS.get(type(body))
-        if decide is None:
-            raise ProtocolError(f"{type(body).__name__} is no request to a controller")
         self.movers.acted(client, body)
         try:
             records, reply = decide(self, client, peer, body)
         except CapacityError:
-            wait = body.wait if isinstance(body, (Publish, Reserve)) else None
-            if wait is None or wait <= 0:
+            if not isinstance(body, (Publish, Reserve)) or body.wait is None or body.wait <= 0:
                 raise
-            self.park(client, peer, sequence, body, now, wait)
+            self.park(client, peer, sequence, body, now, body.wait)
             return self.settle()
         return [*self.commit(client, peer, envelope, records, reply), *self.settle()]
 

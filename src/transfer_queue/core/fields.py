@@ -118,17 +118,29 @@ def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list
     return parts
 
 
-def check_block(block: NewBlock, count: int) -> None:
-    """Raises InvalidArgumentError for a block that describes itself wrongly."""
+BlockShape = tuple[list[FieldSpec], bytes, int]  # schema, dims, rows
+
+
+def shape_of(block: NewBlock) -> BlockShape:
+    """What a block holds, but for where it lies."""
+    return block.schema, block.dims, block.rows
+
+
+def check_block(block: NewBlock, count: int, learnt: BlockShape | None = None) -> None:
+    """Raises InvalidArgumentError for a block that describes itself wrongly. learnt: a shape known to be right."""
     if block.rows != count or count < 1:
         raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
+    place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
+    if min(place) < 0 or max(place) >= 1 << 62:
+        raise InvalidArgumentError("the block's place is no place of a block")
+    if learnt == shape_of(block):
+        return
     names = [spec.name for spec in block.schema]
     if not names or len(set(names)) != len(names):
         raise InvalidArgumentError(f"a block needs fields, each once; it names {names}")
     for spec in block.schema:
         if spec.kind not in ("tensor", "object"):
             raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
-    place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
-    if len(block.dims) % 8 or min(place) < 0 or max(place) >= 1 << 62:
-        raise InvalidArgumentError("the block's place or dims are no numbers of a block")
+    if len(block.dims) % 8:
+        raise InvalidArgumentError("the block's dims are no numbers of a block")
     dims_parts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

@@ -216,7 +216,9 @@ def writer_gone(core: Controller, client: str, peer: int, request: WriterGone) -
     return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
 
 
-MUTATIONS: dict[type, Callable[[Controller, str, int, Any], Decision]] = {
+Decide = Callable[["Controller", str, int, Any], Decision]  # of the client, on this connection, asking this
+
+MUTATIONS: dict[type, Decide] = {
     CreatePartition: create_partition,
     Reserve: reserve,
     Publish: publish,

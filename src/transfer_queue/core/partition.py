@@ -18,7 +18,7 @@ from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.changes import Changes
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.drops import Drops
-from transfer_queue.core.fields import Field
+from transfer_queue.core.fields import BlockShape, Field
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.holds import Holds
 from transfer_queue.core.leases import BatchKey, Leases
@@ -27,7 +27,7 @@ from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows
 from transfer_queue.core.wants import Wants
-from transfer_queue.messages import DELETE_CODE, FieldSpec, PartitionOptions
+from transfer_queue.messages import DELETE_CODE, PartitionOptions
 
 MAX_READY_SETS = 64
 
@@ -91,7 +91,7 @@ class Partition:
         self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
         self.version = 0
         self.gained: set[str] = set()
-        self.learnt: tuple[list[FieldSpec], bytes, int] | None = None
+        self.learnt: BlockShape | None = None
 
     # ------------------------------------------------------------ reading
 

@@ -9,7 +9,7 @@ import numpy as np
 from transfer_queue.core import admission, clears
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import MOST_PLACES
-from transfer_queue.core.fields import check_block
+from transfer_queue.core.fields import check_block, shape_of
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.state import State
 from transfer_queue.errors import (
@@ -173,9 +173,9 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     _check_shape(request)
     partition = state.partitions.get(request.partition)
     if request.block is not None:
-        check_block(request.block, request.count)
+        check_block(request.block, request.count, None if partition is None else partition.learnt)
         _check_places(state, writer, request.block)
-        if partition is not None:
+        if partition is not None and partition.learnt != shape_of(request.block):
             for spec in request.block.schema:
                 field = partition.fields.get(spec.name)
                 if field is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.fields import Field, dims_parts
+from transfer_queue.core.fields import Field, dims_parts, shape_of
 from transfer_queue.core.losses import Found, Loss
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import Repacked
@@ -18,21 +18,23 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
     partition.nbytes += block.nbytes
     slots = np.arange(len(positions), dtype="i4")
     released = []
-    parts = list(partition.rows.split(positions))
+    parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
+    losses = partition.losses if partition.losses.counts else None
     _learn(partition, block)
     for spec in block.schema:
         field = partition.fields[spec.name]
-        for _, chunk, at, where in parts:
+        for _, chunk, at, within in parts:
             column, slot = chunk.field_columns(spec.name)
             old = column[at]
             held = int(np.count_nonzero(old))
             if held:
                 released.append(old)
-            partition.losses.forget(chunk, spec.name, at)
-            field.live += len(old) - held
-            field.ever += len(old) - held
+            if losses is not None:
+                losses.forget(chunk, spec.name, at)
+            field.live += len(at) - held
+            field.ever += len(at) - held
             column[at] = number
-            slot[at] = slots[where]
+            slot[at] = within
     if released:
         partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
     if partition.ready:
@@ -101,7 +103,7 @@ def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
 
 def _learn(partition: Partition, block: NewBlock) -> None:
     """Takes the row shapes of a block into the types of its fields."""
-    known = (block.schema, block.dims, block.rows)
+    known = shape_of(block)
     if known == partition.learnt:
         return  # the same shapes again, as from one writer's loop, teach nothing
     dims = np.frombuffer(block.dims, "<i8")
