@@ -1,0 +1,83 @@
+"""A controller's core alone, without processes and sockets, asked with requests that are made up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.effects import Effect, Send, Work
+from transfer_queue.core.records import Dealt
+from transfer_queue.messages import AnyRequest, Claim, Envelope, FieldSpec, NewBlock, Publish, RegisterUnit
+from transfer_queue.sampler import BaseSampler, SequentialSampler
+
+BATCH = 32
+FIELDS = ("x", "y", "z")
+SCHEMA = [FieldSpec(name, "tensor", "float32", 1, False) for name in FIELDS]
+DIMS = np.array([128, 128, 1], "<i8").tobytes()
+ROW_BYTES = 1028
+
+
+class Core:
+    """A controller with one unit. `send` gives what one request took; work beside the loop is carried out at once.
+
+    now: the virtual clock. work: processor seconds of the last work.
+    """
+
+    def __init__(self, sampler: BaseSampler | None = None) -> None:
+        self.controller = Controller(sampler or SequentialSampler())
+        self.now = 0.0
+        self.work = 0.0
+        self._sequences: dict[str, int] = {}
+        self._offset = 0
+        self.send(RegisterUnit("unit", "arena"), "unit")
+
+    def send(self, request: AnyRequest, client: str = "client") -> tuple[float, list[Effect]]:
+        """Seconds of the longest event that came of it, and the effects of all."""
+        sequence = self._sequences[client] = self._sequences.get(client, 0) + 1
+        envelope = Envelope(sequence, sequence - 1, request)
+        began = time.perf_counter()
+        effects = self.controller.handle(client, 1, envelope, self.now)
+        took = time.perf_counter() - began
+        self.controller.take_records()
+        for effect in effects:
+            if isinstance(effect, Work):
+                began = time.thread_time()
+                outcome = effect.run()
+                self.work = time.thread_time() - began
+                began = time.perf_counter()
+                effects = effects + self.controller.worked(effect.number, outcome, self.now)
+                took = max(took, time.perf_counter() - began)
+                self.controller.take_records()
+        return took, effects
+
+    def publish(
+        self, rows: int, partition: str = "p", client: str = "client", **more: Any
+    ) -> tuple[float, list[Effect]]:
+        """A put of new rows with all fields."""
+        self._offset += 64
+        block = NewBlock(0, self._offset, self._offset, 1, ROW_BYTES * rows, rows, SCHEMA, DIMS)
+        return self.send(Publish(partition, rows, block=block, pre_allocate=0, **more), client)
+
+    def fill(self, rows: int, partition: str = "p", put: int = 100_000) -> None:
+        """So many new rows, by puts of `put`."""
+        for first in range(0, rows, put):
+            self.publish(min(put, rows - first), partition)
+
+    def consume(self, rows: np.ndarray, task: str, partition: str = "p") -> None:
+        """A task has consumed these rows."""
+        for part in np.array_split(rows, max(1, len(rows) // 100_000)):
+            self.controller.state.apply(Dealt(partition, task, None, BATCH, [], part.astype("<i8").tobytes()))
+
+
+def claim(task: str = "train", fields: tuple[str, ...] = FIELDS, partition: str = "p", **more: Any) -> Claim:
+    """A claim of a batch."""
+    return Claim(partition, task, list(fields), more.pop("batch", BATCH), **more)
+
+
+def rows_of(effects: list[Effect]) -> int:
+    """How many rows the replies name."""
+    replies = [effect.reply for effect in effects if isinstance(effect, Send)]
+    return sum(len(getattr(reply, "rows", b"") or b"") // 8 for reply in replies)

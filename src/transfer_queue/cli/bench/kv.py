@@ -1,0 +1,193 @@
+"""How fast do batches go in, come out in another process, and go away?
+
+Each round puts here, gets in a process that has done so before, in some rounds also in a fresh one, compares every
+byte, and clears. Beside each stands a memcpy of as many bytes in one thread, or, for small ones, a bare socket that
+carries as many.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, replace
+from typing import NamedTuple
+
+import torch
+
+from transfer_queue import interface as tq
+from transfer_queue.cli.bench import payloads
+from transfer_queue.cli.bench.machine import Memcpy, RawSocket, clocked
+from transfer_queue.cli.bench.payloads import Payload
+from transfer_queue.cli.bench.report import Row, Scale, compared
+from transfer_queue.cli.bench.systems import System, Worker, raw_socket, system
+
+QUESTION = "How fast do batches go in, come out in another process, and go away?"
+LARGE = 1 << 20  # bytes from which memcpy is the measure, and not a socket
+
+
+class Case(NamedTuple):
+    """A batch, how often it goes round, in fresh processes too, and what its put and get should take (ms)."""
+
+    payload: Payload
+    rounds: int
+    fresh: int
+    targets: tuple[float, float] | None = None
+    then: tuple[float, float] | None = None
+
+
+CASES = [
+    Case(Payload("dense", 1, 3, 64), 50, 3),
+    Case(Payload("dense", 64, 3, 64), 50, 3, (0.25, 0.35), (6.6, 8.5)),
+    Case(Payload("dense", 8192, 5, 128), 15, 3, (8, 8), (93, 1037)),
+    Case(Payload("dense", 1024, 9, 8192), 7, 3, (25, 25), (229, 518)),
+    Case(Payload("dense", 1024, 16, 32768), 2, 1),
+    Case(Payload("jagged", 1024, 4, 1500), 10, 3),
+    Case(Payload("objects", 1024, 4, 0), 10, 3),
+    Case(Payload("mixed", 512, 6, 1900), 15, 3, (8, 8), (60, 75)),
+]
+QUICK = [
+    Case(Payload("dense", 8, 2, 16), 2, 1),
+    Case(Payload("jagged", 16, 2, 10), 2, 1),
+    Case(Payload("objects", 8, 2, 0), 2, 1),
+    Case(Payload("mixed", 16, 6, 40), 2, 1),
+]
+
+
+class Got(NamedTuple):
+    """Of a get: seconds, processor seconds of the process, and which fields were wrong."""
+
+    seconds: float
+    cpu: float
+    wrong: list[str]
+
+
+def get(partition: str, payload: Payload, seed: int) -> Got:
+    """Gets a batch and compares it. Runs in the reader."""
+    keys, client = payload.keys, tq.get_client()
+    cpu, start = time.process_time(), time.perf_counter()
+    batch = client.kv_batch_get(keys, partition)
+    seconds, used = time.perf_counter() - start, time.process_time() - cpu
+    return Got(seconds, used, payloads.differences(batch, payload, seed))
+
+
+def get_and_keep(partition: str, payload: Payload, times: int) -> list[tuple[float, float]]:
+    """Seconds of gets none of which is given back meanwhile, each beside a copy into a fresh `torch.empty`."""
+    keys, client, kept, found = payload.keys, tq.get_client(), [], []
+    source = torch.ones(payloads.nbytes(payloads.make(payload, 0)), dtype=torch.uint8)
+    for _ in range(times):
+        start = time.perf_counter()
+        kept.append(client.kv_batch_get(keys, partition))
+        seconds = time.perf_counter() - start
+        start = time.perf_counter()
+        torch.empty(len(source), dtype=torch.uint8).numpy()[:] = source.numpy()
+        found.append((seconds, time.perf_counter() - start))
+    return found
+
+
+class Round(NamedTuple):
+    """Seconds of one round, and of what stands beside each."""
+
+    put: float
+    get: float
+    clear: float
+    beside_put: float
+    beside_get: float
+    cpu: dict[str, float]
+
+
+def run(scale: Scale) -> list[Row]:
+    """All cases."""
+    rows: list[Row] = []
+    with system() as queue, raw_socket() as bare, Worker(queue.address) as reader:
+        for case in scale.pick(CASES, QUICK):
+            rows += _measured(case, queue, bare, reader)
+            rows[-len(ROWS)], rows[-len(ROWS) + 1] = _beside_peers(scale, case, rows[-len(ROWS)], rows[-len(ROWS) + 1])
+        payload = scale.pick(CASES[3], QUICK[0]).payload
+        rows.append(_destinations(payload, reader))
+    return rows
+
+
+ROWS = ("put", "get", "first get", "clear")
+
+
+def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> list[Row]:
+    """The rows of one case, as named in ROWS."""
+    payload = case.payload
+    nbytes = payloads.nbytes(payloads.make(payload, 0))
+    large = nbytes >= LARGE
+    copy = Memcpy(nbytes if large else 1)
+    rounds = [_round(case, number, nbytes, queue, bare, reader, copy) for number in range(case.rounds + 1)][1:]
+    first, beside_first = _first_gets(case, nbytes, queue, bare, copy)
+    words = "memcpy" if large else "raw socket"
+    name = f"{payload.name}, {nbytes / 2**20:.3g} MiB"
+    targets, then = case.targets or (None, None), case.then or (None, None)
+    put = _way("put", name, rounds, words, targets[0], then[0])
+    got = _way("get", name, rounds, words, targets[1], then[1])
+    fresh = compared(f"first get {name}", "ms", [s * 1e3 for s in first], [s * 1e3 for s in beside_first], words)
+    clear = Row(f"clear {name}", statistics.median(r.clear for r in rounds) * 1e3, "ms")
+    return [put, got, fresh, clear]
+
+
+def _way(way: str, name: str, rounds: list[Round], words: str, target: float | None, then: float | None) -> Row:
+    """The row of all puts, or of all gets."""
+    ours = [getattr(each, way) * 1e3 for each in rounds]
+    beside = [getattr(each, f"beside_{way}") * 1e3 for each in rounds]
+    cpu = {f"{who}cpu_us": statistics.median(each.cpu[who + way] for each in rounds) * 1e6 for who in ("", "servers_")}
+    more = {"best_ms": min(ours), **cpu}
+    return compared(f"{way} {name}", "ms", ours, beside, words, target=target, then=then, more=more)
+
+
+def _round(case: Case, number: int, nbytes: int, queue: System, bare: RawSocket, reader: Worker, copy: Memcpy) -> Round:
+    payload, partition = case.payload, f"{case.payload.kind}-{case.payload.rows}-{case.payload.width}-{number}"
+    batch, keys = payloads.make(payload, number), payload.keys
+    large = nbytes >= LARGE
+    beside_put = copy.seconds() if large else bare.seconds(nbytes, 1)
+    served, cpu = queue.cpu(), time.process_time()
+    put = clocked(tq.kv_batch_put, keys, partition, batch)
+    used = {"put": time.process_time() - cpu, "servers_put": queue.cpu() - served}
+    beside_get = copy.seconds() if large else bare.seconds(1, nbytes)
+    served = queue.cpu()
+    got = reader.do(get, partition, payload, number)
+    used |= {"get": got.cpu, "servers_get": queue.cpu() - served}
+    _check(got, payload)
+    clear = clocked(tq.kv_clear, keys, partition)
+    tq.get_client().clear_partition(partition)
+    return Round(put, got.seconds, clear, beside_put, beside_get, used)
+
+
+def _check(got: Got, payload: Payload) -> None:
+    if got.wrong:
+        raise AssertionError(f"{payload.name}: the reader got other bytes than were put, in {got.wrong}")
+
+
+def _first_gets(
+    case: Case, nbytes: int, queue: System, bare: RawSocket, copy: Memcpy
+) -> tuple[list[float], list[float]]:
+    """Seconds of the first get of so many fresh processes, and what stands beside each."""
+    tq.kv_batch_put(case.payload.keys, "fresh", payloads.make(case.payload, 7))
+    seconds, beside = [], []
+    for _ in range(case.fresh):
+        with Worker(queue.address) as reader:
+            got = reader.do(get, "fresh", case.payload, 7)
+        _check(got, case.payload)
+        seconds.append(got.seconds)
+        beside.append(copy.seconds() if nbytes >= LARGE else bare.seconds(1, nbytes))
+    tq.get_client().clear_partition("fresh")
+    return seconds, beside
+
+
+def _destinations(payload: Payload, reader: Worker) -> Row:
+    """Gets that find no memory given back by earlier ones."""
+    tq.kv_batch_put(payload.keys, "kept", payloads.make(payload, 1))
+    found = reader.do(get_and_keep, "kept", payload, 4)
+    tq.get_client().clear_partition("kept")
+    ours, fresh = zip(*found, strict=True)
+    name = f"get {payload.name} into fresh memory"
+    return compared(name, "ms", [s * 1e3 for s in ours], [s * 1e3 for s in fresh], "into torch.empty")
+
+
+def _beside_peers(scale: Scale, case: Case, put: Row, got: Row) -> tuple[Row, Row]:
+    figures = scale.ask_peers("kv", **asdict(case.payload), rounds=min(case.rounds, 7))
+    puts = {name: found["put_ms"] for name, found in figures.items()}
+    gets = {name: found["get_ms"] for name, found in figures.items()}
+    return replace(put, peers=puts), replace(got, peers=gets)

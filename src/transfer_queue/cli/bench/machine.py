@@ -1,0 +1,113 @@
+"""What this machine can do, measured beside what we do; and what processes have used of it, from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CHUNK = 1 << 20  # bytes that a raw socket is asked for at once
+MOST_COPIED = 512 << 20  # bytes of one measured memcpy; more is reckoned from it
+
+
+def clocked(act: Callable[..., Any], *arguments: Any) -> float:
+    """Seconds that a call took."""
+    start = time.perf_counter()
+    act(*arguments)
+    return time.perf_counter() - start
+
+
+class Memcpy:
+    """Copies of so many bytes between warm memories, in one thread."""
+
+    def __init__(self, nbytes: int) -> None:
+        copied = max(1, min(nbytes, MOST_COPIED))
+        self._factor = nbytes / copied
+        self._source, self._target = np.ones(copied, np.uint8), np.zeros(copied, np.uint8)
+
+    def seconds(self) -> float:
+        """Of one copy."""
+        return clocked(np.copyto, self._target, self._source) * self._factor
+
+
+class RawSocket:
+    """A UNIX socket to a process (`answer`) that gives as many bytes as it is asked for: nothing is encoded."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        while True:
+            with contextlib.suppress(OSError):  # the other process has just begun
+                self._socket.connect(path)
+                return
+
+    def seconds(self, up: int, down: int) -> float:
+        """Of sending `up` bytes and receiving `down`, at least one."""
+        body, into = up.to_bytes(8, "little") + max(1, down).to_bytes(8, "little") + bytes(up), bytearray(max(1, down))
+        start = time.perf_counter()
+        self._socket.sendall(body)
+        _fill(self._socket, memoryview(into))
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Ends the other side, too."""
+        self._socket.close()
+
+
+def answer(path: str) -> None:
+    """Serves one `RawSocket`, until it is closed."""
+    head = bytearray(16)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        sock, _ = listener.accept()
+    with sock, contextlib.suppress(EOFError):
+        while True:
+            _fill(sock, memoryview(head))
+            up, down = (int.from_bytes(head[i : i + 8], "little") for i in (0, 8))
+            _fill(sock, memoryview(bytearray(up)))
+            sock.sendall(bytes(down))
+
+
+def _fill(sock: socket.socket, memory: memoryview) -> None:
+    while memory:
+        count = sock.recv_into(memory, min(len(memory), CHUNK))
+        if not count:
+            raise EOFError
+        memory = memory[count:]
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Processor time that these processes have used until now, of all their threads that live."""
+    return sum(_ran(task) for pid in pids for task in _tasks(pid))
+
+
+def _tasks(pid: int) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from Path(f"/proc/{pid}/task").iterdir()
+
+
+def _ran(task: Path) -> float:
+    with contextlib.suppress(OSError):
+        return int((task / "schedstat").read_text().split()[0]) / 1e9
+    return 0.0
+
+
+def memory_of(pid: int | str = "self") -> dict[str, int]:
+    """Bytes of a process: resident, anonymous, shared (mapped shared memory), peak (of resident) and pss."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    lines += Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    values = {
+        name: int(rest.split()[0]) * 1024 for name, _, rest in (each.partition(":") for each in lines) if "kB" in rest
+    }
+    wanted = {"resident": "VmRSS", "anonymous": "RssAnon", "shared": "RssShmem", "peak": "VmHWM", "pss": "Pss"}
+    return {name: values[key] for name, key in wanted.items()}
+
+
+def reset_peak(pid: int | str = "self") -> None:
+    """From here on `peak` begins anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")

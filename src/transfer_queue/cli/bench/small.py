@@ -1,0 +1,240 @@
+"""How many small operations a second, how long each takes, and what lists and gathers of many small rows cost.
+
+Clients are threads with a client of their own in few processes; each puts or updates one row after the other for so
+long. What was put is got again in the end and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from transfer_queue import interface as tq
+from transfer_queue.cli.bench import payloads
+from transfer_queue.cli.bench.machine import clocked
+from transfer_queue.cli.bench.payloads import Payload
+from transfer_queue.cli.bench.report import Row, Scale, against, compared, quantiles
+from transfer_queue.cli.bench.systems import System, Worker, raw_socket, system, workers
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.current import CURRENT
+
+QUESTION = "How many small operations a second, and how long does each take?"
+PROCESSES = 8  # at most, for all clients together
+WARMING = 0.3  # seconds in which nothing counts
+BYTES = (300, 100)  # of a small put's request and reply: what the raw socket carries
+PUTS = {1: (8000.0, 251.0), 8: (12000.0, 445.0)}  # clients -> a second: target, and the peer's then
+
+
+class Told(NamedTuple):
+    """What one process did: latencies that count (seconds), its processor seconds, puts of each client in all."""
+
+    latencies: list[float]
+    cpu: float
+    puts: list[int]
+
+
+def row(number: int) -> dict[str, torch.Tensor]:
+    """A small sample, three fields."""
+    return {"prompt": torch.arange(16) + number, "score": torch.tensor(number / 7), "mask": torch.ones(16)}
+
+
+def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Told:
+    """Some clients of one process do one thing again and again. Runs in a worker; begin: of the monotonic clock."""
+    torch.set_num_threads(1)
+    tq.get_client()
+    assert CURRENT.system is not None
+    made = [TransferQueueClient(CURRENT.system) for _ in range(clients)]
+    found: list[list[float]] = [[] for _ in range(clients)]
+    puts = [0] * clients
+    samples = [row(number) for number in range(64)]
+
+    def one(which: int) -> None:
+        client, took = made[which], found[which]
+        client.kv_put(f"{name}-{which}-0", act, samples[0], {"n": 0})
+        _sleep_until(begin)
+        number = 1
+        while True:
+            now = time.monotonic()
+            if now >= begin + WARMING + seconds:
+                break
+            if act == "put":
+                client.kv_put(f"{name}-{which}-{number}", act, samples[number % 64], {"n": number})
+            else:
+                client.kv_put(f"{name}-{which}-0", act, tag={"n": number, "status": "running"})
+            if now >= begin + WARMING:
+                took.append(time.monotonic() - now)
+            number += 1
+        puts[which] = number
+
+    threads = [threading.Thread(target=one, args=(which,)) for which in range(clients)]
+    for thread in threads:
+        thread.start()
+    _sleep_until(begin + WARMING)
+    cpu = time.process_time()
+    for thread in threads:
+        thread.join()
+    cpu = time.process_time() - cpu
+    for client in made:
+        client.close()
+    return Told([each for took in found for each in took], cpu, puts)
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def check(act: str, name: str, puts: list[int]) -> None:
+    """Compares what clients have put with what there is."""
+    for which, count in enumerate(puts):
+        if act != "put":
+            (tags,) = tq.kv_batch_put([f"{name}-{which}-0"], act, tags=[{}]).tags
+            _same(tags["n"], count - 1)
+            continue
+        batch = tq.kv_batch_get([f"{name}-{which}-{number}" for number in range(count)], act)
+        numbers = torch.arange(count) % 64
+        _same(batch["prompt"].values().view(count, 16).tolist(), (numbers[:, None] + torch.arange(16)).tolist())
+        _same(batch["score"].tolist(), torch.tensor([n / 7 for n in numbers.tolist()]).tolist())
+        _same(batch["mask"].values().sum().item(), count * 16)
+
+
+def _same(got: Any, wanted: Any) -> None:
+    if got != wanted:
+        raise AssertionError(f"other values came than were put: {str(got)[:100]} instead of {str(wanted)[:100]}")
+
+
+def run(scale: Scale) -> list[Row]:
+    """All of it."""
+    with system() as queue, raw_socket() as bare:
+        count = scale.pick(2000, 50)
+        raw = [bare.seconds(*BYTES) for _ in range(count)]
+        rows = [_round_trips(count, raw)]
+        empty = rows[0].ours
+        seconds = scale.pick(2.0, 0.2)
+        with workers(scale.pick(PROCESSES, 2), queue.address) as processes:
+            for act in ("put", "tag"):
+                for clients in scale.pick((1, 8, 64, 512), (1, 3)):
+                    rows.append(_many(scale, act, clients, processes, seconds, queue, empty))
+        rows += [_in_flight(tasks, seconds, empty) for tasks in scale.pick((1, 8, 64), (1, 8))]
+        rows += _lists(scale.pick(100_000, 500), empty)
+        with Worker(queue.address) as reader:
+            rows.append(_one_by_one(Payload("dense", scale.pick(8192, 64), 5, 128), reader))
+    return rows
+
+
+def _round_trips(count: int, raw: list[float]) -> Row:
+    """The least that a call can cost: nothing asked, nothing told."""
+    client = tq.get_client()
+    times = [clocked(client.get_partition_list) for _ in range(count)]
+    ours, bare = (statistics.median(each) * 1e6 for each in (times, raw))
+    return against("empty round trip", "us", ours, bare, "raw socket", more=quantiles(times, 1e6))
+
+
+def _many(
+    scale: Scale, act: str, clients: int, processes: list[Worker], seconds: float, queue: System, empty: float
+) -> Row:
+    used = processes[: min(clients, len(processes))]
+    shares = [clients // len(used) + (i < clients % len(used)) for i in range(len(used))]
+    begin = time.monotonic() + 0.5 + clients / 400
+    for i, (worker, share) in enumerate(zip(used, shares, strict=True)):
+        worker.begin(work, act, f"{clients}-{i}", share, begin, seconds)
+    _sleep_until(begin + WARMING)
+    served = queue.cpu()
+    _sleep_until(begin + WARMING + seconds)
+    served = queue.cpu() - served
+    told: list[Told] = [worker.result() for worker in used]
+    for i, each in enumerate(told):
+        check(act, f"{clients}-{i}", each.puts)
+    tq.get_client().clear_partition(act)
+    latencies = [one for each in told for one in each.latencies]
+    done = len(latencies)
+    cpu = sum(each.cpu for each in told)
+    more = quantiles(latencies, 1e6) | {"cpu_us": cpu / done * 1e6, "servers_cpu_us": served / done * 1e6}
+    words = "client" if clients == 1 else "clients"
+    what = f"{'single-row puts' if act == 'put' else 'tag updates'}, {clients} {words}"
+    target, then = PUTS.get(clients, (None, None)) if act == "put" else (None, None)
+    peers = scale.ask_peers("small", act=act, clients=clients, seconds=seconds) if clients <= 8 else {}
+    return against(
+        what, "a second", done / seconds, 1e6 / empty, "empty trips of one", more=more, target=target, then=then,
+        peers={name: figures["a_second"] for name, figures in peers.items()},
+    )  # fmt: skip
+
+
+def _in_flight(tasks: int, seconds: float, empty: float) -> Row:
+    """One client, one event loop, so many puts under way at any time."""
+    samples = [row(number) for number in range(64)]
+    partition = f"async-{tasks}"
+
+    async def puts(which: int, until: float) -> int:
+        number = 0
+        while time.monotonic() < until:
+            await tq.async_kv_put(f"{which}-{number}", partition, samples[number % 64], {"n": number})
+            number += 1
+        return number
+
+    async def all_of_them(seconds: float) -> list[int]:
+        until = time.monotonic() + seconds
+        return await asyncio.gather(*(puts(which, until) for which in range(tasks)))
+
+    asyncio.run(all_of_them(WARMING))
+    tq.get_client().clear_partition(partition)
+    cpu = time.process_time()
+    counts = asyncio.run(all_of_them(seconds))
+    cpu = time.process_time() - cpu
+    got = tq.kv_batch_get([f"{w}-{n}" for w in range(tasks) for n in range(counts[w])], partition)
+    _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for count in counts for n in range(count)]).tolist())
+    tq.get_client().clear_partition(partition)
+    more = {"cpu_us": cpu / sum(counts) * 1e6}
+    what = f"async puts of one client, {tasks} in flight"
+    return against(what, "a second", sum(counts) / seconds, 1e6 / empty, "empty trips of one", more=more)
+
+
+def _lists(keys: int, empty: float) -> list[Row]:
+    """`kv_list` of many keys, whole and by tag."""
+    names = [f"k{i}" for i in range(keys)]
+    for first in range(0, keys, 10_000):
+        part = range(first, min(first + 10_000, keys))
+        tags = [{"status": "ready" if i % 1000 == 0 else "running", "n": i} for i in part]
+        tq.kv_batch_put(names[first : part.stop], "list", tags=tags)
+    wanted: dict[str, dict[str, Any] | None] = {
+        "all": None, "1 in 1000 by status": {"status": "ready"}, "one by number": {"n": keys - 1}
+    }  # fmt: skip
+    found = []
+    for words, where in wanted.items():
+        listed = tq.kv_list("list", where=where)["list"]
+        _same(len(listed), {"all": keys, "1 in 1000 by status": -(-keys // 1000), "one by number": 1}[words])
+        times = [clocked(lambda: tq.kv_list("list", where=where)) * 1e3 for _ in range(5)]  # noqa: B023
+        what = f"kv_list over {keys:,} keys, {words}"
+        found.append(against(what, "ms", statistics.median(times), empty / 1e3, "empty round trip"))
+    tq.get_client().clear_partition("list")
+    return found
+
+
+def get(partition: str, payload: Payload) -> tuple[float, list[str]]:
+    """Seconds of a get, and which fields were wrong. Runs in the reader."""
+    keys, client = payload.keys, tq.get_client()
+    start = time.perf_counter()
+    batch = client.kv_batch_get(keys, partition)
+    return time.perf_counter() - start, payloads.differences(batch, payload, 1)
+
+
+def _one_by_one(payload: Payload, reader: Worker) -> Row:
+    """A get of rows that were put one by one, beside one of the same rows put at once."""
+    batch = payloads.make(payload, 1)
+    tq.kv_batch_put(payload.keys, "at once", batch)
+    for i, key in enumerate(payload.keys):
+        tq.kv_put(key, "one by one", batch[i : i + 1])
+    times: dict[str, list[float]] = {"one by one": [], "at once": []}
+    for _ in range(6):
+        for partition, took in times.items():
+            seconds, wrong = reader.do(get, partition, payload)
+            _same(wrong, [])
+            took.append(seconds * 1e3)
+    ours, other = times["one by one"][1:], times["at once"][1:]
+    what = f"get of {payload.name} put one by one"
+    target = 2 * statistics.median(other)
+    return compared(what, "ms", ours, other, "put at once", target=target, more={"best_ms": min(ours)})

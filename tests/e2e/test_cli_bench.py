@@ -1,0 +1,78 @@
+"""`tq bench --quick`: every question is answered, what is told has its form, and contents were verified on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from transfer_queue.cli.bench import QUESTIONS, module
+from transfer_queue.cli.bench.payloads import Payload, column, differences, make, nbytes
+from transfer_queue.cli.bench.report import Row, against, compared, table
+
+FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then", "peers", "more", "met"}
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[str, Any]]:
+    """What each question's JSON line holds, of one run."""
+    command = [sys.executable, "-m", "transfer_queue.cli", "bench", "--quick", "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {each["question"]: each for each in found}
+
+
+def test_every_question_is_answered(told: dict[str, dict[str, Any]]) -> None:
+    assert list(told) == list(QUESTIONS)
+    assert all(module(name).QUESTION.endswith("?") for name in QUESTIONS)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_rows_have_their_form(told: dict[str, dict[str, Any]], question: str) -> None:
+    """Numbers are numbers, names are told once, and a ratio stands beside what it is a ratio to."""
+    rows = told[question]["rows"]
+    assert told[question]["quick"]
+    assert rows
+    assert len({row["what"] for row in rows}) == len(rows)
+    for row in rows:
+        assert set(row) == FORM
+        assert math.isfinite(row["ours"])
+        assert row["ours"] >= 0
+        assert (row["ratio"] is None) == (row["reference"] is None) == (not row["against"])
+        assert (row["met"] is None) == (row["target"] is None)
+        assert all(math.isfinite(value) for value in row["more"].values())
+
+
+@pytest.mark.parametrize("kind", ["dense", "jagged", "objects", "mixed"])
+def test_a_wrong_byte_is_found(kind: str) -> None:
+    """A benchmark that moved other bytes, or too few, must not tell a figure."""
+    payload = Payload(kind, 6, 3, 10)
+    batch = make(payload, 1)
+    assert differences(batch, payload, 1) == []
+    assert nbytes(batch) > 0
+    assert set(differences(batch, payload, 2)) == set(batch.keys())
+    name = sorted(batch.keys())[0]
+    batch[name] = column(Payload(kind, 6, 3, 11 if kind != "objects" else 0), name, 1 if kind != "objects" else 5)
+    assert differences(batch, payload, 1) == [name]
+    del batch[name]
+    assert differences(batch, payload, 1) == [name]
+
+
+def test_a_ratio_is_the_median_of_rounds_and_a_target_has_a_direction() -> None:
+    row = compared("x", "ms", [1.0, 20.0, 3.0], [1.0, 10.0, 1.0], "memcpy", target=3.0)
+    assert (row.ours, row.reference, row.ratio, row.met) == (3.0, 1.0, 2.0, True)
+    assert against("y", "a second", 10.0, 5.0, "peer", target=20.0).met is False
+    assert Row("z", 1.0, "ms").met is None
+    assert "memcpy 1.00" in table([row])
+
+
+def test_an_unknown_question_is_refused() -> None:
+    command = [sys.executable, "-m", "transfer_queue.cli", "bench", "speed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no question speed" in done.stderr
+    assert all(name in done.stderr for name in QUESTIONS)
