@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ _RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
 os.environ["TQ_RUNTIME_DIR"] = str(_RUNTIME_DIR)
 for _name in [name for name in os.environ if name.startswith("TQ_") and name not in {"TQ_RUNTIME_DIR", "TQ_CI_RUN"}]:
     del os.environ[_name]
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and processes inherit that: tests that interrupt
+# a process which they have started would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("untimed", deadline=None)  # no test depends on speed
 settings.load_profile("untimed")

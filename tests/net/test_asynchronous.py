@@ -19,7 +19,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import CheckProduction, ClaimReply, CreatePartition, Done, ListPartitions
-from transfer_queue.net.asynchronous import run_async
+from transfer_queue.net.asynchronous import _Link, run_async
 from transfer_queue.net.blocking import run_blocking
 from transfer_queue.net.session import Session
 
@@ -116,6 +116,30 @@ def test_cancelling_a_task_cancels_its_claim_at_the_server(running: Running, ses
     # every sequence is accounted for: the claim's, its Cancel's, and those around them
     run_blocking(session, one(ask("r")))
     assert running.service.envelopes[-1][1].acknowledged == 4
+
+
+def test_a_task_cancelled_in_the_turn_in_which_its_reply_comes(
+    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has seen the reply: the server is told, so that what it gave goes back."""
+    answered = _Link._answered
+
+    async def main() -> None:
+        await run_async(session, one(ask("p")))
+        task = asyncio.ensure_future(run_async(session, one(parked_claim(0.01))))
+
+        def at_once(link: _Link, body: bytes) -> None:
+            answered(link, body)
+            task.cancel()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_Link, "_answered", at_once)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await run_async(session, one(ask("q"))) == Done("q")
+
+    asyncio.run(main())
+    assert running.service.cancelled == [("c", 2)]
 
 
 def test_wait_for_cancels_too(running: Running, session: Session) -> None:

@@ -99,11 +99,15 @@ class _Link:
         self.waiting[sequence] = future
         self._send(frame)
         timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), _expire, future)
+        seen = False
         try:
             result = await future
+            seen = not isinstance(result, TimeoutError)
         finally:
             timer.cancel()
-            if self.waiting.pop(sequence, None) is not None and not self.broken:
+            self.waiting.pop(sequence, None)
+            # also where the reply has come in the same turn of the loop: what it gives under a lease goes back
+            if not seen and not self.broken:
                 self._cancel(sequence)
         if isinstance(result, OSError):
             raise result
