@@ -156,6 +156,15 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     return merged
 
 
+def as_json(merged: DictConfig) -> Any:
+    """The conf as JSON values; an object that is none (a sampler) as its class's name."""
+    import msgspec
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(merged, resolve=True)
+    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=lambda value: type(value).__qualname__))
+
+
 def _unreadable(error: Exception) -> InvalidArgumentError:
     """What OmegaConf has refused, in our words."""
     where = getattr(error, "full_key", None) or "its top"

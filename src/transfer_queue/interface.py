@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue.client import TransferQueueClient, checkpoint_folder
-from transfer_queue.config import Settings, address, merge, process_environment, sampler_object
+from transfer_queue.config import Settings, address, as_json, merge, process_environment, sampler_object
 from transfer_queue.current import CURRENT, current_client
 from transfer_queue.errors import InvalidArgumentError, NotInitializedError
 from transfer_queue.kv import (
@@ -205,12 +204,6 @@ def _checkpoint_client() -> TransferQueueClient:
     if _TQ_CONTROLLER is None:
         raise NotInitializedError("the system is not initialized: call tq.init() before saving or loading checkpoints")
     return current_client()
-
-
-def as_json(merged: DictConfig) -> Any:
-    """The conf as JSON values; an object that is none (a sampler) as its class's name."""
-    plain = OmegaConf.to_container(merged, resolve=True)
-    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=lambda value: type(value).__qualname__))
 
 
 atexit.register(close)

@@ -37,13 +37,13 @@ def _names(text: str) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Says it in a sentence, and which of the given names nobody has used yet."""
-    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.cli.onlooker import Onlooker
 
     if options.index is None and options.key is None and (options.task is None or options.fields is None):
         options.usage_error("which sample? give --index or --key, or both --task and --fields")
-    with TransferQueueClient(found(options.name)) as client:
-        words = client.explain(options.partition, options.index, options.key, options.task, options.fields)
-        known = {partition.name: partition for partition in client.status().partitions}
+    with Onlooker(found(options.name)) as onlooker:
+        words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
+        known = {partition.name: partition for partition in onlooker.status().partitions}
     if options.partition not in known:
         print(f"tq: {words}", file=sys.stderr)
         return 1

@@ -23,8 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Starts it, or says whose runs already."""
     from omegaconf import DictConfig, OmegaConf
 
-    from transfer_queue.config import Settings, merge, sampler_object
-    from transfer_queue.interface import as_json
+    from transfer_queue.config import Settings, as_json, merge, sampler_object
     from transfer_queue.node.launcher import start_local
 
     given: Any = OmegaConf.load(options.conf) if options.conf else {}

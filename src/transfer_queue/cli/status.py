@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
         from transfer_queue.cli.watch import watch
 
         return watch(options.name, options.watch, options.json)
-    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.cli.onlooker import Onlooker
 
     system = found(options.name)
-    with TransferQueueClient(system) as client:
-        status = client.status()
+    with Onlooker(system) as onlooker:
+        status = onlooker.status()
     if options.json:
         print(as_line(system, status))
     else:

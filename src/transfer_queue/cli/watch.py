@@ -12,9 +12,9 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from transfer_queue.cli.common import found
+from transfer_queue.cli.onlooker import Onlooker
 from transfer_queue.cli.status import as_line
 from transfer_queue.cli.table import Rates, rates, table
-from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import (
     AttachError,
     AuthenticationError,
@@ -73,10 +73,10 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
     """Shows a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
     its = system.description
-    with TransferQueueClient(system) as client, closing(Process(its.pid, its.started)) as supervisor:
+    with Onlooker(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
         while True:
             try:
-                status = client.status(timeout=ANSWER_SECONDS)
+                status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
                 display.say(f"the controller gave no answer within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
             except _LEFT:

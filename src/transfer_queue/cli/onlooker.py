@@ -1,0 +1,56 @@
+"""Asks a system's controller questions that change nothing: a client without torch, which takes seconds to import."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TypeVar
+
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import AnyReply, AnyRequest, Done, Explain, Status, SystemStatus
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.session import Session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transfer_queue.node.launcher import RunningSystem
+
+T = TypeVar("T")
+
+
+class Onlooker:
+    """One session with a system's controller. Its methods raise what those of `TransferQueueClient` do."""
+
+    def __init__(self, system: RunningSystem) -> None:
+        self._session = Session(
+            uuid.uuid4().hex, system.key, lambda target: system.controller, log_of=system.log_of, alive=system.alive
+        )
+
+    def status(self, *, timeout: float | None = None) -> SystemStatus:
+        """See `TransferQueueClient.status`."""
+        return self._ask(Status(), SystemStatus, timeout)
+
+    def explain(
+        self, partition_id: str, global_index: int | None, key: str | None, task: str | None, fields: list[str] | None
+    ) -> str:
+        """See `TransferQueueClient.explain`."""
+        return str(self._ask(Explain(partition_id, global_index, key, task, fields), Done).value)
+
+    def _ask(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
+        def operation() -> Generator[Call, AnyReply, AnyReply]:
+            return (yield Call(CONTROLLER, request, within=timeout))
+
+        reply = run_blocking(self._session, operation())
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
+        return reply
+
+    def __enter__(self) -> Onlooker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._session.close()
