@@ -138,7 +138,7 @@ class ClientState:
 
     def reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
         """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""
-        for unit in np.unique(np.frombuffer(reply.blocks.unit, "<i4")).tolist():
+        for unit in sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())):
             if unit not in self._units:
                 yield from self.learn_again()
             try:
@@ -179,9 +179,9 @@ class ClientState:
         units = np.frombuffer(reply.blocks.unit, "<i4")
         granules = np.frombuffer(reply.blocks.offset, "<i8") // GRANULE
         generations = np.frombuffer(reply.blocks.generation, "<i8").view("<u8")
-        for unit in np.unique(units).tolist():
+        for unit in set(units.tolist()):
             mine = units == unit
-            if not np.array_equal(self.arena(unit).generations[granules[mine]], generations[mine]):
+            if (self.arena(unit).generations[granules[mine]] != generations[mine]).any():
                 return False
         return True
 

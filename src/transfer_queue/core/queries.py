@@ -153,14 +153,6 @@ def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, 
         return positions, []
     _check_lost(partition, request.fields, positions)
     fields = list(dict.fromkeys(request.fields)) if request.fields is not None else partition.common_fields(positions)
-    for name in fields:
-        lacking = rows[partition.blocks_of(name, positions)[0] == 0]
-        if len(lacking):
-            raise StorageKeyNotFoundError(
-                f"field {name!r} is not produced for {len(lacking)} of {len(rows)} samples of partition "
-                f"{request.partition!r}, among them global indexes {lacking[:5].tolist()}; "
-                f"tq.get_client().explain(...) says what they wait for"
-            )
     return positions, fields
 
 
@@ -182,6 +174,13 @@ def _placed(state: State, partition: Partition, positions: np.ndarray, fields: l
     columns: list[tuple[list[str], np.ndarray, np.ndarray]] = []
     for name in fields:
         numbers, slots = partition.blocks_of(name, positions)
+        if not numbers.all():
+            lacking = partition.rows.indexes_of(positions[numbers == 0])
+            raise StorageKeyNotFoundError(
+                f"field {name!r} is not produced for {len(lacking)} of {len(positions)} samples of partition "
+                f"{partition.name!r}, among them global indexes {lacking[:5].tolist()}; "
+                f"tq.get_client().explain(...) says what they wait for"
+            )
         for names, other, other_slots in columns:
             if np.array_equal(numbers, other) and np.array_equal(slots, other_slots):
                 names.append(name)

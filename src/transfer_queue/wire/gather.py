@@ -23,11 +23,11 @@ from transfer_queue.wire.locate import FieldRows, Memory, located
 from transfer_queue.wire.locate import gather as gather_bytes
 from transfer_queue.wire.raising import decode_object
 from transfer_queue.wire.sense import sense_in
-from transfer_queue.wire.tensors import DTYPES, jagged_over, nested_over, offsets_of, tensor_over
+from transfer_queue.wire.tensors import DTYPES, Cut, nested_over, offsets_of, tensor_over
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
-Offsets = dict[bytes, tuple[torch.Tensor, int, int, int]]  # lengths -> offsets, shortest, longest, total
+Cuts = dict[bytes, tuple[Cut, int]]  # row lengths -> how fields of these lengths are cut, and their sum
 
 
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
@@ -49,7 +49,7 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
 
 
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool) -> dict[str, Any]:
-    offsets: Offsets = {}
+    cuts: Cuts = {}
     columns: dict[str, Any] = {}
     for rows in located(reply, memory):
         name = rows.type.name
@@ -58,7 +58,7 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
         elif rows.type.dtype not in DTYPES:
             raise ProtocolError(f"field {name!r}: this torch has no dtype {rows.type.dtype}")
         elif layout == "jagged":
-            columns[name] = _by_type(rows, memory, offsets)
+            columns[name] = _by_type(rows, memory, cuts)
         elif layout == "list":
             columns[name] = _stack(_rows(rows, memory), reply.count)
         else:
@@ -76,7 +76,7 @@ def _table(columns: dict[str, Any], count: int) -> TensorDict:
 # ---------------------------------------------------------------- tensors
 
 
-def _by_type(rows: FieldRows, memory: Memory, offsets: Offsets) -> Any:
+def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts) -> Any:
     """The default container of a field's rows."""
     field = rows.type
     if field.mixed_rank:
@@ -89,18 +89,19 @@ def _by_type(rows: FieldRows, memory: Memory, offsets: Offsets) -> Any:
         flat = _flat(rows, memory)
         # an empty strided nested tensor has no rank of its own
         return nested_over(flat, rows.shapes) if len(rows.starts) else torch.nested.nested_tensor([], dtype=flat.dtype)
-    return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), offsets)
+    return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), cuts)
 
 
-def _jagged(rows: FieldRows, memory: Memory, ragged: int, offsets: Offsets) -> torch.Tensor:
+def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts) -> torch.Tensor:
     """A jagged tensor whose row dimension `ragged` is cut."""
     shape = _common_shape(rows, ragged)
     lengths = np.ascontiguousarray(rows.shapes[:, ragged])
     key = lengths.tobytes()
-    if key not in offsets:
+    if key not in cuts:
         listed = lengths.tolist()
-        offsets[key] = (offsets_of(lengths), min(listed, default=0), max(listed, default=0), sum(listed))
-    cuts, shortest, longest, total = offsets[key]
+        cut = Cut(offsets_of(lengths), min(listed, default=0), max(listed, default=0))
+        cuts[key] = cut, sum(listed)
+    cut, total = cuts[key]
     leading = math.prod(shape[:ragged])
     if leading == 1 or not len(lengths):
         flat = rows.bytes(memory)
@@ -110,7 +111,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, offsets: Offsets) -> t
         starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
         flat = gather_bytes(memory, np.tile(rows.units, leading), starts, np.tile(pieces, leading))
     shape[ragged] = total
-    return jagged_over(tensor_over(flat, rows.type.dtype, shape), cuts, ragged + 1, shortest, longest)
+    return cut.over(tensor_over(flat, rows.type.dtype, shape), ragged + 1)
 
 
 def _common_shape(rows: FieldRows, ragged: int) -> list[int]:

@@ -6,6 +6,7 @@ against the arena's length here, so that a copy never leaves it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
-from transfer_queue.messages import FieldType, LookupReply, Placement
+from transfer_queue.messages import FieldSpec, FieldType, LookupReply, Placement
 from transfer_queue.wire.copies import U8, gather_pieces
 from transfer_queue.wire.layout import ITEM_SIZES, MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
 
@@ -115,9 +116,12 @@ class _Blocks:
         """Positions of blocks that can be laid out together."""
         if not len(schema):
             return
+        if len(schema) == 1:
+            yield np.zeros(1, np.int64)
+            return
         numbers = np.array([len(value) for value in reply.blocks.dims_values], np.int64)[dims]
         keys = np.stack((schema, self.rows, numbers), axis=1)
-        if len(keys) == 1 or (keys == keys[0]).all():
+        if (keys == keys[0]).all():
             alike = [np.arange(len(schema))]
         else:
             kinds, kind = np.unique(keys, axis=0, return_inverse=True)
@@ -131,8 +135,7 @@ class _Blocks:
     def _add_group(self, reply: LookupReply, schema: int, dims: I4, chosen: I8, nbytes: I8) -> None:
         used, layout = np.unique(dims, return_inverse=True) if len(dims) > 1 else (dims, np.zeros(1, np.int64))
         joined = b"".join([reply.blocks.dims_values[number] for number in used.tolist()])
-        matrix: I8 = np.frombuffer(joined, "<i8").reshape(len(used), -1)
-        columns = columns_of_many(reply.blocks.schemas[schema], matrix, int(self.rows[chosen[0]]))
+        columns = _laid_out(tuple(reply.blocks.schemas[schema]), joined, len(used), int(self.rows[chosen[0]]))
         if columns:
             ends = columns[-1].offsets + columns[-1].nbytes
             if (ends[layout] > nbytes[chosen]).any():
@@ -140,6 +143,12 @@ class _Blocks:
         self.group[chosen] = len(self.groups)
         self.layout[chosen] = layout
         self.groups.append(_Group({column.spec.name: column for column in columns}))
+
+
+@functools.lru_cache(maxsize=64)
+def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, blocks: int, rows: int) -> list[ColumnLayout]:
+    """See `columns_of_many`. Readers of one task ask for blocks of few kinds, again and again."""
+    return columns_of_many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
 
 
 class _Rows:

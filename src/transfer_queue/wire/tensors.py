@@ -5,6 +5,7 @@ What the encoder, the gatherer and the object codec need of torch, in one place.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -123,19 +124,39 @@ def offsets_of(lengths: I8) -> torch.Tensor:
     return torch.from_numpy(offsets)
 
 
-def jagged_over(
-    values: torch.Tensor, offsets: torch.Tensor, ragged: int, shortest: int, longest: int, lengths: Any = None
-) -> torch.Tensor:
-    """A jagged tensor whose dimension `ragged` (1 and up) is cut at offsets; values has it as dimension ragged - 1."""
+class Cut:
+    """Where one dimension of jagged tensors is cut. Tensors over one Cut are known to torch as equally ragged."""
+
+    __slots__ = ("_longest", "_offsets", "_seqlens", "_shortest")
+
+    def __init__(self, offsets: torch.Tensor, shortest: int, longest: int) -> None:
+        self._offsets = offsets
+        self._shortest, self._longest = shortest, longest
+        self._seqlens: dict[str, torch.Tensor] | None = None
+
+    def over(self, values: torch.Tensor, ragged: int) -> torch.Tensor:
+        """A jagged tensor cut in its dimension `ragged` (1 and up), which is dimension ragged - 1 of values."""
+        made = _nested_tensor()
+        if made is None:
+            return torch.nested.nested_tensor_from_jagged(
+                values, self._offsets, jagged_dim=ragged, min_seqlen=self._shortest, max_seqlen=self._longest
+            )
+        # the public function makes a view of the same, at three times the cost (63 against 20 us)
+        kind, stored = made
+        if self._seqlens is None:
+            self._seqlens = {"min_seqlen": stored(self._shortest), "max_seqlen": stored(self._longest)}
+        cut: torch.Tensor = kind(values, self._offsets, _ragged_idx=ragged, _metadata_cache=dict(self._seqlens))
+        return cut
+
+
+@functools.cache
+def _nested_tensor() -> tuple[Any, Any] | None:
+    """What makes jagged tensors, and how it wants numbers stored; None where this torch has it elsewhere."""
     try:
         from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
     except ImportError:
-        return torch.nested.nested_tensor_from_jagged(
-            values, offsets, lengths, jagged_dim=ragged, min_seqlen=shortest, max_seqlen=longest
-        )
-    # the public function makes a view of the same, at three times the cost (63 against 20 us)
-    seqlens = {"min_seqlen": _store_val_in_tensor(shortest), "max_seqlen": _store_val_in_tensor(longest)}
-    return NestedTensor(values, offsets, lengths=lengths, _ragged_idx=ragged, _metadata_cache=seqlens)
+        return None
+    return NestedTensor, _store_val_in_tensor
 
 
 def is_plain_jagged(value: Any) -> bool:
@@ -155,7 +176,7 @@ def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
     lengths = offsets.diff()
     first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
     shortest, longest = (int(lengths.min()), int(lengths.max())) if stop > start else (0, 0)
-    return jagged_over(value.values()[first:last], offsets - first, 1, shortest, longest)
+    return Cut(offsets - first, shortest, longest).over(value.values()[first:last], 1)
 
 
 def jagged_from_parts(
