@@ -47,9 +47,10 @@ def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
 def keys(keys: Sequence[str] | str) -> list[str]:
     """Keys as a list."""
     out = _listed(keys, "keys")
-    for key in out:
-        if not isinstance(key, str):
-            raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
+    if not {str}.issuperset(map(type, out)):
+        for key in out:
+            if not isinstance(key, str):
+                raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
     return out
 
 

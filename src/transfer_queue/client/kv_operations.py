@@ -229,7 +229,4 @@ class KVOperations(Transfers):
             tags=self._tags(tags), groups=groups, pre_allocate=pre_alloc_sample_num(),
         )  # fmt: skip
         merged = replies.tags(reply.tags, self._state.settings.allow_pickle)
-        return KVBatchMeta(
-            keys=keys, tags=[{} for _ in keys] if merged is None else merged, partition_id=partition_id,
-            fields=reply.fields,
-        )  # fmt: skip
+        return KVBatchMeta._made(keys, [{} for _ in keys] if merged is None else merged, partition_id, reply.fields)

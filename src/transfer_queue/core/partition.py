@@ -232,13 +232,13 @@ class Partition:
         if keys is not None or groups is not None:
             positions += range(start, start + count)
         if keys is not None:
-            for key, p in zip(keys, positions, strict=True):
-                chunk = self.rows.chunks[p >> CHUNK_BITS]
-                if chunk.keys is None:
-                    chunk.keys = [None] * chunk.capacity
-                chunk.keys[p & MASK] = key
-                self.keys[key] = p
-            self.changes.mark(self.version, np.array(positions, "i8"))
+            self.keys.update(zip(keys, positions, strict=True))
+            where = np.array(positions, "i8")
+            done = 0
+            for _, chunk, at, _ in self.rows.split(where):  # they ascend
+                chunk.name(at, keys[done : done + len(at)])
+                done += len(at)
+            self.changes.mark(self.version, where)
         if groups is not None:
             self.join(groups, positions)
 

@@ -113,6 +113,17 @@ class Chunk:
         out[: len(column)] = column
         return out
 
+    def name(self, at: np.ndarray, keys: list[str]) -> None:
+        """These rows of the chunk have these keys."""
+        if self.keys is None:
+            self.keys = [None] * self.capacity
+        first, last = int(at[0]), int(at[-1])
+        if last - first + 1 == len(at):
+            self.keys[first : last + 1] = keys
+            return
+        for a, key in zip(at.tolist(), keys, strict=True):
+            self.keys[a] = key
+
     @property
     def tags(self) -> Tags | None:
         """By row, None where it has none; None where no row has any."""
