@@ -427,14 +427,14 @@ def test_keys_by_tag(h: Harness) -> None:
     tag(h, a=READY, b={}, c=READY)
     tag(h, "q", d={"n": 1})
     h.create("empty")
-    assert h.look(ListKeys("p", READY)).value == {"p": {"a": READY, "c": READY}}
+    assert h.look(ListKeys(["p"], READY)).value == {"p": {"a": READY, "c": READY}}
     assert h.look(ListKeys(None, {"n": 1.0})).value == {"p": {}, "q": {"d": {"n": 1}}, "empty": {}}
-    assert h.look(ListKeys("p")).value == {"p": {"a": READY, "b": {}, "c": READY}}
-    assert h.look(ListKeys("unknown", READY)).value == {}
+    assert h.look(ListKeys(["p"])).value == {"p": {"a": READY, "b": {}, "c": READY}}
+    assert h.look(ListKeys(["unknown"], READY)).value == {}
 
 
 def test_a_watch_names_its_rows_as_a_list_does(h: Harness) -> None:
     h.ask(h.publish(2, {"x": tensor()}, keys=["a", "b"], tags=[READY, {}]))
-    assert tags_by_key(now(h, None, READY)) == h.look(ListKeys("p", READY)).value["p"]
+    assert tags_by_key(now(h, None, READY)) == h.look(ListKeys(["p"], READY)).value["p"]
     assert harness.rows_of(h.ask(h.publish(1, rows=[1]))) == [1]
     assert column([1]) == now(h, now(h).version - 1).rows

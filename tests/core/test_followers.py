@@ -202,7 +202,7 @@ class Following(RuleBasedStateMachine):
     @invariant()
     def lists_are_the_model(self) -> None:
         for where in WHERES:
-            listed = self.h.look(ListKeys("p", where)).value.get("p", {})
+            listed = self.h.look(ListKeys(["p"], where)).value.get("p", {})
             assert listed == {key: tag for key, tag in self.model.values() if key is not None and matches(tag, where)}
 
     def teardown(self) -> None:

@@ -34,7 +34,7 @@ from transfer_queue.messages import (
 
 
 def tags(h: Harness, partition: str = "p") -> dict[str, dict[str, object]]:
-    return h.ask(ListKeys(partition)).value[partition]  # type: ignore[no-any-return]
+    return h.ask(ListKeys([partition])).value[partition]  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------- keys and tags
@@ -88,7 +88,7 @@ def test_rows_without_key_are_not_listed(h: Harness) -> None:
     h.put(2, tags=[{"n": 1}, None])
     h.put(1, partition="q", keys=["k"])
     assert h.ask(ListKeys()).value == {"p": {}, "q": {"k": {}}}
-    assert h.ask(ListKeys("nobody")).value == {}
+    assert h.ask(ListKeys(["nobody"])).value == {}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_pre_allocated_rows_are_taken_in_order(h: Harness) -> None:
     assert h.put(2, pre_allocate=9) == [0, 1]
     assert h.put(2, pre_allocate=9, keys=["a", "b"]) == [2, 3]
     assert h.put(1) == [4]
-    assert h.ask(ListKeys("p")).value == {"p": {"a": {}, "b": {}}}
+    assert h.ask(ListKeys(["p"])).value == {"p": {"a": {}, "b": {}}}
 
 
 def test_a_first_put_makes_the_partition(h: Harness) -> None:

@@ -76,7 +76,7 @@ def test_keys_go_with_their_rows():
     h = Harness()
     h.create(keep_rows=1)
     h.put(2, keys=["old", "new"])
-    assert list(h.look(ListKeys("p")).value["p"]) == ["new"]
+    assert list(h.look(ListKeys(["p"])).value["p"]) == ["new"]
 
 
 @settings(max_examples=100, deadline=None)

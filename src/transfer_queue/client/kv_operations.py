@@ -17,6 +17,7 @@ from transfer_queue.messages import (
     ClaimReply,
     ClearKeys,
     Done,
+    KeysReply,
     ListKeys,
     Lookup,
     LookupReply,
@@ -194,13 +195,23 @@ class KVOperations(Transfers):
     ) -> Operation[dict[str, dict[str, dict[str, Any]]]]:
         """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
 
-        where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+        where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
+        pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
         """
         yield from self._state.learn()
         allow = self._state.settings.allow_pickle
-        request = ListKeys(partition_id, arguments.where(where, allow))
-        listed = (yield from self._ask(request, Done, timeout)).value
-        return {name: dict(zip(keys, replies.tags(list(keys.values()), allow))) for name, keys in listed.items()}
+        if partition_id is not None:
+            arguments.partition(partition_id)
+        request = ListKeys(None if partition_id is None else [partition_id], arguments.where(where, allow))
+        listed: dict[str, dict[str, dict[str, Any]]] = {}
+        while True:
+            page = yield from self._ask(request, KeysReply, timeout)
+            for name, keys in page.value.items():
+                replies.tags(list(keys.values()), allow)
+                listed.setdefault(name, {}).update(keys)
+            if not page.left:
+                return listed
+            request = ListKeys(page.left, request.where, page.made, page.start)
 
     def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None

@@ -34,7 +34,6 @@ from transfer_queue.messages import (
     AnyReply,
     AnyRequest,
     ClaimReply,
-    ListKeys,
     LookupReply,
     NewBlock,
     Place,
@@ -73,8 +72,7 @@ class Transfers:
     def _ask(
         self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
     ) -> Operation[T]:
-        if not isinstance(request, ListKeys) or request.partition is not None:  # None lists all partitions
-            arguments.partition(getattr(request, "partition", ""))
+        arguments.partition(getattr(request, "partition", ""))
         call = Call(CONTROLLER, request, arguments.seconds(parked), arguments.seconds(timeout))
         yield from self._state.learn()
         reply = yield call

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core import admission
-from transfer_queue.core.changes import matcher
 from transfer_queue.core.demand import missing
 from transfer_queue.core.fields import dims_parts
+from transfer_queue.core.listing import list_keys
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
@@ -195,22 +195,6 @@ def _placed(state: State, partition: Partition, positions: np.ndarray, fields: l
     return LookupReply(
         len(positions), [partition.fields[name].type() for name in fields], state.blocks.describe(unique), placements
     )
-
-
-def list_keys(state: State, request: ListKeys) -> AnyReply:
-    """Partition -> key -> tag, of the rows with the tags that are asked for."""
-    if request.partition is None:
-        chosen = list(state.partitions.values())
-    else:
-        found = state.partitions.get(request.partition)
-        chosen = [found] if found is not None else []
-    matches = matcher(request.where) if request.where else None
-    out: dict[str, dict[str, dict[str, Any]]] = {}
-    for partition in chosen:
-        tags = partition.tags_of(np.array(list(partition.keys.values()), "i8"))
-        listed = zip(partition.keys, tags or [{} for _ in partition.keys], strict=True)
-        out[partition.name] = dict(listed if matches is None else ((k, tag) for k, tag in listed if matches(tag)))
-    return Done(out)
 
 
 def production_status(state: State, request: ProductionStatus) -> AnyReply:

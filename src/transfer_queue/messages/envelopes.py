@@ -12,6 +12,7 @@ from transfer_queue.messages.replies import (
     CutReply,
     Done,
     Failure,
+    KeysReply,
     LeaseReply,
     LookupReply,
     PublishReply,
@@ -88,7 +89,7 @@ AnyRequest = Union[
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
-    SlotReply, UnitStatusReply, ChangeReply, CutReply,
+    SlotReply, UnitStatusReply, ChangeReply, CutReply, KeysReply,
 ]  # fmt: skip
 
 

@@ -26,6 +26,18 @@ class Done(Reply, frozen=True):
     value: Any = None
 
 
+class KeysReply(Reply, frozen=True):
+    """A page of a list of keys: partition -> key -> tag, keys in order of creation.
+
+    left: the partitions that are still to be listed; made, start: where the first of them was left.
+    """
+
+    value: dict[str, dict[str, dict[str, Any]]]
+    left: list[str] = []
+    made: int | None = None
+    start: int = 0
+
+
 class TopologyReply(Reply, frozen=True):
     """The units, and the configuration as JSON text."""
 

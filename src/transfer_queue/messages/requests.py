@@ -151,10 +151,16 @@ class Lookup(Request, frozen=True):
 
 
 class ListKeys(Request, frozen=True):
-    """Partition -> key -> tag, of one partition or of all. where: entries that the tag must have."""
+    """The next page of a list: partition -> key -> tag.
 
-    partition: str | None = None
+    partitions: those that are left to list, None: all. where: entries that the tag must have. made, start: where the
+    first of them was left, as the page before said it.
+    """
+
+    partitions: list[str] | None = None
     where: dict[str, Any] = {}
+    made: int | None = None
+    start: int = 0
 
 
 class Watch(Request, frozen=True):
