@@ -5,10 +5,12 @@
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
+# One more than there are cores, as tests that start processes mostly wait for these; 4 at most.
+PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
-	@echo "make test      the tests, in as many processes as there are cores (4 at most)"
+	@echo "make test      the tests, in a process more than there are cores (4 at most; PROCESSES=1: in turn)"
 	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
@@ -27,7 +29,7 @@ demo: venv
 	.venv/bin/tq demo $(ARGS)
 
 test: venv
-	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/test_docs.py $(ARGS)
+	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py $(ARGS)
 
 fuzz: venv
 	.venv/bin/python tests/fuzz/run.py $(ARGS)
@@ -38,6 +40,7 @@ soak: venv
 chaos: venv
 	.venv/bin/python -W ignore -m transfer_queue.testing.chaos --seeds 0..10000 --processes 2
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
+	.venv/bin/python -m pytest tests/testing/test_ends_by_schedule.py --schedules 1000
 
 torn: venv
 	.venv/bin/python -W ignore tests/long/torn_reads.py $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -221,25 +222,34 @@ except tq.ConnectionLostError as error:
 class TestBadInput:
     """Errors of the tree that say what to do; nothing is changed."""
 
-    def test_no_system(self) -> None:
-        script = "import transfer_queue as tq\ntry: tq.kv_list()\nexcept tq.NotInitializedError as e: print(e)"
+    def test_before_there_is_a_system(self) -> None:
+        """All in one process, which each refusal has left as it was."""
+        names = [{"system": {"name": name}} for name in ("a/b", "..", "", "x" * 100)]
+        unbuilt = [{"runtime": "ray"}, {"backend": {"storage_backend": "RayStore"}}]
+        script = f"""
+import json, transfer_queue as tq
+def told(call, *arguments):
+    try: call(*arguments)
+    except Exception as e: print(json.dumps([type(e).__name__, isinstance(e, ValueError), str(e)]))
+told(tq.kv_list)
+for conf in {names + unbuilt!r}:
+    told(tq.init, conf)
+told(tq.kv_list)
+"""
         environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_SYSTEM": "nobody"}
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-        assert "tq.init()" in done.stdout, done.stderr
-
-    @pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 100])
-    def test_a_name_that_is_none(self, name: str) -> None:
-        conf = {"system": {"name": name}}
-        script = f"import transfer_queue as tq\ntry: tq.init({conf!r})\nexcept ValueError as e: print(e)"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
-        assert "system.name" in done.stdout, done.stderr
-
-    @pytest.mark.parametrize("conf", [{"runtime": "ray"}, {"backend": {"storage_backend": "RayStore"}}])
-    def test_what_is_not_built_is_not_replaced_by_something_else(self, conf: dict[str, Any]) -> None:
-        script = f"import transfer_queue as tq\ntry: tq.init({conf!r})\nexcept tq.NotBuiltError as e: print(e)"
-        environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_SYSTEM": "nobody"}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-        assert "later release" in done.stdout, done.stderr
+        assert done.returncode == 0, done.stderr
+        first, *refused, last = map(json.loads, done.stdout.splitlines())
+        for kind, _, words in (first, last):
+            assert kind == "NotInitializedError"
+            assert "tq.init()" in words
+        assert len(refused) == len(names + unbuilt)
+        for _, of_value, words in refused[: len(names)]:
+            assert of_value
+            assert "system.name" in words
+        for kind, _, words in refused[len(names) :]:
+            assert kind == "NotBuiltError"
+            assert "later release" in words
 
     @pytest.mark.parametrize(
         ("put", "words"),

@@ -71,37 +71,42 @@ from tensordict import TensorDict
 from transfer_queue import BaseSampler
 
 class Again(BaseSampler):  # the first ready rows, with replacement: sampled, not consumed
-    wants_list = {wants_list}
+    wants_list = True
     def sample(self, ready_indexes, batch_size, *args, fail=False, **kwargs):
         if fail:
             raise KeyError("as asked")
         rows = ready_indexes[:1] * batch_size
-        return rows, [row for row in rows if row < 0 or isinstance(ready_indexes, list) != {wants_list}]
+        return rows, [row for row in rows if row < 0 or isinstance(ready_indexes, list) != self.wants_list]
+
+class Lazily(Again):
+    wants_list = False
 
 if __name__ == "__main__":
-    tq.init({{"system": {{"name": "again"}}, "controller": {{"sampler": {sampler}}}}})
-    client = tq.get_client()
-    client.put(TensorDict({{"x": torch.arange(2)}}, batch_size=[2]), partition_id="p")
-    got = [client.get_meta(["x"], 2, "p", task_name="t").global_indexes for _ in range(2)]
-    try:
-        client.get_meta(["x"], 1, "p", task_name="t", sampling_config={{"fail": True}})
-    except tq.SamplerError as error:
-        print(json.dumps([got, str(error)]))
-    tq.close()
+    for sampler in {samplers}:
+        tq.init({{"system": {{"name": "again"}}, "controller": {{"sampler": sampler}}}})
+        client = tq.get_client()
+        client.put(TensorDict({{"x": torch.arange(2)}}, batch_size=[2]), partition_id="p")
+        got = [client.get_meta(["x"], 2, "p", task_name="t").global_indexes for _ in range(2)]
+        try:
+            client.get_meta(["x"], 1, "p", task_name="t", sampling_config={{"fail": True}})
+        except tq.SamplerError as error:
+            print(json.dumps([got, str(error)]))
+        tq.close()
 """
 
 
-@pytest.mark.parametrize("sampler", ["Again", "Again()", "'script:Again'"], ids=["class", "instance", "path"])
-@pytest.mark.parametrize("wants_list", [True, False])
-def test_a_users_sampler(tmp_path: Path, sampler: str, wants_list: bool) -> None:
+@pytest.mark.parametrize("samplers", ["Again, Lazily", "Again(), Lazily()", "'script:Again', 'script:Lazily'"])
+def test_a_users_sampler(tmp_path: Path, samplers: str) -> None:
     """By class, instance and import path; a list or lazily; replacement; its error with its traceback."""
-    (tmp_path / "script.py").write_text(SCRIPT.format(sampler=sampler, wants_list=wants_list))
+    (tmp_path / "script.py").write_text(SCRIPT.format(samplers=samplers))
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, env=environment
     )
-    got, words = json.loads(done.stdout or "[0, 0]")
-    assert got == [[0, 0], [0, 0]], done.stderr
-    assert "KeyError: 'as asked'" in words
-    assert "script.py" in words
-    assert 'raise KeyError("as asked")' in words
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(said) == 2, done.stderr
+    for got, words in said:
+        assert got == [[0, 0], [0, 0]]
+        assert "KeyError: 'as asked'" in words
+        assert "script.py" in words
+        assert 'raise KeyError("as asked")' in words

@@ -176,12 +176,12 @@ class Schedule:
         return enough
 
 
-@pytest.mark.parametrize(
-    ("name", "schedules"),
-    [("rank_aware", 1000), ("grpo", 1000), ("balanced", 1000), ("drop_last", 200), ("ranks_unnamed", 200)],
-)
+@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.design("after a seal every dp_rank gets the same number of batches")
-def test_every_rank_gets_as_many_and_every_replica_the_same(start: Start, name: str, schedules: int) -> None:
+def test_every_rank_gets_as_many_and_every_replica_the_same(
+    start: Start, name: str, pytestconfig: pytest.Config
+) -> None:
+    schedules = pytestconfig.getoption("schedules")
     equal = 0
     for first in range(0, schedules, A_CLUSTER):
         cluster = start(seed=first, sampler=SAMPLERS[name]())
