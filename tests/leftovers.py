@@ -31,9 +31,14 @@ def _counts(process: psutil.Process) -> bool:
     try:
         # what has ended and waits for its parent to ask holds nothing any more
         dead = process.status() == psutil.STATUS_ZOMBIE
-        return not dead and not any(part in argument for argument in process.cmdline() for part in _OF_PYTHON)
+        return not dead and not (_is_of_python(process) and not _is_of_python(process.parent()))
     except psutil.Error:
         return False
+
+
+def _is_of_python(process: psutil.Process | None) -> bool:
+    """What the fork server has forked looks like it, and is none of Python's: its parent looks so, too."""
+    return process is not None and any(part in argument for argument in process.cmdline() for part in _OF_PYTHON)
 
 
 def wait_for_none(runtime_dir: Path, seconds: float) -> list[str]:

@@ -187,7 +187,7 @@ def partition(system: Any) -> str:
     return name
 
 
-WORKERS = pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (2, "spawn")])
+WORKERS = pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (2, "forkserver")])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

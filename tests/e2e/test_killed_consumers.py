@@ -8,10 +8,10 @@ import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 import transfer_queue as tq
+import warm
 from simulated import numbers
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -21,7 +21,6 @@ ROWS, BATCH, MICRO = 24, 4, 2
 
 def train(config: Any, workers: int, told: Connection[Any, Any], most: int | None) -> None:
     """A rank in a process of its own. most: items after which it hangs, with a batch that it is in the middle of."""
-    torch.set_num_threads(1)
     dataset = StreamingDataset(
         config, BATCH, MICRO, ["x"], "p", "train", 0, delivery="at_least_once", lease_seconds=0.6
     )
@@ -40,16 +39,17 @@ def test_what_a_killed_consumer_had_is_done_by_another_once() -> None:
         client = tq.get_client()
         client.put(numbers(ROWS), partition_id="p")
         client.seal("p")
-        context = multiprocessing.get_context("spawn")
-        here, there = zip(*(context.Pipe(duplex=False) for _ in range(2)), strict=True)
+        here, there = zip(*(multiprocessing.Pipe(duplex=False) for _ in range(2)), strict=True)
         for end, workers, most in zip(there, (1, 0), (3, None), strict=True):
-            processes.append(context.Process(target=train, args=(config, workers, end, most)))
+            processes.append(warm.process(train, config, workers, end, most, daemon=False))
         processes[0].start()
+        there[0].close()  # so that its end is one of the pipe
         first = [here[0].recv() for _ in range(3)]
         assert first == [[0, 1], [2, 3], [4, 5]]
         processes[0].kill()
         processes[0].join()
         processes[1].start()
+        there[1].close()
         second: list[int] = []
         while (item := here[1].recv()) is not None:
             second += item

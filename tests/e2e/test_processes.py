@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+import warm
 from transfer_queue.client.calls import Call
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages import UnitStatus, UnitStatusReply
@@ -61,12 +62,15 @@ def write(who: int, count: int, partition: str) -> None:
 
 
 def child(target: Callable[..., None], *arguments: Any, method: str) -> Any:
-    process = multiprocessing.get_context(method).Process(target=target, args=arguments, daemon=True)
+    if method == "fork":
+        process = multiprocessing.get_context(method).Process(target=target, args=arguments, daemon=True)
+    else:
+        process = warm.process(target, *arguments)
     process.start()
     return process
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "fresh"])
 def test_parent_threads_and_children_put_at_once(system: Any, method: str) -> None:
     """Nobody shares an id or an extent: every row holds what its own writer put."""
     partition, count = f"at-once-{method}", 60
@@ -119,7 +123,7 @@ def _write_big(pipe: Any) -> None:
 def test_space_of_a_killed_writer_comes_back_and_what_it_published_stays(system: Any) -> None:
     before = unit_status().leased
     ours, theirs = multiprocessing.Pipe()
-    process = child(_write_big, theirs, method="spawn")
+    process = child(_write_big, theirs, method="fresh")
     assert ours.poll(SECONDS)
     os.kill(process.pid, signal.SIGKILL)
     process.join(SECONDS)
@@ -138,7 +142,7 @@ def _wait_for_ever(pipe: Any) -> None:
 def test_a_killed_waiter_takes_no_row_with_it(system: Any) -> None:
     """A parked claim whose process died is cancelled before it can be met."""
     ours, theirs = multiprocessing.Pipe()
-    process = child(_wait_for_ever, theirs, method="spawn")
+    process = child(_wait_for_ever, theirs, method="fresh")
     assert ours.poll(SECONDS)
     client = tq.get_client()
     waiting = lambda: sum(w.waiting for p in client.status().partitions for w in p.tasks if p.name == "parked")  # noqa: E731

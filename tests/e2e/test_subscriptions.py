@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import transfer_queue as tq
+import warm
 
 SECONDS = 30
 KEYS = 12
@@ -26,7 +27,7 @@ def system() -> Iterator[Any]:
 
 
 def in_child(target: Callable[..., None], *arguments: Any) -> Any:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process = warm.process(target, *arguments)
     process.start()
     return process
 
@@ -74,8 +75,7 @@ def follow(partition: str, pipe: Any) -> None:
 def test_many_writers_and_followers(system: Any) -> None:
     """Whoever follows has in the end what a list says."""
     partition = "many"
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(3)]
+    pipes = [multiprocessing.Pipe() for _ in range(3)]
     followers = [in_child(follow, partition, theirs) for _, theirs in pipes]
 
     def write(who: int) -> None:

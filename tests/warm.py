@@ -1,0 +1,37 @@
+"""Processes of tests that begin with torch already imported, which takes seconds.
+
+They are forked from a process that has imported and done nothing else, so they share as little with the test as spawned
+ones do: arguments travel pickled, no descriptor, lock or attached system comes along.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any
+
+PRELOADED = ["torch", "tensordict", "torch.utils.data", "omegaconf", "psutil"]
+
+
+def context() -> Any:
+    """Of multiprocessing. Its processes have the environment of the first one's start; see `process`."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    return multiprocessing.get_context("forkserver")
+
+
+def process(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> Any:
+    """A process, not yet started, that will run the target in the environment that this one has now.
+
+    daemon: it ends with this process, and can have no workers.
+    """
+    return context().Process(target=_run, args=(dict(os.environ), target, arguments), daemon=daemon)
+
+
+def _run(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
