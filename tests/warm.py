@@ -1,6 +1,6 @@
-"""Processes of tests that begin with torch already imported, which takes seconds.
+"""Processes of tests that begin with torch and the package already imported, which takes seconds.
 
-They are forked from a process that has imported and done nothing else, so they share as little with the test as spawned
+They are forked from a process that has imported these and done nothing else, so they share as little with the test as spawned
 ones do: arguments travel pickled, no descriptor, lock or attached system comes along.
 """
 
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-PRELOADED = ["torch", "tensordict", "torch.utils.data", "omegaconf", "psutil"]
+PRELOADED = ["pytest", "transfer_queue.interface", "transfer_queue.dataloader.streaming_dataloader"]
 
 
 def context() -> Any:
