@@ -46,7 +46,7 @@ torn: venv
 	.venv/bin/python -W ignore tests/long/torn_reads.py $(ARGS)
 
 docs: venv
-	.venv/bin/python -m pytest tests/test_docs.py $(ARGS)
+	.venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal tests/test_docs.py $(ARGS)
 
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }

@@ -1,7 +1,7 @@
 """Processes of tests that begin with torch and the package already imported, which takes seconds.
 
-They are forked from a process that has imported these and done nothing else, so they share as little with the test as spawned
-ones do: arguments travel pickled, no descriptor, lock or attached system comes along.
+They are forked from a process that has imported these and done nothing else, so they share as little with the test as
+spawned ones do: arguments travel pickled, no descriptor, lock or attached system comes along.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def trainer(config, checkpoint: Path, life: int) -> None:
 
 
 def run(function, *arguments) -> int | None:
-    process = get_context("spawn").Process(target=function, args=arguments)
+    process = get_context("fork").Process(target=function, args=arguments)
     process.start()
     process.join()
     return process.exitcode

@@ -21,7 +21,7 @@ def answers(count: int) -> TensorDict:
 
 def killed(function, *arguments) -> None:
     """Runs a function in a process of its own, which kills itself."""
-    process = get_context("spawn").Process(target=function, args=arguments)
+    process = get_context("fork").Process(target=function, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
