@@ -37,6 +37,8 @@ def grant(
     A lease of those that are claimed by then; without a lease those of a kept batch that wait for an ack are consumed.
     None: there are none of these. unit: samples of a group, 0 where the sampler deals none.
     """
+    if claim.lease is None and (deals or not partition.claimed.get(claim.task)):
+        return None
     batch = _share_of(deals, rows)
     if deals:
         fresh = np.unique(np.concatenate([_rows_of(deal) for deal in deals]))
@@ -51,7 +53,7 @@ def grant(
             return None  # a user's sampler gives rows again that others have
         batch = known[1:]
     if claim.lease is None:
-        return None if deals or not len(mine) else _through(partition, claim.task, 0, mine, mine)
+        return _through(partition, claim.task, 0, mine, mine) if len(mine) else None
     if not len(mine):
         return None
     replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
