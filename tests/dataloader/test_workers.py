@@ -291,7 +291,7 @@ class TestPlace:
         waiting = threading.Thread(target=lambda items: found.extend(values(items)), args=(iter(loader),))
         waiting.start()
         loader.step(filled)
-        waiting.join(30)
+        waiting.join(300)
         assert found == list(range(ROWS))
 
 
@@ -332,7 +332,7 @@ class TestEnd:
 
         loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch), num_workers=1)
         items = iter(loader)
-        assert waits.wait(30)
+        assert waits.wait(300)
         workers = multiprocessing.active_children()
         del loader, items
         assert [worker.exitcode for worker in workers] == [0]
@@ -375,7 +375,7 @@ if __name__ == "__main__":
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        gone, alive = psutil.wait_procs(workers, timeout=30)
+        gone, alive = psutil.wait_procs(workers, timeout=300)
         assert len(gone) >= 2
         assert alive == []
 

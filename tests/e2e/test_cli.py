@@ -27,7 +27,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "transfer_queue.cli", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=environment,
     )
 

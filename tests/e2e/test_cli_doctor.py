@@ -292,7 +292,7 @@ def test_an_interrupt_leaves_nothing(folder: Path, temporary: Path, number: sign
     assert process.stdout is not None
     assert process.stdout.readline()  # all of the self-test is still to come
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (code, "")
     assert left(folder, temporary) == []
 

@@ -179,7 +179,7 @@ def test_watch_ends_with_the_system(system: RunningSystem) -> None:
     assert first[1].split()[:4] == ["field", "x", "produced", "1/1"]
     assert first[2] == "\n", "an empty line separates the tables"
     system.stop()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert out == ""
     assert err == f"tq: the system w has ended ({system.describe()})\n"
@@ -190,7 +190,7 @@ def test_watch_json_is_a_line_each(system: RunningSystem) -> None:
     assert process.stdout is not None
     looks = [json.loads(process.stdout.readline()) for _ in range(2)]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     found = [look["partitions"][0]["fields"][0]["produced_per_second"] for look in looks]
     assert found == [None, 0.0]
@@ -209,7 +209,7 @@ def test_watch_leaves_the_terminal_in_order(system: RunningSystem, number: signa
         while piece := os.read(terminal, 4096):
             seen += piece
     os.close(terminal)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (code, "")
     text = seen.decode()
     assert text.startswith("\x1b[?1049h\x1b[?25l")
@@ -226,7 +226,7 @@ def test_who_reads_only_the_head_ends_it_quietly(system: RunningSystem) -> None:
     process.stdout.close()
     assert process.stderr is not None
     assert process.stderr.read() == ""
-    assert process.wait(30) == 1
+    assert process.wait(300) == 1
     process.stderr.close()
 
 

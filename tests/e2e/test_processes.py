@@ -337,7 +337,7 @@ def test_a_sampler_by_import_path_beside_the_script(tmp_path: Path) -> None:
     )
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=300, env=environment
     )
     assert done.stdout.strip() == "[2, 3]", done.stderr
 

@@ -101,7 +101,7 @@ def test_a_users_sampler(tmp_path: Path, samplers: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(samplers=samplers))
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=300, env=environment
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == 2, done.stderr

@@ -15,7 +15,7 @@ import pytest
 import transfer_queue as tq
 import warm
 
-SECONDS = 30
+SECONDS = 120
 KEYS = 12
 
 
