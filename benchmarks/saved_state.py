@@ -57,7 +57,7 @@ def filled(rows: int, fields: int, block: int) -> Controller:
     ask(controller, 1, RegisterUnit("unit.sock", "/arena"))
     for number in range(rows // block):
         first = number * block
-        lies = NewBlock(0, 1 + number // 16, first, 1, 512 * block, block, schema, dims)
+        lies = NewBlock(0, 1 + number // 16, 512 * first, 1, 512 * block, block, schema, dims)
         tags = [{"prompt": row, "score": row / 3, "state": "fresh"} for row in range(first, first + block)]
         keys = [f"sample-{row:08d}" for row in range(first, first + block)]
         ask(controller, 2 + number, Publish("p", block, None, block=lies, keys=keys, tags=tags, pre_allocate=0))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
-from transfer_queue.core import invariants, saving
+from transfer_queue.core import invariants, saving, soundness
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
@@ -397,6 +397,7 @@ class Harness:
         """Everything in the state comes back out of a file, but for what is left out on purpose (see `sameness`)."""
         again = through_file(self.state)
         invariants.check(again)
+        soundness.check(again)
         found = sameness.differences(self.state, again)
         assert not found, f"saved and restored, the state is another: {found}"
         assert {**again.snapshot(), "waiting": []} == {**self.state.snapshot(), "waiting": []}

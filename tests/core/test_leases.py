@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import Harness, column, rows_of
 
-from transfer_queue.core import invariants
+from transfer_queue.core import invariants, soundness
 from transfer_queue.core.deadlines import LEAST, Deadlines
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages import (
@@ -560,11 +560,11 @@ def test_the_invariants_see_what_is_wrong(h: Harness) -> None:
     for rows, words in (([0], "under no lease"), ([0, 1, 2], "not claimed")):
         h.put(1)
         kept, lease.rows = lease.rows, np.array(rows, "i8")
-        with pytest.raises(invariants.BrokenInvariant, match=words):
+        with pytest.raises(soundness.BrokenInvariant, match=words):
             invariants.check(h.state)
         lease.rows = kept
     partition.claimed["t"] += 1
-    with pytest.raises(invariants.BrokenInvariant, match="miscounts what it claimed"):
+    with pytest.raises(soundness.BrokenInvariant, match="miscounts what it claimed"):
         invariants.check(h.state)
     partition.claimed["t"] -= 1
     assert h.ask(Ack("p", reply.token, column([0, 1]))).value

@@ -90,7 +90,7 @@ def test_what_lacks_something(h: Harness) -> None:
     for name in saving.saved(h.state)["partitions"]["p"]:
         tree = saving.saved(h.state)
         del tree["partitions"]["p"][name]
-        with pytest.raises(CheckpointError, match=f"KeyError: '{name}'"):
+        with pytest.raises(CheckpointError, match=f"required field `{name}`"):
             saving.restored(tree)
 
 

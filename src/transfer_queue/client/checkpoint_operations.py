@@ -21,7 +21,7 @@ from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.transfers import UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.relocation import needed, relocate
-from transfer_queue.core.saving import restored, saved
+from transfer_queue.core.saving import saved, trusted
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
@@ -211,7 +211,7 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
         raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError(f"{path} holds no state of a controller; name the file that a save has written")
-    return tree, restored(tree["state"])
+    return tree, trusted(tree["state"])
 
 
 def _check_loaded(blocks: BlockTable, loaded: Loaded, path: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Container, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -33,6 +33,24 @@ if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
 
 FORMAT = 1
+
+
+class SamplerForm(msgspec.Struct, forbid_unknown_fields=True):
+    """What a user's sampler keeps: the name of its class, and what it gave, as msgpack."""
+
+    name: str
+    state: bytes
+
+
+class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
+    """What a checkpoint's file holds. time: of the save, on the clock of then. state: see `core.forms`."""
+
+    format: int
+    time: Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+    sampler: SamplerForm | None
+    state: Any
+
+
 REQUESTS = (BeginCheckpoint, EndCheckpoint, LoadState)
 Place = tuple[int, int]
 
@@ -148,6 +166,12 @@ def record_of(core: Controller, tree: Any) -> r.StateLoaded:
         raise CheckpointError(f"the state to load cannot be read: {tree}") from tree
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise CheckpointError(f"the state to load is not of format {FORMAT}, which is what this release loads")
+    try:
+        form = msgspec.convert(tree, SavedForm)
+        if form.sampler is not None:
+            msgspec.msgpack.decode(form.sampler.state)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the state to load is not what a save writes: {error}; nothing was changed") from None
     return r.StateLoaded(pack(tree), core.now)
 
 

@@ -17,6 +17,8 @@ def joined(columns: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def parted(saved: Any) -> list[np.ndarray]:
-    """The columns that were joined, as views."""
-    values = saved["values"]
-    return [values[a:b] for a, b in pairwise([0, *saved["ends"].tolist()])]
+    """The columns that were joined, as views. ValueError where they cannot have been."""
+    values, ends = saved["values"], [0, *saved["ends"].tolist()]
+    if ends != sorted(ends) or ends[-1] != len(values):
+        raise ValueError(f"{len(values)} numbers cannot be parted at {ends[1:][:5]}")
+    return [values[a:b] for a, b in pairwise(ends)]

@@ -8,6 +8,7 @@ is none of its token's business. When a lease ends by time is the controller's (
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,12 @@ class Counts:
     def forget(self, task: str) -> None:
         """The task's consumption is reset."""
         self._columns.pop(task, None)
+
+    def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """(task, chunk number, the number of each row)."""
+        for task, columns in self._columns.items():
+            for key, column in columns.items():
+                yield task, key, column
 
     def saved(self) -> dict[str, Any]:
         """See `core.saving`."""

@@ -484,6 +484,8 @@ class Partition:
 
     def _restore_keys(self, keys: list[str], positions: np.ndarray) -> None:
         self.keys = dict(zip(keys, positions.tolist(), strict=True))
+        if len(self.keys) != len(keys):
+            raise ValueError(f"{len(keys)} keys, of which {len(self.keys)} are distinct")
         names = np.array(keys, object)
         for _, chunk, at, where in self.rows.split(positions):
             column = np.full(chunk.capacity, None, object)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ class PassedRows:
         column = self._codes.get(task, {}).get(position >> CHUNK_BITS)
         code = 0 if column is None else int(column[position & MASK])
         return self._reasons[code - 1] if code else None
+
+    @property
+    def known(self) -> int:
+        """How many reasons there are."""
+        return len(self._reasons)
+
+    def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """(task, chunk number, 1 + number of the reason of each row)."""
+        for task, columns in self._codes.items():
+            for key, column in columns.items():
+                yield task, key, column
 
     def of(self, task: str) -> dict[str, int]:
         """Reason -> rows that the task passed over."""

@@ -29,7 +29,7 @@ MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
 
 def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord]:
     """A new partition with its pre-allocated rows."""
-    _check_options(request.options)
+    check_options(request.options)
     if not 0 <= request.pre_allocate <= MAX_RESERVED:
         raise InvalidArgumentError(f"{request.pre_allocate} rows cannot be reserved at once")
     made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.options)]
@@ -38,7 +38,8 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
     return made
 
 
-def _check_options(options: PartitionOptions) -> None:
+def check_options(options: PartitionOptions) -> None:
+    """Raises InvalidArgumentError for what no partition can be made with."""
     for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):
         value = getattr(options, name)
         if value is not None and not value > 0:

@@ -133,6 +133,11 @@ class Chunk:
             self._packed = None
         return self._tags
 
+    @property
+    def unread_tags(self) -> np.ndarray | None:
+        """u1: the tags as they were saved, while nobody has looked at one."""
+        return self._packed
+
     def tag_list(self) -> Tags:
         """The tags, made where missing."""
         found = self.tags

@@ -139,7 +139,7 @@ def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, in
                 record = msgspec.structs.replace(record, time=record.time + shift)
             try:
                 state.apply(record)
-            except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            except Exception as error:  # whatever a record leads to: it is the record's fault
                 raise JournalError(
                     f"record {count} of the journal's file {path} does not fit to those before it "
                     f"({type(record).__name__}: {error!r}). Begin with an empty folder (controller.journal.folder)"

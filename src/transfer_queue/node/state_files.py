@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from transfer_queue.core.saving import trusted
+from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
 
 
@@ -22,11 +24,19 @@ class StateFiles:
         return self.folder / name
 
     def read(self, name: str) -> Any:
-        """The tree in a file, or the exception that reading it raised."""
+        """The tree in a file, or the exception that reading it raised; CheckpointError where its state is none.
+
+        Anybody with the key may have written the file. It is looked at here, in the thread that reads, as that takes
+        seconds for a million rows.
+        """
         try:
-            return state_file.read(self.folder / name)
+            tree = state_file.read(self.folder / name)
+            if not isinstance(tree, dict) or "state" not in tree:
+                raise CheckpointError("it holds no state of a controller")
+            trusted(tree["state"])
         except Exception as error:
             return error
+        return tree
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
