@@ -16,6 +16,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 NAMES = ("operations", "kv_operations", "lease_operations", "checkpoint_operations")
+WITH_FILES = "checkpoint_operations"  # these read and write them
 SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in NAMES)
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
@@ -59,6 +60,10 @@ class Surface(ABC):
     @abstractmethod
     async def _run_async(self, operation: Operation[T]) -> T:
         """Runs an operation in this event loop."""
+
+    async def _run_threaded(self, operation: Operation[T]) -> T:
+        """Runs an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
+        return await self._run_async(operation)
 '''
 
 KV_HEAD = '''"""The KV functions of the package. Made by tools/generate_surface.py out of client/kv_operations.py."""
@@ -76,9 +81,9 @@ from transfer_queue.metadata import KVBatchMeta
 '''
 
 
-def operations() -> list[ast.FunctionDef]:
+def operations(sources: tuple[Path, ...] = SOURCES) -> list[ast.FunctionDef]:
     """The public operations, in the order of the sources."""
-    classes = [node for path in SOURCES for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    classes = [node for path in sources for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
     owners = [node for node in classes if node.name.endswith("Operations")]
     found = [node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef)]
     return [node for node in found if not node.name.startswith("_")]
@@ -112,14 +117,16 @@ def _docstring(function: ast.FunctionDef, indent: str) -> str:
     return "\n".join([f'{indent}"""{lines[0]}', *body, f'{indent}"""'])
 
 
-def _method(function: ast.FunctionDef) -> str:
+def _method(function: ast.FunctionDef, files: bool) -> str:
+    """files: it reads or writes them."""
+    run = "_run_threaded" if files else "_run_async"
     signature, result, given = _signature(function, True), _result(function), _call(function)
     doc = _docstring(function, " " * 8)
     return (
         f"    def {function.name}({signature}) -> {result}:\n{doc}\n"
         f"        return self._run(self._operations.{function.name}({given}))\n\n"
         f"    async def async_{function.name}({signature}) -> {result}:\n{doc}\n"
-        f"        return await self._run_async(self._operations.{function.name}({given}))\n"
+        f"        return await self.{run}(self._operations.{function.name}({given}))\n"
     )
 
 
@@ -142,8 +149,10 @@ def _formatted(source: str) -> str:
 def main(arguments: list[str]) -> int:
     """Writes, or checks with --check."""
     found = operations()
+    files_of = {function.name for function in operations((PACKAGE / "client" / f"{WITH_FILES}.py",))}
+    methods = [_method(function, function.name in files_of) for function in found]
     files = {
-        PACKAGE / "client" / "surface.py": CLIENT_HEAD + "".join("\n" + _method(function) for function in found),
+        PACKAGE / "client" / "surface.py": CLIENT_HEAD + "".join("\n" + method for method in methods),
         PACKAGE / "kv.py": KV_HEAD + "".join(_function(f) for f in found if f.name in KV_FUNCTIONS),
     }
     stale = []

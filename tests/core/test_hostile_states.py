@@ -31,7 +31,25 @@ from transfer_queue.messages import (
 from transfer_queue.sampler import SequentialSampler
 
 SEEDS = 400
-NUMBERS = (-1, 0, 1, 2, 7, 1 << 20, 1 << 40, (1 << 62) + 1, 1 << 63, 2.5, float("nan"), True, None, "text", b"", [], {})
+NUMBERS: tuple[Any, ...] = (
+    -1,
+    0,
+    1,
+    2,
+    7,
+    1 << 20,
+    1 << 40,
+    (1 << 62) + 1,
+    1 << 63,
+    2.5,
+    float("nan"),
+    True,
+    None,
+    "text",
+    b"",
+    [],
+    {},
+)
 
 
 def rich() -> Harness:

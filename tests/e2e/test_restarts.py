@@ -20,6 +20,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.config import Settings
+from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Clock
@@ -222,7 +223,7 @@ def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytes
         data[len(data) // 2] ^= 1
         segment.write_bytes(data)
         process.kill()
-        with pytest.raises(tq.ConnectionLostError):
+        with pytest.raises(ConnectionLostError):
             tq.kv_put("d", "p", {"x": torch.tensor(1)})
         log = Path(system.log_of(("controller", 0)))
         until(lambda: not system.alive())
@@ -240,6 +241,9 @@ def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() ->
         tq.kv_put("a", "p", {"x": torch.tensor(1)})
         os.kill(system.description.pid, signal.SIGKILL)
         until(lambda: not system.alive())
+        with pytest.raises(ConnectionLostError) as lost:
+            tq.kv_list("p")
+        assert "its log" not in str(lost.value), "it goes with the servers"
         until(lambda: not Path(system.folder).exists())
 
 

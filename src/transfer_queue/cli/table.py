@@ -56,6 +56,8 @@ def _counts(status: SystemStatus) -> dict[tuple[str, str, str], int]:
 def table(status: SystemStatus, speeds: Rates | None = None) -> str:
     """All partitions as text, one line a field and a task, with rates where there are some."""
     parts = ["\n".join(_lines(partition, speeds or {})) for partition in status.partitions] or ["no partitions"]
+    if status.trouble:
+        parts.insert(0, f"TROUBLE: {status.trouble}")
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s of the controller's time, the longest {cost.longest * 1000:.1f} ms"
         parts.append(f"sampler {cost.name}: asked {cost.asked} times, {took}")

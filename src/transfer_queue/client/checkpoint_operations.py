@@ -2,7 +2,7 @@
 
 A save is a cut of the controller's state, made while everything goes on, and a copy of the bytes that it names; a load
 writes the bytes into leased space first and then lets the state change in one step. Files are written and read by the
-client, in the thread (or event loop) that calls.
+client: in the thread that calls, or in one beside the event loop (`net.threaded`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import NotInitializedError, TransferQueueError
 from transfer_queue.net.asynchronous import run_async
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.threaded import run_threaded
 
 T = TypeVar("T")
 
@@ -66,6 +67,11 @@ class TransferQueueClient(Subscriptions):
         state = self._state
         assert state is not None
         return await run_async(state.session, operation)
+
+    async def _run_threaded(self, operation: Operation[T]) -> T:
+        state = self._state
+        assert state is not None
+        return await run_threaded(state.session, operation)
 
     def _renew(self, operation: Operation[None]) -> None:
         state = self._state

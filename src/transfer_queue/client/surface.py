@@ -38,6 +38,10 @@ class Surface(ABC):
     async def _run_async(self, operation: Operation[T]) -> T:
         """Runs an operation in this event loop."""
 
+    async def _run_threaded(self, operation: Operation[T]) -> T:
+        """Runs an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
+        return await self._run_async(operation)
+
     def get_meta(
         self,
         data_fields: Sequence[str] | str,
@@ -1104,7 +1108,7 @@ class Surface(ABC):
 
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
         """
-        return await self._run_async(self._operations.begin_checkpoint(timeout=timeout))
+        return await self._run_threaded(self._operations.begin_checkpoint(timeout=timeout))
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
         """Lets go of a cut. True if it held until now, so that what was copied is whole."""
@@ -1112,7 +1116,7 @@ class Surface(ABC):
 
     async def async_end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
         """Lets go of a cut. True if it held until now, so that what was copied is whole."""
-        return await self._run_async(self._operations.end_checkpoint(cut, timeout=timeout))
+        return await self._run_threaded(self._operations.end_checkpoint(cut, timeout=timeout))
 
     def save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
@@ -1130,7 +1134,7 @@ class Surface(ABC):
 
         cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
         """
-        return await self._run_async(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
+        return await self._run_threaded(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
 
     def save_storage_checkpoint(
         self,
@@ -1162,7 +1166,7 @@ class Surface(ABC):
         cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
         """
-        return await self._run_async(
+        return await self._run_threaded(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
         )
 
@@ -1188,7 +1192,7 @@ class Surface(ABC):
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
             damaged. CapacityError: no room for the samples beside those that there are.
         """
-        return await self._run_async(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+        return await self._run_threaded(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
 
     def load_controller_checkpoint(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> None:
         """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
@@ -1210,4 +1214,4 @@ class Surface(ABC):
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
         """
-        return await self._run_async(self._operations.load_controller_checkpoint(path, timeout=timeout))
+        return await self._run_threaded(self._operations.load_controller_checkpoint(path, timeout=timeout))

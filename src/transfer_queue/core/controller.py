@@ -88,6 +88,7 @@ class Controller:
     timer: seconds that pass, to say what a user's sampler costs; the core has no clock of its own.
     boot: unlike that of any other controller; block numbers are told apart by it. checkpoints: under way.
     max_deliveries: see `PartitionOptions`, of partitions that do not say it. deadlines: when leases end.
+    trouble: why what changes anything waits, for status, told by the server; "" where it does not.
     replicas: units that each block shall lie in. drains: who waits until a unit is empty.
     """
 
@@ -127,6 +128,7 @@ class Controller:
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
+        self.trouble = ""
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
         self._now = 0.0  # of the event under way
 
@@ -248,7 +250,8 @@ class Controller:
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
         around = {f"connections_{name}": value for name, value in self.of_connections.items()}
-        return status(self.state, {**self.counters, **around}, now, self.group_size, list(self.samplers.costs.values()))
+        costs = list(self.samplers.costs.values())
+        return status(self.state, {**self.counters, **around}, now, self.group_size, costs, self.trouble)
 
     def take_records(self) -> list[r.AnyRecord]:
         """The records applied since the last call, for the journal."""

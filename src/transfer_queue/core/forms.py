@@ -19,7 +19,6 @@ MOST = 1 << 62  # what a number of the state is below, so that sums of two are n
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]  # of rows as of blocks
 Bits = Annotated[int, msgspec.Meta(ge=0)]
-Number = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 
 
 class Column:
@@ -142,7 +141,7 @@ class BirthsForm(Form):
 class HoldsForm(Form):
     """`holds.Holds`."""
 
-    holders: list[tuple[str, str, Number]]
+    holders: list[tuple[str, str, int]]
     rows: Joined
 
 
@@ -164,14 +163,14 @@ class WantsForm(Form):
 class DealtForm(Form):
     """`dealt.DealtBatches`."""
 
-    batches: list[tuple[Count, Number, Number, Number, Count]]
+    batches: list[tuple[Count, int, int, int, Count]]
     rows: Joined
-    issued: dict[Number, tuple[list[Number], list[Number]]]
-    counts: dict[Number, Count]
-    sizes: dict[Number, Number]
-    rounds: tuple[list[Number], list[Number]]
+    issued: dict[int, tuple[list[int], list[int]]]
+    counts: dict[int, Count]
+    sizes: dict[int, int]
+    rounds: tuple[list[int], list[int]]
     round_count: Count
-    left: list[Number]
+    left: list[int]
     next_number: Count
 
 
@@ -186,7 +185,7 @@ class PassedForm(Form):
 class LeasesForm(Form):
     """`leases.Leases`."""
 
-    leases: list[tuple[Count, str, str, float, tuple[str, Number, Number] | None, Count, Count]]
+    leases: list[tuple[Count, str, str, float, tuple[str, int, int] | None, Count, Count]]
     rows: Joined
     delivered: dict[str, dict[Count, U2]]
     acked: dict[str, dict[Count, U2]]
@@ -202,15 +201,15 @@ class PartitionForm(Form):
     changes: ChangesForm
     losses: LossesForm
     groups: GroupsForm
-    admitted: Number
-    policy_version: Number
+    admitted: int
+    policy_version: int
     owners: dict[str, Count]
     births: BirthsForm
     holds: HoldsForm
     drops: DropsForm
     wants: WantsForm
     freed: Count
-    fields: dict[str, tuple[Count, Count, str, str, Number, list[Count], Bits, bool]]
+    fields: dict[str, tuple[Count, Count, str, str, int, list[Count], Bits, bool]]
     keys: list[str]
     keyed: I8
     waiting: I8
@@ -271,7 +270,7 @@ class BlocksForm(Form):
     dims: InternedForm
     dims_values: JoinedBytes
     extents: list[tuple[Count, Count, str, Count, Count, bool]]
-    freed: list[tuple[Count, Count]]
+    freed: list[tuple[int, int]]
     live_bytes: Count
     leased: Count
 
@@ -286,7 +285,7 @@ class StateForm(Form):
     changes: Count
     blocks: BlocksForm
     partitions: dict[str, PartitionForm]
-    clients: dict[str, tuple[Number, tuple[list[Number], list[Number]], bytes]]
+    clients: dict[str, tuple[int, tuple[list[int], list[int]], bytes]]
     fenced: list[str]
     draining: list[Count]
     units: list[UnitInfo]

@@ -238,11 +238,11 @@ def list_partitions(state: State, request: ListPartitions) -> AnyReply:
 
 
 def status(
-    state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost]
+    state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost], trouble: str
 ) -> SystemStatus:
     """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
     partitions = [_progress(state, partition, now, size) for partition in state.partitions.values()]
-    return SystemStatus(partitions, counters, samplers)
+    return SystemStatus(partitions, counters, samplers, trouble)
 
 
 def _progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:

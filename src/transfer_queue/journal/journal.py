@@ -211,6 +211,10 @@ class Journal:
         """Writes what was added. OSError: not all of it could be; to be called again."""
         self._segment.commit()
 
+    def take_room(self) -> None:
+        """See `SegmentWriter.take_room`."""
+        self._segment.take_room()
+
     def rotate(self) -> int:
         """Begins a new segment, everything being committed; its number."""
         assert self._segment.committed, "a segment ends with a commit"

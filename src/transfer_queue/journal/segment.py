@@ -10,6 +10,7 @@ salt, so that no value of a record can look like a frame.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import struct
@@ -23,6 +24,7 @@ import msgspec
 
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.errors import JournalError
+from transfer_queue.journal.room import take_room
 
 MAGIC = b"TQjrnl\x00\x01"
 MARKER = b"TQfr"
@@ -30,6 +32,7 @@ UNKNOWN_BOOT = bytes(16)
 _HEAD = struct.Struct("<8sQI16sd")
 _FRAME = struct.Struct("<4sQQI")
 _CHECKSUM = struct.Struct("<I")
+ROOM = 2 << 20  # bytes that the disk holds for what comes next
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -194,6 +197,7 @@ class SegmentWriter:
         self._written = 0  # of these
         self._end = 0  # bytes that are committed
         self._file = -1
+        self._room = 0  # the disk has these bytes for the file
 
     def append(self, records: Sequence[AnyRecord]) -> None:
         """Adds a frame, which `commit` writes; the file begins with the first."""
@@ -232,6 +236,18 @@ class SegmentWriter:
         self._pending.clear()
         self._written = 0
 
+    def take_room(self) -> None:
+        """Sees to it that ROOM more bytes can be committed, however full the disk gets. OSError where they cannot."""
+        if self._file < 0:
+            self._create()
+        if self._room < self.size + ROOM:
+            try:
+                take_room(self._file, self.size, 2 * ROOM)
+                self._room = self.size + 2 * ROOM
+            except OSError:
+                take_room(self._file, self.size, ROOM)
+                self._room = self.size + ROOM
+
     def _create(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(self.path, flags, 0o600)
@@ -241,6 +257,8 @@ class SegmentWriter:
     def close(self) -> None:
         """Closes the file."""
         if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._end + self._written)  # gives back room that was not needed
             os.close(self._file)
             self._file = -1
 

@@ -133,11 +133,15 @@ class StatusReply(Reply, frozen=True):
 
 
 class SystemStatus(Reply, frozen=True):
-    """All partitions, counters of the controller, and what users' samplers cost it."""
+    """All partitions, counters of the controller, and what users' samplers cost it.
+
+    trouble: why what changes anything waits at the moment; "" where it does not.
+    """
 
     partitions: list[PartitionProgress]
     counters: dict[str, float]
     samplers: list[SamplerCost] = []
+    trouble: str = ""
 
 
 class LeaseReply(Reply, frozen=True):

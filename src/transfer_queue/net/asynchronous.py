@@ -47,6 +47,11 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
         return cast(T, stop.value)
 
 
+async def exchange(session: Session, call: Call) -> AnyReply:
+    """The reply to one call, made in the running loop; raises as it failed."""
+    return await _exchange(session, session.transport(_Links).of(asyncio.get_running_loop(), session), call)
+
+
 async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)

@@ -73,7 +73,7 @@ class Session:
     """The state that all calls of one client id share.
 
     resolve: where a target listens, as a path of a UNIX socket or (host, port); asked at each connect.
-    log_of: where a target writes its log, for error messages. grace: seconds, see GRACE_SECONDS.
+    log_of: where a target writes its log, for error messages; "" where it has left none. grace: see GRACE_SECONDS.
     alive: whether the system runs, so that a server of its that is gone will come back; None: nobody knows, and it
     counts as gone when all RETRY_DELAYS are through. tls: what connections to a (host, port) use.
     Safe to use from several threads.
@@ -241,7 +241,8 @@ class Attempts:
         return f"the {name} at {address if isinstance(address, str) else ':'.join(map(str, address))}"
 
     def _log(self) -> str:
-        return "" if self._session.log_of is None else f"; its log: {self._session.log_of(self._call.target)}"
+        log = "" if self._session.log_of is None else self._session.log_of(self._call.target)
+        return log and f"; its log: {log}"
 
     def _timed_out(self) -> WaitTimeoutError:
         return WaitTimeoutError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Union
 
@@ -19,15 +20,20 @@ from transfer_queue.core.effects import (
     Work,
     WriteState,
 )
+from transfer_queue.core.queries import QUERIES
 from transfer_queue.messages import (
     Envelope,
+    Explain,
     Failure,
     Free,
     Freed,
     Moved,
     Refuse,
     RegisterUnit,
+    Renew,
     SpaceShort,
+    Status,
+    Topology,
     WriterGone,
 )  # fmt: skip
 from transfer_queue.net.handshake import Hello
@@ -41,6 +47,10 @@ from transfer_queue.node.worker import Worker
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
+READS = (*QUERIES, Explain, Renew, Status, Topology)  # what is answered out of the state, and changes nothing of it
+MAX_WAITING = 4096  # requests of one connection that wait for room
+ASIDE_A_TURN = 16
+LOOK_SECONDS = 0.1  # between two looks at a disk that is full
 FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved)
 
 
@@ -59,6 +69,8 @@ class ControllerService(EnvelopeService):
         self._journaling = journaling
         self._worker = Worker()
         self._call_soon: CallSoon | None = None
+        self._aside: deque[tuple[Hello, int, Envelope]] = deque()  # what waits for room on the journal's disk
+        self._look_again = 0.0  # for it
 
     def attach(self, call_soon: CallSoon) -> None:
         """Says how other threads reach the loop: `net.server.Server.call_soon`. Before the first request."""
@@ -80,6 +92,31 @@ class ControllerService(EnvelopeService):
 
     def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
+        if self._waits_for_room and not isinstance(envelope.body, READS):
+            return self._set_aside(hello, peer, envelope)
+        return self._serve(hello, peer, envelope, now)
+
+    @property
+    def _waits_for_room(self) -> bool:
+        """Whether what changes anything cannot be written down now, so that it must not be begun."""
+        return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
+
+    def _set_aside(self, hello: Hello, peer: int, envelope: Envelope) -> Iterable[Outgoing]:
+        if sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
+            assert self._journaling is not None
+            words = f"{MAX_WAITING} requests of this connection wait already. {self._journaling.trouble}"
+            return [self.answer(peer, envelope.sequence, Failure("CapacityError", words))]
+        self._aside.append((hello, peer, envelope))
+        return ()
+
+    def _serve_aside(self) -> Iterator[Outgoing]:
+        """Some of what waited for room, in order; then what else is served first has its turn."""
+        assert self._journaling is not None
+        for _ in range(min(ASIDE_A_TURN, len(self._aside))):
+            hello, peer, envelope = self._aside.popleft()
+            yield from self._serve(hello, peer, envelope, time.monotonic())
+
+    def _serve(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
@@ -88,15 +125,24 @@ class ControllerService(EnvelopeService):
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.closed`."""
         hello = self._peers.pop(peer)
+        self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
         return self._carried_out(self._controller.closed(hello.client_id, peer, now))
 
     def next_deadline(self) -> float | None:
         """See `net.server.Service.next_deadline`."""
-        return self._controller.next_deadline()
+        return self._look_again if self._waits_for_room else self._controller.next_deadline()
 
     def ticked(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.ticked`."""
-        return self._carried_out(self._controller.tick(now))
+        if not self._waits_for_room:
+            return self._carried_out(self._controller.tick(now))
+        # no lease ends while its ack waits
+        assert self._journaling is not None
+        if self._journaling.find_room():
+            self._look_again = now
+            return list(self._serve_aside())
+        self._look_again = now + LOOK_SECONDS
+        return ()
 
     def _begin(self, work: Work) -> None:
         call_soon = self._call_soon

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 class Journaling:
     """The journal of one controller.
 
-    `commit` is what `net.server.Server` asks before it lets anything leave. trouble: why the journal cannot be
-    written, None while it can.
+    `commit` is what `net.server.Server` asks before it lets anything leave. After it there is room on the disk for
+    what comes next, or there is `trouble`: then nothing that changes the state should be begun, while what is asked of
+    it can be answered, as all of it is written down. trouble: why the journal cannot be written, None while it can.
     """
 
     def __init__(self, controller: Controller, journal: Journal, clock: Clock, sync: bool) -> None:
@@ -35,11 +36,13 @@ class Journaling:
         self._clock = clock
         self._sync = sync
         self._writer: StateWriter | None = None
+        self._behind = False  # the last commit failed
         self._troubled_at = 0.0
         self._next_try = 0.0  # of a snapshot
         self._begun = 0.0  # the one that is being written
         self._failing = False  # the last one did
         self._covered = (0, 0)  # records and bytes of the journal that the last snapshot has made needless
+        self.find_room()
         self._count()
 
     def attach(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -54,14 +57,26 @@ class Journaling:
         try:
             self._journal.commit()
         except OSError as error:
+            self._behind = True
             self._failed(error)
             return False
-        if self.trouble is not None:
-            self._works_again()
-        if records:
+        if records or self._behind:
+            self._behind = False
+            self.find_room()
             self._count()
-            if self._is_due():
-                self._snapshot()
+        if records and self.trouble is None and self._is_due():
+            self._snapshot()
+        return True
+
+    def find_room(self) -> bool:
+        """Whether what comes next can be written down; looks at the disk."""
+        try:
+            self._journal.take_room()
+        except OSError as error:
+            self._failed(error)
+            return False
+        if self.trouble is not None and not self._behind:
+            self._works_again()
         return True
 
     @property
@@ -76,19 +91,19 @@ class Journaling:
 
     def _failed(self, error: OSError) -> None:
         if self.trouble is None:
-            self.trouble = str(error)
-            self._troubled_at = time.monotonic()
-            logger.error(
-                "the journal in %s cannot be written: %s. Nobody is answered until it can: make room there, or end the "
-                "system",
-                self._journal.folder,
-                error,
+            self.trouble = (
+                f"the journal in {self._journal.folder} cannot be written: {error}. What changes anything waits until "
+                f"it can: make room there, or end the system"
             )
+            self._controller.trouble = self.trouble
+            self._troubled_at = time.monotonic()
+            logger.error("%s", self.trouble)
         self._count()
 
     def _works_again(self) -> None:
         logger.warning("the journal can be written again after %.1f s", time.monotonic() - self._troubled_at)
         self.trouble = None
+        self._controller.trouble = ""
         self._count()
 
     # ------------------------------------------------------------ snapshots
@@ -105,6 +120,7 @@ class Journaling:
         assert self._writer is not None
         self._begun = time.monotonic()
         number = self._journal.rotate()
+        self.find_room()
         covers = self._journal.records, self._journal.written
         path = snapshot_path(self._journal.folder, number)
         tree = partial(snapshot_of, self._controller.state, self._clock)

@@ -27,7 +27,7 @@ from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
 from transfer_queue.net.session import Target
 from transfer_queue.node import processes, samplers, startup
 from transfer_queue.node.locks import Liveness, StartLock, is_alive
-from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder
+from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder, no_link
 from transfer_queue.node.presence import Presence
 
 START_SECONDS = 30.0
@@ -79,8 +79,15 @@ class RunningSystem:
         return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
 
     def log_of(self, target: Target) -> str:
-        """The log of ("controller", 0) or ("unit", n)."""
-        return str(self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}"))
+        """The log of ("controller", 0) or ("unit", n); "" where there is none, or where it is about to be removed."""
+        log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
+        # servers whose supervisor was killed take all files along; one that ends its system itself hides it first
+        doomed = self._system.description.exists() and self._supervisor_gone()
+        return str(log) if log.exists() and not doomed else ""
+
+    def _supervisor_gone(self) -> bool:
+        with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:
+            return supervisor.gone()
 
     def presence(self, client_id: str) -> Presence | None:
         """Says to this system's controllers that a client of this process lives; None where that cannot be said."""
@@ -332,6 +339,7 @@ def log_tails(folder: SystemFolder, lines: int = 30) -> str:
     texts = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.logs.iterdir()):
-            text = path.read_text("utf-8", "replace").splitlines()[-lines:]
+            with open(path, encoding="utf-8", errors="replace", opener=no_link) as file:
+                text = file.read().splitlines()[-lines:]
             texts.append("\n".join([f"--- {path}", *text]))
     return "\n".join(texts) or "It has left no log."

@@ -241,6 +241,11 @@ class SystemFolder:
             self.remove()
 
 
+def no_link(path: str, flags: int) -> int:
+    """An opener of files of a system: the last name in the path is no link; what it makes is its user's alone."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _write(path: Path, content: bytes) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(file, "wb") as stream:

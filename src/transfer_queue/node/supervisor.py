@@ -37,7 +37,7 @@ from transfer_queue.node import processes, startup
 from transfer_queue.node.children import Child
 from transfer_queue.node.controller_process import Sockets, build_controller
 from transfer_queue.node.locks import StartLock, hold_liveness
-from transfer_queue.node.paths import Description, SystemFolder
+from transfer_queue.node.paths import Description, SystemFolder, no_link
 from transfer_queue.node.server_process import configure_logging, run_server
 from transfer_queue.node.unit_process import build_unit
 from transfer_queue.storage.arena import choose_folder
@@ -284,7 +284,7 @@ class Supervisor:
             while child.ready is not None:  # what it has said before its end tells more than how it ended
                 self._hear(child)
             how, again = _how(code), child.ended(code)
-            with contextlib.suppress(OSError), open(self._system.log(child.name), "a") as log:
+            with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
             logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
             if not (self._is_up and child.restarts):
@@ -380,7 +380,7 @@ def _how(code: int) -> str:
 def tail(system: SystemFolder, server: str, lines: int = 40) -> str:
     """The end of a server's log."""
     try:
-        with open(system.log(server), encoding="utf-8", errors="replace") as file:
+        with open(system.log(server), encoding="utf-8", errors="replace", opener=no_link) as file:
             return "".join(file.readlines()[-lines:])
     except OSError as error:
         return f"({error})"

@@ -1,0 +1,68 @@
+"""The driver for coroutines of operations that read and write files: their own work is done in a thread.
+
+Calls are made in the event loop as by `run_async`; what the operation does between them, in a thread of the loop's
+executor, so that nothing else in the loop waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, Union, cast
+
+from transfer_queue.messages import AnyReply
+from transfer_queue.net.asynchronous import exchange
+from transfer_queue.net.session import Session
+
+if TYPE_CHECKING:
+    from transfer_queue.client.calls import Call
+
+T = TypeVar("T")
+
+_Advance = Callable[[], "Call"]
+_Step = Union["Call", BaseException]  # what it asks for next, or how it ended
+
+
+async def run_threaded(session: Session, op: Generator[Call, AnyReply, T]) -> T:
+    """What the operation returns. Errors of a call are thrown into it first, at its `yield`.
+
+    Where the coroutine is cancelled, the step under way is done to its end; then the operation gets the cancellation.
+    """
+    advance: _Advance = partial(next, op)
+    while True:
+        step, cancelled = await _in_thread(advance)
+        if isinstance(step, StopIteration):
+            if cancelled is not None:
+                raise cancelled
+            return cast(T, step.value)
+        if isinstance(step, BaseException):
+            raise step
+        if cancelled is not None:
+            advance = partial(op.throw, cancelled)
+            continue
+        try:
+            reply = await exchange(session, step)
+        except BaseException as error:
+            advance = partial(op.throw, error)
+        else:
+            advance = partial(op.send, reply)
+
+
+async def _in_thread(advance: _Advance) -> tuple[_Step, asyncio.CancelledError | None]:
+    """The operation's next step, and whether the coroutine was cancelled meanwhile."""
+    future = asyncio.get_running_loop().run_in_executor(None, _stepped, advance)
+    cancelled = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return future.result(), cancelled
+
+
+def _stepped(advance: _Advance) -> _Step:
+    try:
+        return advance()
+    except BaseException as error:  # a future carries no StopIteration
+        return error

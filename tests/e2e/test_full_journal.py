@@ -1,0 +1,74 @@
+"""The disk of the journal is full: what changes anything waits, all else goes on, and then everything does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import resource
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+from test_restarts import in_thread, kill, server, started, until
+
+import transfer_queue as tq
+from transfer_queue.cli import main
+from transfer_queue.journal import segment
+
+SECONDS = 60
+PUTS = 16
+
+
+def put(number: int) -> None:
+    """With a tag that the journal feels."""
+    tq.kv_put(f"k{number}", "p", {"x": torch.tensor(number)}, tag={"note": "x" * (segment.ROOM // 8)})
+
+
+def hard_of(process: psutil.Process) -> int:
+    return resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+
+
+def limit(process: psutil.Process, most: int) -> None:
+    """From now on no file of the process may grow beyond so many bytes: as on a disk with a quota."""
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most, hard))
+
+
+def status() -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["status", "--name", "full-journal"]) == 0
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed: bool) -> None:
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    with started("full-journal", controller={"journal": {"folder": str(journal)}}):
+        client = tq.get_client()
+        rows = client.put(TensorDict({"x": torch.arange(4)}, batch_size=[4]), partition_id="p")
+        until(lambda: server("controller") is not None)
+        process = server("controller")
+        assert process is not None
+        limit(process, 2 * segment.ROOM)
+        thread, found = in_thread(lambda: [put(number) for number in range(PUTS)])
+        until(lambda: bool(client.status().trouble))
+        there = list(tq.kv_list("p")["p"])
+        assert there == [f"k{number}" for number in range(len(there))]
+        assert len(there) < PUTS
+        assert client.get_data(rows)["x"].tolist() == [0, 1, 2, 3]
+        told = status()
+        assert f"TROUBLE: the journal in {journal} cannot be written" in told
+        assert f"{4 + len(there)} samples" in told
+        assert list(tq.kv_list("p")["p"]) == there
+        assert not found
+        if killed:
+            kill()  # the next one has no such limit
+        else:
+            limit(process, hard_of(process))
+        thread.join(SECONDS)
+        assert found == [[None] * PUTS]
+        assert list(tq.kv_list("p")["p"]) == [f"k{number}" for number in range(PUTS)]
+        assert "TROUBLE" not in status()
