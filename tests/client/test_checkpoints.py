@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -312,6 +313,28 @@ class TestIncremental:
         load(a, tmp_path / "two")
         assert values(a, list("abcdefghi")) == [*range(8), 50]
 
+    def test_after_loads(self, a, put, tmp_path):
+        """What was loaded is in the files that it came out of; numbers that were given since are other blocks."""
+        for key in "abcd":
+            put(key)
+        save(a, tmp_path / "one")
+        (first,) = files(tmp_path / "one").items()
+        put("z")  # a block that is not in the checkpoint, whose number must not be taken for one of it
+        load(a, tmp_path / "one")
+        put("e", start=70)
+        cut = a.begin_checkpoint()
+        a.save_storage_checkpoint(tmp_path / "two", cut=cut, previous=tmp_path / "one")
+        a.save_controller_checkpoint(tmp_path / "two" / STATE, cut=cut)
+        a.end_checkpoint(cut)
+        after = files(tmp_path / "two")
+        assert first in after.items()
+        assert len(after) == 2
+        load(a, tmp_path / "two")
+        save(a, tmp_path / "two")
+        assert files(tmp_path / "two") == after, "of one load after the other"
+        load(a, tmp_path / "two")
+        assert values(a, list("abcde")) == [0, 0, 0, 0, 70]
+
     def test_in_place(self, a, put, tmp_path):
         """A save over an older checkpoint shares its files, too; nothing stays of those that are needed no more."""
         for key in "abcd":
@@ -329,17 +352,33 @@ class TestIncremental:
         assert values(a, ["d"]) == [0]
 
     def test_numbers_of_another_time(self, cluster, a, put, tmp_path):
-        """Blocks of before a load, or of another controller, may have the same numbers: nothing is shared."""
+        """Blocks of another system, or of before a load, may have the same numbers: nothing is shared with them."""
+        put("a")
+        save(a, tmp_path / "empty")
+        put("b")
+        save(a, tmp_path / "one")
+        (first,) = files(tmp_path / "one")
+        load(a, tmp_path / "empty")
+        put("c", start=9)
+        cut = a.begin_checkpoint()
+        a.save_storage_checkpoint(tmp_path / "two", cut=cut, previous=tmp_path / "one")
+        a.save_controller_checkpoint(tmp_path / "two" / STATE, cut=cut)
+        a.end_checkpoint(cut)
+        assert first in files(tmp_path / "two"), "where a is"
+        load(a, tmp_path / "two")
+        assert values(a, ["a", "c"]) == [0, 9]
+        before = files(save(a, tmp_path / "three"))
+        units = cluster.controller.state.units
+        known, units[0] = units[0], msgspec.structs.replace(units[0], boot_id="another")
+        assert not set(before) & set(files(save(a, tmp_path / "three")))
+        units[0] = known
+
+    def test_a_controller_that_was_started_again(self, cluster, a, put, tmp_path):
+        """Its numbers go on: what was saved before is shared."""
         put("ab")
-        save(a, tmp_path)
-        first = files(tmp_path)
-        load(a, tmp_path)
-        save(a, tmp_path)
-        second = files(tmp_path)
-        assert not set(first) & set(second)
+        before = files(save(a, tmp_path))
         cluster.controller.boot = "another"
-        save(a, tmp_path)
-        assert not set(second) & set(files(tmp_path))
+        assert files(save(a, tmp_path)) == before
 
     def test_many_saves(self, a, put, tmp_path, monkeypatch):
         """The number of files is bounded, however many saves there were."""

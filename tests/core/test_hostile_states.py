@@ -233,7 +233,7 @@ def test_what_is_around_the_state(tree: Any, name: str, to: Any, words: str) -> 
     """It is refused before anything is changed."""
     h = rich()
     before = h.state.snapshot()
-    whole = {"format": 1, "time": 0.0, "sampler": None, "state": tree, name: to}
+    whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}
 
     def load() -> None:
         h.state.apply(checkpoints.record_of(h.controller, whole))

@@ -18,6 +18,7 @@ import numpy as np
 
 from transfer_queue.client.checkpoint_folder import SUFFIX, Entry, write_manifest
 from transfer_queue.core.blocks import PLACE
+from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import Columns
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.storage.base import Bytes, Reserved
@@ -37,15 +38,17 @@ Memory = Callable[[int], Bytes]
 
 @dataclass(frozen=True)
 class Cut:
-    """What is being saved. name, origin: see `messages.BeginCheckpoint` and `CutReply`. state: the file of the state.
+    """What is being saved. name, origin, origins: see `messages.BeginCheckpoint` and `CutReply`.
 
-    blocks: number, unit, offset, generation, nbytes of all that it needs, ascending by number.
+    state: the file of the state. blocks: number, unit, offset, generation, nbytes of all that it needs, ascending by
+    number.
     """
 
     name: str
     origin: str
     state: Path
     blocks: Columns
+    origins: dict[str, int] = field(default_factory=dict)
 
 
 def save_blocks(draft: Path, cut: Cut, previous: Path | None, memory: Memory) -> None:
@@ -80,11 +83,10 @@ def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
                 index = file.index
         except (TransferQueueError, OSError):
             continue  # damaged, or another program's: nothing of it is shared
-        if index.origin != cut.origin:
-            continue
+        same = MOST if index.origin == cut.origin else cut.origins.get(index.origin, 0)
         held = index.column("number")
         taken = aligned(index.column("nbytes"))
-        needed = np.isin(held, cut.blocks["number"])
+        needed = np.isin(held, cut.blocks["number"]) & (held < same)
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
             found.append((int(taken.sum()), path, held[needed]))
     found.sort(key=lambda each: -each[0])

@@ -49,7 +49,7 @@ class CheckpointOperations(Transfers):
             path = self._state.system.states / name
             blocks = BlockTable()
             blocks.restore(state_file.read(path)["state"]["blocks"])
-            return Cut(name, reply.origin, path, needed(blocks))
+            return Cut(name, reply.origin, path, needed(blocks), reply.origins)
         except BaseException as error:
             yield from self._end_badly(name, error)
             raise

@@ -12,6 +12,7 @@ notices at its end. Requests name files and never carry a path.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,11 +44,13 @@ class SamplerForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
-    """What a checkpoint's file holds. time: of the save, on the clock of then. state: see `core.forms`."""
+    """What a checkpoint's file holds. time: of the save, on the clock of then. origin: see `_origin`. state: see
+    `core.forms`."""
 
     format: int
     time: Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
     sampler: SamplerForm | None
+    origin: str
     state: Any
 
 
@@ -124,14 +127,25 @@ def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -
         return []
     sampler = sampler_state(core.samplers.default)
     extents = frozenset(place for place, extent in core.state.blocks.extents.items() if extent.blocks)
-    origin = f"{core.boot}-{core.state.epoch}"
-    ours.cuts[name] = Cut(client, extents, (client, sequence), CutReply(origin))
+    origin = _origin(core)
+    ours.cuts[name] = Cut(client, extents, (client, sequence), CutReply(origin, core.state.origins))
     time = core.now
 
     def tree() -> dict[str, Any]:
-        return {"format": FORMAT, "time": time, "sampler": sampler, "state": saved(core.state)}
+        return {"format": FORMAT, "time": time, "sampler": sampler, "origin": origin, "state": saved(core.state)}
 
     return [WriteState(name, tree)]
+
+
+def _origin(core: Controller) -> str:
+    """Under equal origins equal block numbers mean the same block: also for a controller that was started again.
+
+    What a client may save was written down before it was told so, so that a number is used again only where the
+    journal lost its end with its machine; then the arenas are gone, too. A load brings numbers of elsewhere.
+    """
+    arenas = sorted(unit.boot_id for unit in core.state.units.values())
+    whose = core.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
+    return f"{whose}-{core.state.epoch}"
 
 
 def _end(core: Controller, client: str, peer: int, sequence: int, name: str) -> list[Effect]:

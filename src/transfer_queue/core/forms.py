@@ -288,6 +288,7 @@ class StateForm(Form):
     clients: dict[str, tuple[int, tuple[list[int], list[int]], bytes]]
     fenced: list[str]
     draining: list[Count]
+    origins: dict[str, Count]
     units: list[UnitInfo]
     lost_units: dict[Count, str]
     losses: Count

@@ -12,6 +12,8 @@ from transfer_queue.core.saving import restored
 from transfer_queue.core.state import State
 from transfer_queue.errors import CheckpointError
 
+MOST_ORIGINS = 32  # that are remembered; a checkpoint has no more files
+
 
 def take_over(state: State, record: r.StateLoaded) -> None:
     """Partitions with all that is in them are those saved. Clients, units and who waits are those of now.
@@ -30,6 +32,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     state.losses = max(state.losses, loaded.losses)
     state.changes = max(state.changes, loaded.changes) + 1
     state.blocks = loaded.blocks
+    state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
     at_another_clock(loaded, record.time - tree["time"])
     state.partitions, state.aging = loaded.partitions, loaded.aging
     for partition in state.partitions.values():

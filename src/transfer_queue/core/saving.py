@@ -38,6 +38,7 @@ def saved(state: State) -> dict[str, Any]:
         "clients": {client: kept.saved() for client, kept in state.clients.items()},
         "fenced": list(state.fenced),
         "draining": sorted(state.draining),
+        "origins": state.origins,
         "units": msgspec.to_builtins(list(state.units.values())),
         "lost_units": state.lost_units,
         "losses": state.losses,
@@ -98,4 +99,5 @@ def _restore(state: State, tree: Any) -> None:
     state.lost_units = dict(tree["lost_units"])
     state.losses = tree["losses"]
     state.draining = set(tree["draining"])
+    state.origins = dict(tree["origins"])
     state.units = {unit.unit: unit for unit in msgspec.convert(tree["units"], list[UnitInfo])}

@@ -79,6 +79,7 @@ class State:
     lost_units: number -> when, of those that will not come back. losses: how often values were lost.
     draining: those that everything is to be moved off.
     aging: the partitions that drop rows by their age (derived).
+    origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
     capacity: most rows at a time, None without limit (configuration, not replayed).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
@@ -103,6 +104,7 @@ class State:
         self.lost_units: dict[int, str] = {}
         self.losses = 0
         self.draining: set[int] = set()
+        self.origins: dict[str, int] = {}
 
     @property
     def row_count(self) -> int:
@@ -359,6 +361,7 @@ class State:
             "units": dict(self.units),
             "lost": (dict(self.lost_units), self.losses),
             "draining": sorted(self.draining),
+            "origins": dict(self.origins),
         }
 
 

@@ -119,9 +119,13 @@ class LookupReply(Reply, frozen=True):
 
 
 class CutReply(Reply, frozen=True):
-    """origin: equal block numbers of equal origins are the same block."""
+    """origin: equal block numbers of equal origins are the same block.
+
+    origins: other origins -> block numbers below this one are the same blocks there.
+    """
 
     origin: str
+    origins: dict[str, int] = {}
 
 
 class StatusReply(Reply, frozen=True):

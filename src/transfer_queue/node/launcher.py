@@ -320,6 +320,9 @@ def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
     return ours, pid
 
 
+_HUGE_PAGES = "glibc.malloc.hugetlb"  # memory in huge pages makes the fork of a large state several times as fast
+
+
 def _environment() -> dict[str, str]:
     """The supervisor's: it imports this very package, nothing from the current folder, and computes on one thread."""
     environment = dict(os.environ)
@@ -330,6 +333,9 @@ def _environment() -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(path)
     environment["PYTHONSAFEPATH"] = "1"
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if _HUGE_PAGES not in tunables:
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))
     environment.pop(_ADDRESS, None)
     return environment
 
