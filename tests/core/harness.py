@@ -393,11 +393,12 @@ class Harness:
         invariants.check(halves)
         assert halves.snapshot() == live, "replay of a prefix and then of the rest gives another state"
 
-    def check_saving(self) -> None:
+    def check_saving(self, sound: bool = True) -> None:
         """Everything in the state comes back out of a file, but for what is left out on purpose (see `sameness`)."""
         again = through_file(self.state)
         invariants.check(again)
-        soundness.check(again)
+        if sound:
+            soundness.check(again)
         found = sameness.differences(self.state, again)
         assert not found, f"saved and restored, the state is another: {found}"
         assert {**again.snapshot(), "waiting": []} == {**self.state.snapshot(), "waiting": []}
