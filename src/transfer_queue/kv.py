@@ -191,7 +191,8 @@ def kv_list(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
 
-    where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+    where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
+    pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
     """
     return current_client().kv_list(partition_id, where=where, timeout=timeout)
 
@@ -201,7 +202,8 @@ async def async_kv_list(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
 
-    where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+    where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
+    pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
     """
     return await current_client().async_kv_list(partition_id, where=where, timeout=timeout)
 

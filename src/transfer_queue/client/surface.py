@@ -999,7 +999,8 @@ class Surface(ABC):
     ) -> dict[str, dict[str, dict[str, Any]]]:
         """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
 
-        where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+        where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
+        pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
         """
         return self._run(self._operations.kv_list(partition_id, where=where, timeout=timeout))
 
@@ -1008,7 +1009,8 @@ class Surface(ABC):
     ) -> dict[str, dict[str, dict[str, Any]]]:
         """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
 
-        where: only keys whose tags have these entries, with equal values; see `wait_for_change`.
+        where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
+        pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
         """
         return await self._run_async(self._operations.kv_list(partition_id, where=where, timeout=timeout))
 
