@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,8 +21,9 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.effects import Answer
 from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.ownership import Known
+from transfer_queue.storage.ownership import Known, Offer
 from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.testing.offers import Board
 
 MIB = 1 << 20
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Locks:
         self.unit = unit
         self.held: set[str] = set()
         self.withdrawn: set[str] = set()
+        self.board = Board()
 
     def make(self, slot: int, writer: str) -> str:
         return self.path(slot)
@@ -56,6 +58,12 @@ class Locks:
     def known(self) -> dict[int, Known]:
         return {}
 
+    def offers(self, slot: int) -> set[Offer]:
+        return self.board.offers(self.path(slot))
+
+    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
+        return self.board.recall(self.path(slot), among)
+
 
 class Lock:
     def __init__(self, locks: Locks, path: str) -> None:
@@ -63,6 +71,16 @@ class Lock:
 
     def release(self) -> None:
         self.locks.held.discard(self.path)
+        self.locks.board.release(self.path)
+
+    def begin(self, place: int) -> bool:
+        return self.locks.board.begin(self.path, place)
+
+    def take(self, place: int) -> bool:
+        return self.locks.board.take(self.path, place)
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        self.locks.board.leave(self.path, place, extent, used)
 
 
 class Servers:

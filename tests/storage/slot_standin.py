@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from transfer_queue.storage.ownership import Known
+from collections.abc import Container
+
+from transfer_queue.storage.ownership import Known, Offer
+from transfer_queue.testing.offers import Board
 
 
 class StandInSlots:
@@ -10,6 +13,7 @@ class StandInSlots:
         self.held: set[str] = set()
         self.withdrawn: set[str] = set()
         self.files: dict[int, Known] = {}
+        self.board = Board()
 
     def path(self, slot: int) -> str:
         return f"/slots/{slot}.lock"
@@ -34,3 +38,9 @@ class StandInSlots:
 
     def known(self) -> dict[int, Known]:
         return dict(self.files)
+
+    def offers(self, slot: int) -> set[Offer]:
+        return self.board.offers(self.path(slot))
+
+    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
+        return self.board.recall(self.path(slot), among)

@@ -141,9 +141,9 @@ def test_a_slot_withdrawn_between_opening_and_locking_is_noticed(
     path = Path(folder.make(1, "w"))
     real = fcntl.lockf
 
-    def late(descriptor: int, operation: int) -> None:
+    def late(descriptor: int, operation: int, length: int, start: int) -> None:
         path.unlink()
-        real(descriptor, operation)
+        real(descriptor, operation, length, start)
 
     monkeypatch.setattr(fcntl, "lockf", late)
     before = len(os.listdir("/proc/self/fd"))

@@ -31,6 +31,7 @@ from transfer_queue.messages import (
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.recalls import INTERVAL
 from transfer_queue.storage.simple import PREFAULT_STEP, PROBE_INTERVAL, Limits, StorageUnit
 
 CAPACITY = 16 * GRANULE
@@ -169,7 +170,7 @@ def test_parked_leases_are_met_in_order(unit: StorageUnit, writer: Writer, other
     big = writer.lease(14)
     small = writer.lease(2)
     first, second = other.park(3, 10), writer.park(2, 10)
-    assert unit.next_deadline() == 10
+    assert unit.next_deadline() == INTERVAL  # the others are asked again for what they do not use
     effects = unit.free([small.extent])  # too small for the first, which holds nobody up
     assert [(effect.peer, effect.sequence) for effect in effects] == [(1, second)]
     effects = unit.free([big.extent])
@@ -189,7 +190,7 @@ def test_a_newcomer_does_not_overtake_one_that_fits(unit: StorageUnit, writer: W
 def test_a_wait_ends_with_an_error(unit: StorageUnit, writer: Writer) -> None:
     writer.lease(16)
     first, second = writer.park(1, 5, now=1), writer.park(1, 2, now=1)
-    assert unit.next_deadline() == 3
+    assert unit.next_deadline() == 1 + INTERVAL
     assert unit.tick(2.9) == []
     [effect] = unit.tick(3)
     assert effect.sequence == second
@@ -201,7 +202,7 @@ def test_a_wait_ends_with_an_error(unit: StorageUnit, writer: Writer) -> None:
 def test_a_wait_without_end_never_ends(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(16)
     writer.park(1, math.inf)
-    assert unit.next_deadline() is None
+    assert unit.next_deadline() == INTERVAL
     assert unit.tick(1e12) == []
     assert len(unit.free([lease.extent])) == 1
 
@@ -236,7 +237,7 @@ def test_a_parked_lease_goes_over_to_a_new_connection(unit: StorageUnit, writer:
     writer.peer = 7
     assert writer.send(Lease(writer.slot, GRANULE, GRANULE, 10), 3.0, sequence) == []
     assert unit.disconnected(1, 4) == []
-    assert unit.next_deadline() == 10
+    assert unit.next_deadline() == INTERVAL
     [effect] = unit.free([lease.extent])
     assert (effect.peer, effect.sequence) == (7, sequence)
 

@@ -179,7 +179,7 @@ class CheckpointOperations(Transfers):
                 if refused:
                     yield from self._abandon(each)
                 else:  # nobody knows, or it was interrupted and may be on its way
-                    space.published(each)
+                    space.published(each, certain=False)
             raise
         finally:
             sent.unlink(missing_ok=True)

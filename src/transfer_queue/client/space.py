@@ -12,6 +12,10 @@ The life of an extent here:
     over      nothing in flight: queued to be closed at the controller if a block in it may have been
               published, else to be returned to its unit
 
+While nothing is in flight in an open extent it is *offered* (`storage.ownership`): its unit may recall what is not used
+of it, where space is short. The next reservation sees that, and the extent is over. It is not offered once nobody can
+tell whether a Publish of a block in it was carried out.
+
 A put goes: reserve, write, then Publish with `closes(reserved)`. If it succeeded, or nobody can tell
 whether it did: `published(reserved)`. If it certainly failed: `keep` what `closes` gave, then
 `abandon(reserved)`, and run `give_back`.
@@ -32,7 +36,7 @@ from transfer_queue.client.calls import Call
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.storage.base import Allocator, Reserved
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.ownership import PLACES, hold_slot
 
 ALIGNMENT = 64
 SMALLEST_EXTENT = 64 * 1024
@@ -51,6 +55,15 @@ class Held(Protocol):
     def release(self) -> None:
         """Gives it up."""
 
+    def begin(self, place: int) -> bool:
+        """Takes a place at which nothing is offered."""
+
+    def take(self, place: int) -> bool:
+        """Begins a put in the extent offered there; False where it was recalled."""
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        """No put is under way there: the extent is offered, or (0) the place is free."""
+
 
 @dataclass(slots=True, eq=False)
 class _Extent:
@@ -66,6 +79,11 @@ class _Extent:
     """Whether a block in it may be known to the controller."""
     lost: bool = False
     """Its unit will not come back."""
+    certain: bool = True
+    """Whether it is known of every Publish of a block in it that it will not be carried out later."""
+    place: int = -1
+    """Where it is offered; -1 where it never is."""
+    offered: bool = False
     closing: bool = False
     """Taken by `closes` together with the reservation that is its last."""
     flights: set[int] = field(default_factory=set)
@@ -98,6 +116,8 @@ class Space(Allocator[Call]):
         """(unit, extent) -> all and only the extents that are open or have reservations in flight."""
         self._open: list[_Extent] = []
         """The open ones, oldest first; at most OPEN_EXTENTS for each replica."""
+        self._places: set[tuple[int, int]] = set()
+        """(unit, place) of the extents that have one."""
         self._closes: dict[tuple[int, int], None] = {}
         """Extents that are over, to be closed at the controller; disjoint from the next."""
         self._returns: dict[tuple[int, int], None] = {}
@@ -140,6 +160,7 @@ class Space(Allocator[Call]):
                 extent.open = False
                 return self._place(extent, nbytes, size)
             self._next_length = min(LARGEST_EXTENT, max(SMALLEST_EXTENT, 2 * extent.length))
+            self._allot(extent)
             # its own block first, so that the lease is worth its round trip whatever other threads found
             reserved = self._place(extent, nbytes, size)
             for full in [
@@ -152,12 +173,13 @@ class Space(Allocator[Call]):
                     self._retire(min(self._open, key=lambda open_: open_.length - open_.used))
             return reserved
 
-    def published(self, reserved: Reserved) -> None:
-        """See `Allocator.published`. Right also when nobody can tell whether the Publish was carried out."""
+    def published(self, reserved: Reserved, certain: bool = True) -> None:
+        """See `Allocator.published`."""
         with self._mutex:
             for place in reserved.places:
                 extent = self._end(place)
                 extent.published = True
+                extent.certain &= certain
                 self._settle(extent)
 
     def abandon(self, reserved: Reserved) -> None:
@@ -328,10 +350,40 @@ class Space(Allocator[Call]):
 
     def _pack(self, units: Sequence[int], nbytes: int, size: int) -> Reserved | None:
         """Places a block into the first open extent in these units that has room for it."""
-        for extent in self._open:
+        for extent in list(self._open):
             if extent.length - extent.used >= size and extent.unit in units:
-                return self._place(extent, nbytes, size)
+                if self._take(extent):
+                    return self._place(extent, nbytes, size)
+                self._retire(extent)
         return None
+
+    def _allot(self, extent: _Extent) -> None:
+        """Finds a place at which the extent can be offered."""
+        slot = self._slots.get(extent.unit)
+        place = next((p for p in range(PLACES) if (extent.unit, p) not in self._places), None)
+        if slot is not None and place is not None and slot[1].begin(place):
+            extent.place = place
+            self._places.add((extent.unit, place))
+
+    def _take(self, extent: _Extent) -> bool:
+        """Whether a block may be written there; where it was offered and recalled it may not."""
+        if not extent.offered:
+            return True
+        slot = self._slots.get(extent.unit)
+        extent.offered = False
+        return slot is not None and slot[1].take(extent.place)
+
+    def _leave(self, extent: _Extent, offer: bool) -> None:
+        """Nothing is in flight there: the extent is offered, or its place is free."""
+        if extent.place < 0 or (offer and not extent.certain):
+            return
+        slot = self._slots.get(extent.unit)
+        if offer:
+            extent.offered = True
+        else:
+            self._places.discard((extent.unit, extent.place))
+        if slot is not None:
+            slot[1].leave(extent.place, *((extent.number, extent.used) if offer else ()))
 
     def _place(self, extent: _Extent, nbytes: int, size: int) -> Reserved:
         reserved = Reserved(
@@ -364,7 +416,10 @@ class Space(Allocator[Call]):
     def _settle(self, extent: _Extent) -> None:
         """Queues an extent that is over where it belongs."""
         if extent.open or extent.flights:
+            if not extent.flights:
+                self._leave(extent, offer=True)
             return
+        self._leave(extent, offer=False)
         del self._extents[extent.name]
         if extent.lost:
             return

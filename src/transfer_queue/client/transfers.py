@@ -122,13 +122,13 @@ class Transfers:
         except TransferQueueError as error:
             space.keep(closes)
             if isinstance(error, UNCERTAIN):
-                space.published(reserved)
+                space.published(reserved, certain=False)
             else:
                 yield from self._abandon(reserved)
             raise
         except BaseException:  # cancelled or interrupted: its answer may be on the way
             space.keep(closes)
-            space.published(reserved)
+            space.published(reserved, certain=False)
             raise
         space.published(reserved)
         return _published(reply)

@@ -351,6 +351,14 @@ class BlockTable:
                 second["extent"][rid] = 0
         return np.concatenate(lost)
 
+    def shorten(self, places: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        """These extents are so long now, where that is less than was known."""
+        for (unit, number), length in zip(places, lengths):
+            extent = self.extents.get((unit, number))
+            if extent is not None and length < extent.length:
+                self.leased -= extent.length - length
+                extent.length = length
+
     def close(self, places: list[tuple[int, int]]) -> None:
         """These extents take no more blocks."""
         self.changes += 1

@@ -29,6 +29,7 @@ from transfer_queue.messages import (
     Publish,
     PublishReply,
     RankGone,
+    Recalled,
     RegisterUnit,
     Reserve,
     ResetConsumption,
@@ -202,6 +203,17 @@ def freed(core: Controller, client: str, peer: int, request: Freed) -> Decision:
     return [r.ExtentsFreed(request.unit, known.tobytes())] if len(known) else [], Done
 
 
+def recalled(core: Controller, client: str, peer: int, request: Recalled) -> Decision:
+    """Extents take no more blocks, by the word of their unit."""
+    if core.unit_peers.get(request.unit) != peer:
+        raise ProtocolError("only the unit itself may say what it has recalled")
+    places = [(request.unit, number) for number in indexes_in(request.extents).tolist()]
+    lengths = indexes_in(request.lengths).tolist()
+    if len(places) != len(lengths):
+        raise ProtocolError(f"{len(places)} extents were recalled and {len(lengths)} lengths told")
+    return [r.ExtentsClosed(places, lengths)] if places else [], Done
+
+
 def moved(core: Controller, client: str, peer: int, request: Moved) -> Decision:
     """Blocks lie elsewhere, as a unit has been told to bring about."""
     if core.unit_peers.get(request.unit) != peer:
@@ -240,4 +252,5 @@ MUTATIONS: dict[type, Decide] = {
     WriterGone: writer_gone,
     Freed: freed,
     Moved: moved,
+    Recalled: recalled,
 }

@@ -57,9 +57,10 @@ class Published(Record, frozen=True):
 
 
 class ExtentsClosed(Record, frozen=True):
-    """These extents take no more blocks."""
+    """These extents take no more blocks. lengths: of each, where it is shorter than it was."""
 
     extents: list[tuple[int, int]]
+    lengths: list[int] = []
 
 
 class Share(msgspec.Struct, array_like=True, frozen=True):

@@ -156,6 +156,7 @@ class State:
             partition.changes.mark(partition.version, positions)
 
     def _extents_closed(self, record: r.ExtentsClosed) -> None:
+        self.blocks.shorten(record.extents, record.lengths)
         self.blocks.close([(unit, extent) for unit, extent in record.extents])
 
     def _dealt(self, record: r.Dealt) -> None:

@@ -70,6 +70,7 @@ from transfer_queue.messages.unit_requests import (
     Move,
     Moved,
     OpenSlot,
+    Recalled,
     Refuse,
     RegisterUnit,
     Return,
@@ -85,7 +86,7 @@ AnyRequest = Union[
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
-    Move, Moved, Drain, Drained,
+    Move, Moved, Drain, Drained, Recalled,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -56,6 +56,14 @@ class Moved(Request, frozen=True):
     repacked: list[NewBlock | None]
 
 
+class Recalled(Request, frozen=True):
+    """Nothing more is written into these extents (i8), which are so long now (i8): their writers had no use for it."""
+
+    unit: int
+    extents: bytes
+    lengths: bytes
+
+
 class SpaceShort(Request, frozen=True):
     """A unit's writers that wait for space there, told whenever it changes. freed: how many `Free` the unit has had."""
 

@@ -28,6 +28,7 @@ from transfer_queue.messages import (
     Free,
     Freed,
     Moved,
+    Recalled,
     Refuse,
     RegisterUnit,
     Renew,
@@ -51,7 +52,7 @@ READS = (*QUERIES, Explain, Renew, Status, Topology)  # what is answered out of 
 MAX_WAITING = 4096  # requests of one connection that wait for room
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two looks at a disk that is full
-FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved)
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled)
 
 
 class ControllerService(EnvelopeService):

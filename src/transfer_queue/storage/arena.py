@@ -1,7 +1,7 @@
 """The arena of a storage unit: one mapped file of bytes and one of generations, in a folder.
 
-    arena        mode 0600, as long as the capacity; only its first `held` bytes are allocated, and nothing
-                 past them is ever touched, so that a full file system is an error at growth and no SIGBUS
+    arena        mode 0600, as long as the capacity; only its first `held` bytes are allocated, without `holes`, and
+                 nothing else is ever touched, so that a full file system is an error at growth and no SIGBUS
     generations  one little-endian u8 a granule of 64 KiB; only the unit writes it
     extents      which of it is leased (`storage.extent_file`); only the unit looks at it
     header       JSON (`Header`); written last, so where it is the rest is too
@@ -103,6 +103,8 @@ class Arena(Memory):
     memory: all of it, u8, length `capacity`. generations: u8 a granule, read-only but for the unit.
     extents: the file that says what is leased (the unit only).
     warm: bytes made resident by `prefault_some`, from offset 0 (the unit only); at most `held`.
+    holes: which granules below `held` are given back to the file system, and hole_bytes how much that is (the unit
+    only). Nobody has them leased, and nobody may touch them before `fill`.
     """
 
     def __init__(self, folder: Path, header: Header, memory: int, generations: int, extents: int | None) -> None:
@@ -113,6 +115,9 @@ class Arena(Memory):
         owner = extents is not None
         self._files = (memory, generations, extents) if extents is not None else ()
         self._extents = ExtentFile(extents, header.capacity) if extents is not None else None
+        self.holes = np.zeros(header.capacity // GRANULE if owner else 0, bool)
+        self.hole_bytes = 0
+        self._punches = hasattr(mmap, "MADV_REMOVE")
         self._populates = True
         # An mmap object goes away with the last array that looks into it, and is never closed by hand:
         # closing it under a living view is a segfault.
@@ -169,6 +174,8 @@ class Arena(Memory):
         """
         arena = cls._opened(folder, owner=True)
         arena.extents.read(folder, arena.boot_id)
+        arena.holes = arena.extents.holes()
+        arena.hole_bytes = int(np.count_nonzero(arena.holes)) * GRANULE
         return arena
 
     @classmethod
@@ -259,6 +266,49 @@ class Arena(Memory):
         self.extents.held += step
         return step
 
+    def punch(self, offset: int, length: int) -> bool:
+        """Gives these granules, which nobody has leased, back to the file system; False where it cannot take them.
+
+        Who still reads there of what was freed finds zeros, and that the generation is another.
+        """
+        if not self._punches or self._mapping is None:
+            return False
+        first, end = offset // GRANULE, (offset + length) // GRANULE
+        self.extents.mark(first, end, hole=True)
+        try:
+            self._mapping.madvise(mmap.MADV_REMOVE, offset, length)
+        except OSError:  # not every file system can
+            self._punches = False
+            self.extents.mark(first, end, hole=False)
+            return False
+        self.hole_bytes += (end - first - int(np.count_nonzero(self.holes[first:end]))) * GRANULE
+        self.holes[first:end] = True
+        return True
+
+    def fill(self, offset: int, length: int) -> bool:
+        """Makes sure that these granules are allocated; False, with nothing changed, where there is no room."""
+        first, end = offset // GRANULE, (offset + length) // GRANULE
+        count = int(np.count_nonzero(self.holes[first:end])) if self.hole_bytes else 0
+        if not count:
+            return True
+        if not self._files or count * GRANULE > _available(self.folder):
+            return False
+        try:
+            _allocate(self._files[0], offset, length)
+        except OSError:
+            return False
+        self.extents.mark(first, end, hole=False)
+        self.holes[first:end] = False
+        self.hole_bytes -= count * GRANULE
+        return True
+
+    def warm_up(self, offset: int, length: int) -> bool:
+        """Fills these granules and makes them resident, as `prefault_some`; False where there is no room."""
+        if not self.fill(offset, length):
+            return False
+        self._make_resident(offset, offset + length)
+        return True
+
     def prefault_some(self, max_bytes: int) -> bool:
         """Makes up to this many held bytes resident; whether more remain. Call it when there is nothing to do.
 
@@ -266,7 +316,9 @@ class Arena(Memory):
         """
         end = min(self.held, self.warm + max_bytes)
         if end > self.warm:
-            self._make_resident(self.warm, end)
+            for first, last in stretches(np.flatnonzero(~self.holes[self.warm // GRANULE : -(-end // GRANULE)])):
+                start = max(self.warm, (first + self.warm // GRANULE) * GRANULE)
+                self._make_resident(start, min(end, (last + self.warm // GRANULE) * GRANULE))
             self.warm = end
         return self.warm < self.held
 
@@ -350,7 +402,7 @@ def _sizes(capacity: int) -> dict[str, int]:
 
 
 def _allocate(file: int, offset: int, length: int) -> None:
-    """Allocates a range of a file that nobody uses yet; by writing zeros where there is no other way."""
+    """Allocates a range of a file that nobody uses; by writing zeros where there is no other way."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file, offset, length)
@@ -364,6 +416,12 @@ def _allocate(file: int, offset: int, length: int) -> None:
         written = os.pwrite(file, zeros[:length], offset)
         offset += written
         length -= written
+
+
+def stretches(granules: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ascending numbers as (first, end) of those that follow each other."""
+    edges = np.flatnonzero(np.diff(granules) > 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(granules, edges) if len(part)]
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -65,8 +65,11 @@ class Allocator(Protocol[CallT_co]):
         wait: seconds to wait for space; None fails at once. CapacityError if there is none.
         """
 
-    def published(self, reserved: Reserved) -> None:
-        """The block may be known to the controller, which now owns the question when its space is free."""
+    def published(self, reserved: Reserved, certain: bool = True) -> None:
+        """The block may be known to the controller, which now owns the question when its space is free.
+
+        certain: False where nobody can tell whether the Publish was carried out, or will be.
+        """
 
     def abandon(self, reserved: Reserved) -> None:
         """The block was never published and never will be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from transfer_queue.messages import AnyReply, Freed, Moved, SpaceShort, WriterGone
+from transfer_queue.messages import AnyReply, Freed, Moved, Recalled, SpaceShort, WriterGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Answer:
 class Report:
     """Send this to the controller, and again until it has answered."""
 
-    body: WriterGone | SpaceShort | Freed | Moved
+    body: WriterGone | SpaceShort | Freed | Moved | Recalled
 
 
 Effect = Union[Answer, Report]

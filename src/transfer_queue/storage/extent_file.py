@@ -7,7 +7,13 @@ the table is right between any two of them:
     lease   the next number first, so that no number is ever used twice; then length, slot and sequence into the
             entry, which nobody looks at yet; then the extent's number, with which it is leased
     free    number 0
+    cut     the shorter length
     grow    the files are allocated before `held` says so
+    punch   a mark in each granule's entry first, then what is there is given back to the file system
+    fill    the file is allocated there, then the marks go
+
+The mark is in the place of the length, of which no whole granule has it; of an entry without an extent nobody else
+looks at that.
 
 Only the unit maps it. Like the arena it is allocated as far as it is used, so that no store meets a full file system.
 """
@@ -29,6 +35,7 @@ ENTRY_BYTES = 32
 
 _NEXT_EXTENT, _NEXT_SLOT, _HELD, _BOOT = 0, 1, 2, 3  # places in the head; the boot id takes two
 _NUMBER, _LENGTH, _SLOT, _SEQUENCE = range(4)  # columns of the entries
+_HOLE = 1  # in the place of a length
 
 Numbers = npt.NDArray[np.uint64]
 
@@ -86,6 +93,22 @@ class ExtentFile:
     def free(self, extent: Extent) -> None:
         """The extent is leased no more."""
         self._store(self._entries[extent.offset // GRANULE], _NUMBER, 0)
+
+    def cut(self, extent: Extent, length: int) -> None:
+        """The extent is so long from now on, and no longer."""
+        self._store(self._entries[extent.offset // GRANULE], _LENGTH, length)
+
+    def mark(self, first: int, end: int, hole: bool) -> None:
+        """Whether these granules, which are not leased, are given back to the file system."""
+        for granule in range(first, end):
+            self._store(self._entries[granule], _LENGTH, _HOLE if hole else 0)
+
+    def holes(self) -> npt.NDArray[np.bool_]:
+        """Which granules, of the whole capacity, are given back. Beyond `held` nothing is looked at, see above."""
+        found = np.zeros(len(self._entries), bool)
+        there = self.held // GRANULE
+        np.equal(self._entries[:there, _LENGTH], _HOLE, out=found[:there])
+        return found
 
     def read(self, folder: Path, boot_id: str) -> list[Extent]:
         """What is leased, in order of numbers. AttachError where the table is another arena's or contradicts itself."""

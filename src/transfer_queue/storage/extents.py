@@ -1,6 +1,7 @@
 """The table of extents: which granules of an arena are free, and which are leased to what slot.
 
-Pure bookkeeping in whole granules; it touches no file and no byte of the arena. Offsets and lengths
+Pure bookkeeping in whole granules; it touches no file and no byte of the arena, and does not know what of the free
+space is given back to the file system (`Arena.holes`). Offsets and lengths
 are bytes and multiples of `GRANULE`. The table covers the held space, offsets 0 to `held`; every
 granule of it lies in exactly one free run or one leased extent.
 """
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 
@@ -93,25 +97,38 @@ class ExtentTable:
         start, self.held = self.held, self.held + granules * GRANULE
         self._release(start, granules * GRANULE)
 
-    def lease(self, slot: int, nbytes: int, sequence: int = 0) -> Extent | None:
-        """The lowest free space of nbytes, rounded up to granules; None if no free run is that long."""
+    def lease(
+        self, slot: int, nbytes: int, sequence: int = 0, without: npt.NDArray[np.bool_] | None = None
+    ) -> Extent | None:
+        """The lowest free space of nbytes, rounded up to granules; None if no free run is that long.
+
+        without: the granules that are not to be in it.
+        """
         if nbytes <= 0:
             raise InvalidArgumentError(f"an extent has one byte or more, not {nbytes}")
         length = round_up(nbytes)
-        index = self._find(length)
-        if index is None:
+        found = self._find(length) if without is None else self._find_without(length, without)
+        if found is None:
             return None
-        start = self._starts[index]
-        rest = self._lengths.pop(start) - length
-        if rest:
-            self._starts[index] = start + length
-            self._lengths[start + length] = rest
-        else:
-            del self._starts[index]
+        index, start = found
+        run = self._starts[index]
+        after = run + self._lengths.pop(run) - start - length
+        pieces = [(run, start - run), (start + length, after)]
+        self._starts[index : index + 1] = [offset for offset, nbytes_ in pieces if nbytes_]
+        self._lengths.update((offset, nbytes_) for offset, nbytes_ in pieces if nbytes_)
         extent = Extent(self._next, start, length, slot, sequence)
         self._next += 1
         self._enter(extent)
         return extent
+
+    def cut(self, number: int, length: int) -> None:
+        """Makes what a leased extent has beyond this length, in whole granules, free space."""
+        extent = self._extents[number]
+        if not 0 < length < extent.length or length % GRANULE:
+            raise InvalidArgumentError(f"{extent} cannot be cut to {length} bytes: give fewer, whole granules")
+        self._extents[number] = replace(extent, length=length)
+        self.leased -= extent.length - length
+        self._release(extent.offset + length, extent.length - length)
 
     def free(self, number: int) -> Extent:
         """Makes a leased extent free space; answers what it was. ProtocolError if it is not leased."""
@@ -180,14 +197,25 @@ class ExtentTable:
         self._slots.setdefault(extent.slot, {})[extent.number] = None
         self.leased += extent.length
 
-    def _find(self, length: int) -> int | None:
-        """Index of the lowest free run of this length or more."""
+    def _find(self, length: int) -> tuple[int, int] | None:
+        """The lowest free run of this length or more: its index and offset."""
         if length > self._largest:
             return None
         for index, start in enumerate(self._starts):
             if self._lengths[start] >= length:
-                return index
+                return index, start
         self._largest = max(self._lengths.values(), default=0)
+        return None
+
+    def _find_without(self, length: int, without: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+        """The lowest place for this length in a free run and without these granules: index of the run, and offset."""
+        for index, start in enumerate(self._starts):
+            if self._lengths[start] >= length:
+                first, end = start // GRANULE, (start + self._lengths[start]) // GRANULE
+                edges = np.concatenate([[first - 1], np.flatnonzero(without[first:end]) + first, [end]])
+                fits = np.flatnonzero(np.diff(edges) > length // GRANULE)
+                if len(fits):
+                    return index, (int(edges[fits[0]]) + 1) * GRANULE
         return None
 
     def _release(self, start: int, length: int) -> None:

@@ -11,6 +11,13 @@ The rules of these locks, all of them relied on here:
   its slot file once, and nothing else in its process may ever open it.
 - Locks never conflict within one process: a unit cannot judge a writer of its own process, and its
   asking would drop the writer's lock.
+
+The lock of a slot is on the first byte of its file. The bytes after it are locks on *places*, and after the first
+page each place has an entry in which the writer offers an extent that it has leased: its number, and how much of it may
+hold blocks. A writer holds the lock on a place while one of its puts is under way in that extent. So the unit may take
+back what is offered, the rest of the extent behind what is used, when the kernel grants it the lock on the place: the
+writer is then certainly in no put there, and looks at the entry before it begins one. A writer that was stopped in the
+middle of a put holds the lock for as long as it lives.
 """
 
 from __future__ import annotations
@@ -18,11 +25,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from transfer_queue.errors import AttachError, ProtocolError
+
+PLACES = 32
+"""Extents that a writer can offer at once."""
+
+_ENTRIES = 4096
+_ENTRY = struct.Struct("<QQQ")  # extent, used, recalled
+
+Offer = tuple[int, int]  # extent, and the bytes from its start in which blocks may lie
 
 
 class SlotLock:
@@ -40,6 +56,41 @@ class SlotLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def begin(self, place: int) -> bool:
+        """Takes a place at which nothing is offered; False where that cannot be done now."""
+        if self._descriptor is None or not _try_lock(self._descriptor, 1 + place):
+            return False
+        self._write(place, 0, 0)
+        return True
+
+    def take(self, place: int) -> bool:
+        """The writer begins a put in the extent that it offers there; False where the unit has recalled it."""
+        if self._descriptor is None or not _try_lock(self._descriptor, 1 + place):
+            return False
+        extent, _, recalled = _entry(self._descriptor, place)
+        if extent and not recalled:
+            return True
+        self._unlock(place)
+        return False
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        """No put is under way there any more: the extent is offered, or (0) the place is free."""
+        if self._descriptor is not None and self._write(place, extent, used):
+            self._unlock(place)
+
+    def _write(self, place: int, extent: int, used: int) -> bool:
+        """False where the file system has no room for it: the place then stays locked, and nothing is offered."""
+        assert self._descriptor is not None
+        try:
+            os.pwrite(self._descriptor, _ENTRY.pack(extent, used, 0), _ENTRIES + place * _ENTRY.size)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self, place: int) -> None:
+        assert self._descriptor is not None
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, 1 + place)
 
 
 def hold_slot(path: Path) -> SlotLock:
@@ -104,6 +155,15 @@ class Slots(Protocol):
     def known(self) -> dict[int, Known]:
         """The slots that a unit before this one has left, by number."""
 
+    def offers(self, slot: int) -> set[Offer]:
+        """What the writer of a slot offers, or has offered before it was recalled."""
+
+    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
+        """Takes back what a slot's writer offers (of these) and is in no put in: it will not write there again.
+
+        What was taken before, and the writer has not noticed, is answered again.
+        """
+
 
 class SlotFolder:
     """The slot files of a unit, in a folder of mode 0700 that is made if missing.
@@ -163,6 +223,43 @@ class SlotFolder:
                 found[int(path.stem)] = Known(writer, path.suffix == ".gone")
         return found
 
+    def offers(self, slot: int) -> set[Offer]:
+        """See `Slots.offers`."""
+        try:
+            descriptor = os.open(self._lock(slot), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return set()
+        try:
+            return {(extent, used) for extent, used, _ in _entries(descriptor).values()}
+        finally:
+            os.close(descriptor)
+
+    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
+        """See `Slots.recall`. An entry is marked before anybody else may write where it says."""
+        try:
+            descriptor = os.open(self._lock(slot), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return []
+        found = []
+        try:
+            for place, (extent, used, recalled) in _entries(descriptor).items():
+                if among is not None and (extent, used) not in among:
+                    continue
+                if not recalled:
+                    if not _try_lock(descriptor, 1 + place):
+                        continue
+                    extent, used, recalled = _entry(descriptor, place)
+                    if extent and not recalled:
+                        os.pwrite(descriptor, _ENTRY.pack(extent, used, 1), _ENTRIES + place * _ENTRY.size)
+                    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 1 + place)
+                if extent:
+                    found.append((extent, used))
+        except OSError:  # nothing more can be asked now
+            pass
+        finally:
+            os.close(descriptor)
+        return found
+
     def _lock(self, slot: int) -> Path:
         return self.folder / f"{slot}.lock"
 
@@ -180,8 +277,21 @@ def _write_name(path: Path, writer: str, mode: int) -> None:
 
 def _name_in(descriptor: int) -> str | None:
     """The writer that a slot's file names; None where it is not written whole."""
-    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    return content[:-1].decode() if content.endswith(b"\n") else None
+    name, end, _ = os.pread(descriptor, _ENTRIES, 0).partition(b"\n")
+    return name.decode() if end else None
+
+
+def _entry(descriptor: int, place: int) -> tuple[int, int, int]:
+    """Extent, used, recalled; extent 0 where nothing is offered."""
+    content = os.pread(descriptor, _ENTRY.size, _ENTRIES + place * _ENTRY.size)
+    return _ENTRY.unpack(content) if len(content) == _ENTRY.size else (0, 0, 0)
+
+
+def _entries(descriptor: int) -> dict[int, tuple[int, int, int]]:
+    """All entries that name an extent, by place."""
+    content = os.pread(descriptor, PLACES * _ENTRY.size, _ENTRIES)
+    whole = content[: len(content) // _ENTRY.size * _ENTRY.size]
+    return {place: entry for place, entry in enumerate(_ENTRY.iter_unpack(whole)) if entry[0]}
 
 
 @contextlib.contextmanager
@@ -202,9 +312,10 @@ def _granted(path: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, at: int = 0) -> bool:
+    """Locks one byte: the first is the slot's, the others are those of its places."""
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
     except (BlockingIOError, PermissionError):  # POSIX allows EAGAIN and EACCES for a lock that is held
         return False
     return True

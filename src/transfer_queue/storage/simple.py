@@ -16,7 +16,8 @@ The rules of a slot:
                leased until it has freed them.
 
 A lease that cannot be met and may wait is parked. Parked leases are met in the order they came, one that
-is too large for now not holding up those behind it.
+is too large for now not holding up those behind it. What other writers have leased and do not use is recalled for
+them (`storage.recalls`); what was not used for long is given back to the file system (`storage.trimming`).
 
 A client numbers its requests over all its connections, and asks again by the same number when one broke:
 a lease that is parked goes on waiting for the new connection, one just granted is answered as before.
@@ -57,7 +58,9 @@ from transfer_queue.storage.arena import SEGMENT, Arena
 from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, round_up
 from transfer_queue.storage.mover import MOVER_SLOT, Mover
-from transfer_queue.storage.ownership import Slots
+from transfer_queue.storage.ownership import Offer, Slots
+from transfer_queue.storage.recalls import Recalls
+from transfer_queue.storage.trimming import Trimmer
 
 PROBE_INTERVAL = 0.25
 """Seconds between two looks at the locks of suspects."""
@@ -128,6 +131,8 @@ class StorageUnit:
         """Slot -> writer, of the dead whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _Parked] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
+        self._trimmer = Trimmer(arena, self.table)
+        self._recalls = Recalls(number, arena, self.table, slots)
         self.draining = False
         self._moving: Mover | None = None
         self._freed = 0
@@ -206,10 +211,11 @@ class StorageUnit:
 
     def confirmed(self) -> list[Report]:
         """What the controller must be told of what it said to free; asked for after every event."""
-        if not self._confirm:
-            return []
-        extents, self._confirm = self._confirm, []
-        return [Report(Freed(self.number, np.array(extents, "<i8").tobytes()))]
+        reports = [Report(recalled) for recalled in self._recalls.told()]
+        if self._confirm:
+            extents, self._confirm = self._confirm, []
+            reports.append(Report(Freed(self.number, np.array(extents, "<i8").tobytes())))
+        return reports
 
     def move(self, order: Move) -> list[Effect]:
         """The controller has blocks copied here. One order comes after the other; `tick` does the work."""
@@ -255,12 +261,13 @@ class StorageUnit:
         return [Report(answer)]
 
     def refuse(self, words: str) -> list[Effect]:
-        """The controller says that space will never come: who waits is refused."""
+        """The controller says that space will never come: who waits is refused, but for what was not used."""
+        served = self._serve() if self._recalled(self._recalls.of(self._with_extents())) else []
         refused = [
             Answer(parked.peer, parked.sequence, Failure("DeadlockError", words)) for parked in self._parked.values()
         ]
         self._parked.clear()
-        return [*refused]
+        return [*served, *refused]
 
     def shortage(self) -> list[Effect]:
         """What the controller must be told of who waits for space; asked for after every event."""
@@ -275,12 +282,17 @@ class StorageUnit:
         if self._moving is not None:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
-        due = min(due, self._probe_at)
+        due = min(due, self._probe_at, self._recalls.due(bool(self._parked)))
+        trims = self._trimmer.due()
+        due = due if trims is None else min(due, trims)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
         """Ends waits that are over, looks at suspects, where due, and goes on with a move."""
         effects: list[Effect] = [] if self._moving is None else self._go_on()
+        if self._trimmer.turn(now):
+            self._recalls.look_at(self._with_extents())
+        effects += self._recall(now)
         if any(parked.deadline <= now for parked in self._parked.values()):
             effects += self._serve()  # others on this machine may have left room in the file system
         for key, parked in list(self._parked.items()):
@@ -295,12 +307,12 @@ class StorageUnit:
 
     def idle(self) -> bool:
         """Does a few milliseconds of work ahead of time; whether there is more. Call it when no request waits."""
-        if self.arena.prefault_some(PREFAULT_STEP):
+        if self.arena.prefault_some(PREFAULT_STEP) or self._trimmer.trim_some():
             return True
-        room = self.arena.capacity - self.arena.held
-        if self._parked or not room or self.table.free_bytes >= SEGMENT // 2:
+        if self._parked or self._trimmer.resident >= SEGMENT // 2:
             return False
-        return self._grow(min(SEGMENT // 4, room))
+        room = self.arena.capacity - self.arena.held
+        return self._trimmer.fill_some(SEGMENT // 2) or (bool(room) and self._grow(min(SEGMENT // 4, room)))
 
     def register(self) -> bytes:
         """The unit is about to register with a controller, which knows nothing of what was told before.
@@ -313,7 +325,8 @@ class StorageUnit:
     def unsettled(self) -> list[Report]:
         """What a controller with which the unit has registered must be told again."""
         own = [WriterGone(MOVER, self.number, self.table.of_slot(MOVER_SLOT))] if self.table.count(MOVER_SLOT) else []
-        return [*map(Report, own), *(self._report(number, writer) for number, writer in self._gone.items())]
+        gone = [self._report(number, writer) for number, writer in self._gone.items()]
+        return [*map(Report, own), *map(Report, self._recalls.unsettled()), *gone]
 
     def check(self) -> None:
         """Recounts everything; AssertionError where the unit contradicts itself."""
@@ -321,6 +334,10 @@ class StorageUnit:
         leased = self.arena.extents.read(self.arena.folder, self.arena.boot_id)
         assert leased == self.table.leased_extents(), "the file of extents"
         assert self.table.held == self.arena.held, "held bytes of table and arena"
+        assert self.arena.hole_bytes == np.count_nonzero(self.arena.holes) * GRANULE, "bytes given back"
+        for extent in leased:
+            granules = slice(extent.offset // GRANULE, (extent.offset + extent.length) // GRANULE)
+            assert not self.arena.holes[granules].any(), f"{extent} was given back to the file system"
         assert {slot.writer: slot.number for slot in self._slots.values()} == {
             writer: slot.number for writer, slot in self._writers.items()
         }, "index of writers"
@@ -389,6 +406,7 @@ class StorageUnit:
         # The newcomer queues up like all others: an earlier one that can be met now goes first.
         self._parked[key] = parked
         effects = self._serve()
+        effects += self._recall(now)
         if key in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
             del self._parked[key]
             effects.append(self._refusal(parked, now))
@@ -428,7 +446,8 @@ class StorageUnit:
 
     def _status(self) -> UnitStatusReply:
         table = self.table
-        return UnitStatusReply(self.arena.capacity, table.held, table.leased, table.free_bytes)
+        holes = self.arena.hole_bytes
+        return UnitStatusReply(self.arena.capacity, table.held - holes, table.leased, table.free_bytes - holes)
 
     # ------------------------------------------------------------ slots
 
@@ -472,6 +491,31 @@ class StorageUnit:
 
     # ------------------------------------------------------------ space
 
+    def _recall(self, now: float) -> list[Effect]:
+        """Where writers wait, takes what others have leased and do not use; else what they have not used for long."""
+        return self._serve() if self._recalled(self._recalls.some(bool(self._parked), self._with_extents, now)) else []
+
+    def _recalled(self, found: list[Offer]) -> bool:
+        """These extents are not written to any more, beyond or within what is used; whether space came free by it."""
+        gained = [self._give_up(number, used) for number, used in found]
+        return any(gained)
+
+    def _give_up(self, number: int, used: int) -> bool:
+        extent = self.table.get(number)
+        if extent is None:
+            return False
+        if not used:
+            self._release_all([number])
+            return True
+        keep = self._recalls.cut(extent, used)
+        if keep < extent.length:
+            self._trimmer.freed(extent.offset + keep, extent.length - keep)
+        return keep < extent.length
+
+    def _with_extents(self) -> list[int]:
+        """The slots, not yet known to be gone, that have extents."""
+        return [number for number in self._slots if self.table.count(number)]
+
     def _release_all(self, extents: Sequence[int]) -> None:
         """Frees those of these extents that are leased.
 
@@ -484,6 +528,8 @@ class StorageUnit:
             self.arena.bump(extent.offset, extent.length)
             self.arena.extents.free(extent)
             self.table.free(number)
+            self._trimmer.freed(extent.offset, extent.length)
+            self._recalls.forget(number)
             if extent.slot in self._gone and not self.table.count(extent.slot):
                 del self._gone[extent.slot]
                 self._files.forget(extent.slot)
@@ -526,9 +572,10 @@ class StorageUnit:
 
     def _take(self, slot: int, sequence: int, nbytes: int) -> Extent | None:
         """Leases space that is held, or else grows the arena for it; None if neither can be done."""
-        extent = self.table.lease(slot, nbytes, sequence)
-        if extent is None and self._grow(round_up(nbytes) - self.table.tail):
-            extent = self.table.lease(slot, nbytes, sequence)
+        extent = self._trimmer.lease(slot, nbytes, sequence)
+        more = round_up(nbytes) - self.table.tail
+        if extent is None and more > 0 and self._grow(more):  # else it is there, and could not be filled
+            extent = self._trimmer.lease(slot, nbytes, sequence)
         return extent
 
     def _grow(self, least: int) -> bool:

@@ -8,7 +8,7 @@ locks are stood in for.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -45,10 +45,11 @@ from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
 from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.ownership import Known
+from transfer_queue.storage.ownership import Known, Offer
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.clock import VirtualClock
 from transfer_queue.testing.network import Network
+from transfer_queue.testing.offers import HeldSlots
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 T = TypeVar("T")
@@ -129,18 +130,28 @@ class _Address:
 
 
 class _Held:
-    def __init__(self, held: set[str], path: Path) -> None:
+    def __init__(self, held: HeldSlots, path: Path) -> None:
         self._held, self._path = held, path
         held.add(path.name)
 
     def release(self) -> None:
         self._held.discard(self._path.name)
+        self._held.board.release(self._path.name)
+
+    def begin(self, place: int) -> bool:
+        return self._held.board.begin(self._path.name, place)
+
+    def take(self, place: int) -> bool:
+        return self._held.board.take(self._path.name, place)
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        self._held.board.leave(self._path.name, place, extent, used)
 
 
 class _Slots:
     """Slot locks of one unit without a kernel. held: names of the slots whose writers live, of all units."""
 
-    def __init__(self, unit: int, held: set[str]) -> None:
+    def __init__(self, unit: int, held: HeldSlots) -> None:
         self.unit = unit
         self.held = held
         self._known: dict[int, Known] = {}
@@ -166,6 +177,12 @@ class _Slots:
 
     def known(self) -> dict[int, Known]:
         return dict(self._known)
+
+    def offers(self, slot: int) -> set[Offer]:
+        return self.held.board.offers(self.path(slot))
+
+    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
+        return self.held.board.recall(self.path(slot), among)
 
 
 class Client(Subscriptions):
@@ -330,7 +347,7 @@ class Cluster:
     ) -> None:
         self.clock = VirtualClock()
         self.network = Network(seed)
-        self.held: set[str] = set()
+        self.held = HeldSlots()
         settings = _defaults() if conf is None else Settings.from_config(conf)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
         self.controller = Controller(

@@ -1,0 +1,234 @@
+"""What writers have leased and do not use is taken back: with stand-ins for their slots, then by the kernel's word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from slot_standin import StandInSlots
+from test_unit import Writer
+
+from transfer_queue.messages import Done, Recalled, Return
+from transfer_queue.storage import recalls
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.ownership import SlotFolder, hold_slot
+from transfer_queue.storage.recalls import INTERVAL
+from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.trimming import PERIOD
+
+CAPACITY = 16 * GRANULE
+
+
+@pytest.fixture
+def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
+    return StorageUnit(0, Arena.create(tmp_path / "arena", CAPACITY), slots)
+
+
+@pytest.fixture
+def idle(unit: StorageUnit, slots: StandInSlots) -> Writer:
+    return Writer(unit, slots, "idle", 1).locked()
+
+
+@pytest.fixture
+def short(unit: StorageUnit, slots: StandInSlots) -> Writer:
+    return Writer(unit, slots, "short", 2).locked()
+
+
+def offer(slots: StandInSlots, writer: Writer, extent: int, used: int, place: int = 0) -> None:
+    slots.board.begin(writer.path, place)
+    slots.board.leave(writer.path, place, extent, used)
+
+
+def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
+    """Extents and lengths of what the controller is told to be recalled."""
+    bodies = [report.body for report in unit.confirmed()]
+    return [
+        (np.frombuffer(body.extents, "<i8").tolist(), np.frombuffer(body.lengths, "<i8").tolist())
+        for body in bodies
+        if isinstance(body, Recalled)
+    ]
+
+
+def test_what_is_not_used_goes_to_who_needs_it(
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+) -> None:
+    lease = idle.lease(16)
+    offer(slots, idle, lease.extent, GRANULE + 64)
+    before = unit.arena.generations[:].copy()
+    met = short.lease(14)
+    assert met.offset == lease.offset + 2 * GRANULE
+    assert not slots.board.take(idle.path, 0)
+    assert told(unit) == [([lease.extent], [2 * GRANULE])]
+    assert told(unit) == []
+    assert (unit.arena.generations[:2] == before[:2]).all()
+    assert (unit.arena.generations[2:16] > before[2:16]).all()
+    unit.check()
+    assert unit.register() == np.array([lease.extent, met.extent], "<i8").tobytes()
+    assert [type(report.body) for report in unit.unsettled()] == [Recalled]
+
+
+def test_an_extent_without_blocks_is_free(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
+    lease = idle.lease(16)
+    offer(slots, idle, lease.extent, 0)
+    assert short.lease(16).offset == 0
+    assert unit.table.get(lease.extent) is None
+    assert told(unit) == []
+    assert idle.ask(Return(idle.slot, [lease.extent])) == Done()  # the writer finds it recalled, and returns it
+    unit.check()
+
+
+def test_who_is_in_a_put_keeps_what_it_has(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
+    lease = idle.lease(16)
+    offer(slots, idle, lease.extent, 64)
+    assert slots.board.take(idle.path, 0)
+    short.park(4, 3600.0)
+    for second in range(1, 100):
+        assert unit.tick(float(second)) == []
+    slots.board.leave(idle.path, 0, lease.extent, 128)
+    due = unit.next_deadline()
+    assert due == 99.0 + INTERVAL
+    [met] = unit.tick(due)
+    assert met.peer == short.peer
+    unit.check()
+
+
+def test_offers_of_what_is_not_its_own_are_nonsense(
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+) -> None:
+    mine, other = idle.lease(8), short.lease(8)
+    for place, (extent, used) in enumerate([(other.extent, 0), (99, 64), (mine.extent, 100 * GRANULE)]):
+        offer(slots, idle, extent, used, place)
+    short.park(1, 10.0)
+    assert unit.table.leased == CAPACITY
+    unit.check()
+
+
+def test_a_deadlock_is_none_while_something_is_not_used(
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+) -> None:
+    lease = idle.lease(16)
+    waiting = [short.park(15, 10.0), short.park(2, 10.0)]
+    offer(slots, idle, lease.extent, 64)
+    met, refused = unit.refuse("nobody moves")
+    assert [met.sequence, refused.sequence] == waiting
+    unit.check()
+
+
+def test_only_so_many_writers_are_asked_in_one_go(
+    unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recalls, "WRITERS", 3)
+    writers = [Writer(unit, slots, f"w{n}", n + 1).locked() for n in range(8)]
+    for writer in writers:
+        offer(slots, writer, writer.lease(2).extent, 0)
+    writers[0].park(7, 10.0, now=1.0)
+    assert unit.next_deadline() == 1.0
+    [met] = unit.tick(1.0)
+    assert met.peer == 1
+    assert unit.table.free_bytes == (6 * 2 - 7) * GRANULE
+    unit.check()
+
+
+def test_what_nobody_has_used_for_two_periods_is_taken_without_need(
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+) -> None:
+    still, busy = idle.lease(4), short.lease(4)
+    offer(slots, idle, still.extent, 64)
+    for period in range(3):
+        offer(slots, short, busy.extent, 64 * (period + 1))
+        unit.tick(period * PERIOD)
+    assert unit.table.leased == 5 * GRANULE
+    assert told(unit) == [([still.extent], [GRANULE])]
+    unit.check()
+
+
+# ------------------------------------------------------------ with the kernel's locks
+
+HOLDER = """
+import sys
+from pathlib import Path
+from typing import Any
+from transfer_queue.storage.ownership import hold_slot
+lock = hold_slot(Path(sys.argv[1]))
+print("held", flush=True)
+for line in sys.stdin:
+    what, *numbers = line.split()
+    print(getattr(lock, what)(*map(int, numbers)), flush=True)
+"""
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    return SlotFolder(tmp_path / "slots")
+
+
+@pytest.fixture
+def holder(folder: SlotFolder, child: Start) -> Any:
+    holder = child(HOLDER, folder.make(1, "w"))
+    assert holder.hear() == "held"
+    return holder
+
+
+def ask(holder: Any, line: str) -> str:
+    holder.say(line)
+    heard: str = holder.hear()
+    return heard
+
+
+def test_places_in_the_slot_file(folder: SlotFolder, holder: Any) -> None:
+    assert folder.offers(1) == set()
+    assert folder.recall(1) == []
+    assert ask(holder, "begin 0") == ask(holder, "begin 1") == "True"
+    assert ask(holder, "leave 0 7 640") == ask(holder, "leave 1 8 0") == "None"
+    assert folder.offers(1) == {(7, 640), (8, 0)}
+    assert ask(holder, "take 1") == "True"
+    assert folder.recall(1) == [(7, 640)]
+    assert folder.recall(1) == [(7, 640)]  # until its writer has noticed
+    assert ask(holder, "take 0") == "False"
+    assert ask(holder, "leave 1 8 64") == "None"
+    assert folder.recall(1, among={(8, 0)}) == []
+    assert ask(holder, "take 1") == "True"
+    assert ask(holder, "leave 1 8 64") == "None"
+    assert folder.recall(1, among={(8, 64)}) == [(8, 64)]
+    assert ask(holder, "leave 0") == ask(holder, "leave 1") == "None"
+    assert folder.offers(1) == set()
+    assert not folder.is_dead(1)  # asking about places leaves the slot's lock alone
+    assert {known.writer for known in folder.known().values()} == {"w"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the state of a process from /proc")
+def test_a_stopped_writer(folder: SlotFolder, holder: Any) -> None:
+    """It keeps what it is writing to; what it has offered it finds recalled."""
+    for line in ("begin 0", "leave 0 7 640", "begin 1", "leave 1 8 64", "take 1"):
+        ask(holder, line)
+    holder.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED)
+    assert [folder.recall(1) for _ in range(3)] == [[(7, 640)]] * 3
+    holder.process.send_signal(signal.SIGCONT)
+    assert ask(holder, "take 0") == "False"
+    assert ask(holder, "leave 1 8 128") == "None"
+    assert ask(holder, "take 1") == "True"
+
+
+def test_a_slot_that_is_not_there_offers_nothing(folder: SlotFolder) -> None:
+    assert folder.offers(5) == set()
+    assert folder.recall(5) == []
+
+
+def test_a_lock_that_was_given_up(folder: SlotFolder) -> None:
+    lock = hold_slot(Path(folder.make(1, "w")))
+    assert lock.begin(0)
+    lock.release()
+    assert not lock.begin(1)
+    assert not lock.take(0)
+    lock.leave(0, 3, 64)
+    assert folder.offers(1) == set()

@@ -1,0 +1,203 @@
+"""What an arena gives back to its file system, and what stays with it."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from slot_standin import StandInSlots
+from test_unit import Writer
+
+from transfer_queue.storage import simple, trimming
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.trimming import PERIOD
+
+GRANULES = 64
+RESERVE = 8
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimming, "RESERVE", RESERVE * GRANULE)
+    monkeypatch.setattr(trimming, "STEP", 4 * GRANULE)
+    monkeypatch.setattr(simple, "SEGMENT", 4 * GRANULE)  # grown ahead of need: as far as two granules are free
+
+
+@pytest.fixture
+def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
+    return StorageUnit(0, Arena.create(tmp_path / "arena", GRANULES * GRANULE), slots)
+
+
+@pytest.fixture
+def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
+    return Writer(unit, slots, "w", 1).locked()
+
+
+def allocated(unit: StorageUnit) -> int:
+    """Granules that the file has of its file system."""
+    return os.stat(unit.arena.folder / "arena").st_blocks * 512 // GRANULE
+
+
+def rest(unit: StorageUnit, now: float, periods: int) -> float:
+    """So many periods in which nothing is asked; when they are over."""
+    for _ in range(periods):
+        now += PERIOD
+        unit.tick(now)
+        while unit.idle():
+            unit.check()
+    unit.check()
+    return now
+
+
+def test_what_was_cleared_goes_back(unit: StorageUnit, writer: Writer) -> None:
+    leases = [writer.lease(4) for _ in range(16)]
+    unit.arena.memory[:] = 7
+    assert allocated(unit) == GRANULES
+    now = rest(unit, 0.0, 3)
+    assert allocated(unit) == GRANULES  # all of it is leased
+    unit.free([lease.extent for lease in leases[1:]])
+    now = rest(unit, now, 1)
+    assert allocated(unit) == GRANULES  # it may be wanted again
+    rest(unit, now, 2)
+    assert allocated(unit) == 4 + RESERVE
+    status = unit._status()
+    assert (status.held, status.leased, status.free) == ((4 + RESERVE) * GRANULE, 4 * GRANULE, RESERVE * GRANULE)
+    assert (unit.arena.memory[: 4 * GRANULE] == 7).all()
+    assert unit.next_deadline() is None  # nothing is left to do
+
+
+def test_what_is_used_in_turn_stays(unit: StorageUnit, writer: Writer) -> None:
+    """A workload that fills the arena in each period, and empties it: no page is touched for the first time."""
+    now = 0.0
+    for _ in range(8):
+        leases = [writer.lease(4, now=now) for _ in range(16)]
+        unit.arena.memory[:] = 7
+        unit.free([lease.extent for lease in leases])
+        now = rest(unit, now, 1)
+        assert unit.arena.hole_bytes == 0
+    assert allocated(unit) == GRANULES
+
+
+def test_space_that_was_given_back_is_leased_again(unit: StorageUnit, writer: Writer) -> None:
+    everything = writer.lease(GRANULES)
+    unit.free([everything.extent])
+    now = rest(unit, 0.0, 3)
+    assert allocated(unit) == RESERVE
+    first = writer.lease(RESERVE - 1, now=now)
+    assert first.offset == 0
+    assert unit.arena.hole_bytes == (GRANULES - RESERVE) * GRANULE  # nothing had to be filled for it
+    big = writer.lease(20, now=now)
+    assert big.offset == (RESERVE - 1) * GRANULE
+    assert allocated(unit) >= RESERVE - 1 + 20
+    view = unit.arena.view(big.offset, big.length)
+    view[:] = 9
+    assert (view == 9).all()
+    unit.check()
+
+
+def test_warm_space_comes_before_lower_space_that_was_given_back(unit: StorageUnit, writer: Writer) -> None:
+    low, high = writer.lease(GRANULES - 12), writer.lease(12)
+    unit.free([low.extent])
+    now = rest(unit, 0.0, 3)
+    assert unit.arena.holes[RESERVE : GRANULES - 12].all()
+    unit.free([high.extent])
+    assert writer.lease(10, now=now).offset == (GRANULES - 12) * GRANULE
+
+
+def test_idle_moments_fill_before_they_grow(unit: StorageUnit, writer: Writer) -> None:
+    everything = writer.lease(GRANULES)
+    unit.free([everything.extent])
+    now = rest(unit, 0.0, 3)
+    writer.lease(RESERVE, now=now)
+    assert unit._trimmer.resident == 0
+    while unit.idle():
+        unit.check()
+    assert unit._trimmer.resident >= 2 * GRANULE
+    assert not unit.arena.holes[RESERVE : RESERVE + 2].any()
+
+
+def test_a_full_file_system(small_tmpfs: Path, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given to others is not had again: that is an error at the put, and what is still there is leased."""
+    unit = StorageUnit(0, Arena.create(small_tmpfs / "arena"), slots)
+    writer = Writer(unit, slots, "w", 1).locked()
+    parts = [writer.lease(16) for _ in range(12)]
+    unit.free([part.extent for part in parts[1:]])
+    now = rest(unit, 0.0, 3)
+    assert allocated(unit) == 16 + RESERVE
+    other = small_tmpfs / "other"
+    with pytest.raises(OSError, match="No space"):
+        other.write_bytes(bytes(GRANULES * 16 * GRANULE))
+    assert unit._lease_own(32 * GRANULE) is None
+    lease = writer.lease(RESERVE, now=now)
+    unit.arena.view(lease.offset, lease.length)[:] = 1
+    assert unit._lease_own(GRANULE) is None
+    unit.check()
+    other.unlink()
+    assert unit._lease_own(32 * GRANULE) is not None
+    unit.check()
+
+
+def test_a_unit_that_starts_again_knows_what_was_given_back(
+    unit: StorageUnit, writer: Writer, slots: StandInSlots
+) -> None:
+    keeps = writer.lease(4)
+    unit.free([writer.lease(GRANULES - 4).extent])
+    rest(unit, 0.0, 3)
+    holes = unit.arena.holes.copy()
+    folder = unit.arena.folder
+    unit.arena.close()
+    again = StorageUnit(0, Arena.reopen(folder), slots)
+    assert np.array_equal(again.arena.holes, holes)
+    assert holes.sum() == GRANULES - 4 - RESERVE
+    again.check()
+    assert again.table.get(keeps.extent) is not None
+    unit.arena = again.arena  # whose files the fixtures' owner closes
+
+
+def test_a_file_system_that_takes_nothing_back(
+    unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit.arena, "_mapping", Unwilling())
+    unit.free([writer.lease(GRANULES).extent])
+    now = rest(unit, 0.0, 3)
+    assert unit.arena.hole_bytes == 0
+    assert not unit.arena.extents.holes().any()
+    assert writer.lease(GRANULES, now=now).offset == 0
+
+
+class Unwilling:
+    def madvise(self, advice: int, start: int, length: int) -> None:
+        raise OSError(95, "not supported")
+
+
+def test_at_random(unit: StorageUnit, writer: Writer) -> None:
+    """Every extent keeps its bytes, whatever is given back beside it."""
+    draw = random.Random(0)
+    leases, now = {}, 0.0
+    for step in range(400):
+        what = draw.random()
+        if what < 0.45 and unit.table.free_bytes >= 8 * GRANULE:
+            try:
+                lease = writer.lease(draw.randint(1, 6), now=now)
+            except AssertionError:  # in pieces that are too small
+                continue
+            unit.arena.view(lease.offset, lease.length)[:] = lease.extent % 251
+            leases[lease.extent] = lease
+        elif what < 0.8 and leases:
+            chosen = draw.sample(sorted(leases), min(len(leases), draw.randint(1, 4)))
+            unit.free(chosen)
+            for extent in chosen:
+                del leases[extent]
+        else:
+            now = rest(unit, now, draw.randint(1, 3))
+        if step % 20 == 0:
+            unit.check()
+            for lease in leases.values():
+                assert (unit.arena.view(lease.offset, lease.length) == lease.extent % 251).all()
+            assert allocated(unit) <= (unit.arena.held - unit.arena.hole_bytes) // GRANULE
+    assert unit.arena.hole_bytes > 0
