@@ -6,9 +6,19 @@ import msgspec
 import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, Harness, column
+from msgspec.structs import replace
 
 from transfer_queue.errors import ProtocolError, UnitLostError
-from transfer_queue.messages import CloseExtents, Done, Freed, RegisterUnit, SpaceShort, Topology, TopologyReply
+from transfer_queue.messages import (
+    CloseExtents,
+    Done,
+    Freed,
+    Recalled,
+    RegisterUnit,
+    SpaceShort,
+    Topology,
+    TopologyReply,
+)
 from transfer_queue.messages import WriterGone as Gone
 
 
@@ -141,3 +151,39 @@ def test_extents_leased_while_the_unit_registered_are_not_lost(h: Harness) -> No
     assert (unit, newest) in h.state.blocks.extents
     assert h.ask(msgspec.structs.replace(request, next_extent=newest + 1), "A") == Done(unit)
     assert (unit, newest) not in h.state.blocks.extents
+
+
+def test_a_recalled_extent_takes_no_more_blocks_and_is_shorter(h: Harness) -> None:
+    unit, publish = h.unit, h.publish(1)
+    assert publish.block is not None
+    h.ask(replace(publish, block=replace(publish.block, length=4096)))
+    extent = publish.block.extent
+    assert h.state.blocks.leased == 4096
+    for _ in range(2):  # it is told again to each new controller
+        assert h.ask(Recalled(unit, column([extent]), column([64])), "A") == Done()
+        assert h.state.blocks.leased == 64
+        assert h.state.blocks.extents[unit, extent].closed
+    h.ask(Recalled(unit, column([extent]), column([1 << 20])), "A")
+    assert h.state.blocks.extents[unit, extent].length == 64, "it never becomes longer"
+    h.clear([0])
+    assert h.freed == [(unit, extent)]
+    assert h.state.blocks.leased == 0
+    assert h.ask(CloseExtents([(unit, extent)])) == Done(), "its writer says so, too, when it notices"
+    assert h.freed == [(unit, extent)]
+
+
+def test_a_recalled_extent_in_which_nothing_lives_is_freed(h: Harness) -> None:
+    unit = h.unit
+    h.put(1)
+    extent = h.clients["w"].extent
+    h.clear([0])
+    assert h.freed == [], "its writer may put more into it"
+    h.ask(Recalled(unit, column([extent]), column([64])), "A")
+    assert h.freed == [(unit, extent)]
+
+
+def test_only_the_unit_itself_may_say_what_it_has_recalled(h: Harness) -> None:
+    with pytest.raises(ProtocolError, match="only the unit itself"):
+        h.ask(Recalled(h.unit, column([1]), column([64])), "w")
+    with pytest.raises(ProtocolError, match="2 extents were recalled and 1 lengths"):
+        h.ask(Recalled(h.unit, column([1, 2]), column([64])), "A")

@@ -15,7 +15,7 @@ from slot_standin import StandInSlots
 from test_unit import Writer
 
 from transfer_queue.messages import Done, Recalled, Return
-from transfer_queue.storage import recalls
+from transfer_queue.storage import recalls, trimming
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import SlotFolder, hold_slot
@@ -137,8 +137,9 @@ def test_only_so_many_writers_are_asked_in_one_go(
 
 
 def test_what_nobody_has_used_for_two_periods_is_taken_without_need(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trimming, "LITTLE", 7 * GRANULE)
     still, busy = idle.lease(4), short.lease(4)
     offer(slots, idle, still.extent, 64)
     for period in range(3):
@@ -146,6 +147,7 @@ def test_what_nobody_has_used_for_two_periods_is_taken_without_need(
         unit.tick(period * PERIOD)
     assert unit.table.leased == 5 * GRANULE
     assert told(unit) == [([still.extent], [GRANULE])]
+    assert unit.next_deadline() is None  # there is little left
     unit.check()
 
 

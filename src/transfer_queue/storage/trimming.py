@@ -76,7 +76,7 @@ class Trimmer:
         return self._next if self.resident > RESERVE or self._table.leased > LITTLE else None
 
     def turn(self, now: float) -> bool:
-        """Begins a period if the last one is over; whether it did."""
+        """Begins a period if the last one is over; whether it did, and writers have more than a little."""
         if now < self._next:
             return False
         self._next = now + PERIOD
@@ -86,7 +86,7 @@ class Trimmer:
         old = np.flatnonzero((marks > _LEASED) & (marks < self._period - 1) & ~self._arena.holes[: len(marks)])
         surplus = (self.resident - RESERVE) // GRANULE
         self._surplus = old[-surplus:].tolist() if surplus > 0 else []
-        return True
+        return self._table.leased > LITTLE
 
     def trim_some(self) -> bool:
         """Gives a step of the surplus back; whether there is more. Call it when there is nothing to do."""
