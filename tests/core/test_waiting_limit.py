@@ -33,3 +33,17 @@ def test_who_does_not_wait_is_answered_as_ever(h: harness.Harness) -> None:
     for _ in range(3):
         h.claim(1, wait=100.0)
     assert h.dealt(1) == []
+
+
+def test_their_bytes_are_bounded_too(h: harness.Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MAX_WAITING_BYTES", 3000)
+    large = {"sampling": {"words": "x" * 2000}}
+    waits = [h.claim(1, wait=100.0, **large), h.claim(1, wait=100.0)]
+    refused = h.claim(1, wait=100.0, **large)
+    with pytest.raises(CapacityError, match=r"take 2\d+ bytes already.* 3000 are the most"):
+        h.result(refused, "r")
+    h.put(1)
+    assert h.got(waits[0]) == [0]
+    assert h.parked(h.claim(1, wait=100.0, **large)), "there is room again"
+    other = h.claim(1, name="another", wait=100.0, sampling={"words": "x" * 4000})
+    assert h.parked(other, "another"), "one that is larger may wait alone"

@@ -24,4 +24,6 @@ def test_measures_every_process() -> None:
     for name in names:
         assert f"  {name} " in lines[0]
         assert any(line.startswith(f"{name}: ") for line in lines)
-    assert lines[-1] == f"grew by more than -1000 MiB: {', '.join(sorted(names))}"
+    more = [f"{name}'s {what}" for name in names if name != "arena" for what in ("descriptors", "threads")]
+    every = sorted([*names, *more, "system", "system's files"])
+    assert lines[-1] == f"grew by more than -1000: {', '.join(every)}"

@@ -7,6 +7,9 @@ about to do and what has come of it, line by line, so that the files of one that
 the end: every row whose put has succeeded was acknowledged once, or is there still; none was acknowledged twice; no
 group was split; no row read was another's. Rows that were acknowledged are cleared on the way, so that space is used
 again all the time.
+
+After each fault it looks at all servers from outside: memory of their own, descriptors, threads, and the files and
+bytes in the folders of the system. It fails where one of them is more in the last quarter than it was in the second.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import growth
 import numpy as np
 import psutil
 import torch
@@ -151,6 +155,7 @@ class Chaos:
         self.cleared: set[int] = set()
         self.errors: list[str] = []
         self.own: list[Path] = []  # folders of the system
+        self.samples: list[growth.Sizes] = []
 
     def run(self, seconds: float, faults: int) -> None:
         """Begins a system, and has things go wrong."""
@@ -169,6 +174,7 @@ class Chaos:
             time.sleep(self.draw.uniform(0.05, 0.4))
             self.look()
             self.clear(client)
+            self.samples.append(growth.measure(growth.servers(), self.own))
         (self.folder / "end").touch()
         for role in ("producer", "consumer"):
             self.outlast(role)
@@ -196,19 +202,10 @@ class Chaos:
             sys.stderr.flush()
             os._exit(code)
 
-    def servers(self) -> dict[str, int]:
-        """Controller and units, by the logs that they write."""
-        found = {}
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(OSError, psutil.Error):
-                name = Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem
-                if name == "controller" or name.startswith("unit-"):
-                    found[name] = process.pid
-        return found
-
     def fault(self) -> None:
         """One process is killed, or stopped for a while."""
-        processes = {**self.servers(), **self.roles}
+        there = {name: one.pid for name, one in growth.servers().items() if name != "supervisor"}
+        processes = {**there, **self.roles}
         name = self.draw.choice(sorted(processes))
         kind = self.draw.choice(["kill", "stop"])
         with contextlib.suppress(ProcessLookupError):
@@ -326,6 +323,10 @@ def main() -> int:
             chaos.run(given.seconds, given.faults)
             print(f"faults: {dict(sorted(chaos.faults.items()))}, {sum(chaos.faults.values())} in all")
             print(f"the ledger holds: {chaos.settle()}")
+            print("\n".join(growth.table(chaos.samples)))
+            if more := growth.grown(chaos.samples):
+                raise SystemExit(f"it has grown: {', '.join(more)}")
+            print("nothing grew")
         finally:
             chaos.end()
             for log in sorted(Path(folder).glob("*.log")):

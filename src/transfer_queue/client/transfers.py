@@ -171,8 +171,8 @@ class Transfers:
             reply = yield from look()
             if not reply.types:
                 return TensorDict({}, batch_size=0)
-            if not (yield from self._state.reach(reply)):
-                continue
+            if not (yield from self._state.reach(reply)) or not self._state.unchanged(reply):
+                continue  # freed meanwhile, and perhaps given back to the file system: not to be touched
             try:
                 values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
                 failure = None

@@ -350,7 +350,7 @@ class Controller:
         wait: float,
     ) -> None:
         """A request waits from now on. CapacityError where too many of its client do."""
-        self.state.waiting.check_room(client)
+        self.state.waiting.check_room(client, body)
         self.apply(r.Parked(client, sequence, now, now + wait, body))
         self.peers[client, sequence] = peer
 

@@ -266,6 +266,10 @@ def _waiting(state: State) -> None:
             _queue(queue, f"{name}, {task}")
     require(sorted(listed) == sorted(room.by_waiter), "somebody waits in no queue, or in two")
     require(room.of_client == Counter(client for client, _ in room.by_waiter), "7: a client's waiting requests")
+    sizes: Counter[str] = Counter()
+    for (client, _), size in room.sizes.items():
+        sizes[client] += size
+    require(room.bytes_of_client == sizes and room.sizes.keys() == room.by_waiter.keys(), "7: bytes that wait")
     for client, kept in state.clients.items():
         require(not any(map(kept.over, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -17,12 +17,20 @@ from transfer_queue.errors import CapacityError
 from transfer_queue.messages import Claim, Publish, Reserve, Wanted, Watch
 
 MAX_WAITING = 4096  # requests of one client that wait at a time
+MAX_WAITING_BYTES = 64 << 20  # of them together, as messages; one that is larger may wait alone
 
 Waiter = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
 WatchKey = tuple[bytes, bool]
 
+Parkable = Union[Claim, Publish, Reserve, Wanted, Watch]
+
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def size_of(request: Parkable) -> int:
+    """Bytes of a request as a message."""
+    return len(_encode(request))
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -32,7 +40,7 @@ class Waiting(msgspec.Struct, frozen=True):
     sequence: int
     since: float
     deadline: float
-    request: Claim | Publish | Reserve | Wanted | Watch
+    request: Parkable
 
     @property
     def waiter(self) -> Waiter:
@@ -150,12 +158,15 @@ class WaitingRoom:
 
     space: puts and reservations that wait for capacity, in order of arrival. work: partition -> producers that wait
     until groups are wanted of them. watches: partition -> who waits for a change of it, none empty. of_client: how
-    many requests of each client wait, none of them 0.
+    many requests of each client wait, none of them 0. sizes: of all that wait, as messages; bytes_of_client:
+    their sums.
     """
 
     def __init__(self) -> None:
         self.by_waiter: dict[Waiter, Waiting] = {}
         self.of_client: dict[str, int] = {}
+        self.sizes: dict[Waiter, int] = {}
+        self.bytes_of_client: dict[str, int] = {}
         self.claims: dict[str, dict[str, Queue]] = {}
         self.space: dict[Waiter, Waiting] = {}
         self.work: dict[str, dict[Waiter, Waiting]] = {}
@@ -166,7 +177,9 @@ class WaitingRoom:
         """Somebody begins to wait, behind those who wait already."""
         request = waiting.request
         self.by_waiter[waiting.waiter] = waiting
+        size = self.sizes[waiting.waiter] = size_of(request)
         self.of_client[waiting.client] = self.of_client.get(waiting.client, 0) + 1
+        self.bytes_of_client[waiting.client] = self.bytes_of_client.get(waiting.client, 0) + size
         if isinstance(request, Claim):
             tasks = self.claims.setdefault(request.partition, {})
             queue = tasks.get(request.task)
@@ -185,8 +198,10 @@ class WaitingRoom:
         """Somebody waits no longer."""
         request = self.by_waiter.pop(waiter).request
         left = self.of_client.pop(waiter[0]) - 1
+        left_bytes = self.bytes_of_client.pop(waiter[0]) - self.sizes.pop(waiter)
         if left:
             self.of_client[waiter[0]] = left
+            self.bytes_of_client[waiter[0]] = left_bytes
         if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
             # most waits end long before their deadline; what they leave behind must not grow
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
@@ -212,12 +227,19 @@ class WaitingRoom:
             if not tasks:
                 del self.claims[request.partition]
 
-    def check_room(self, client: str) -> None:
-        """Raises CapacityError where a client has as many waiting requests as it may."""
+    def check_room(self, client: str, request: Parkable) -> None:
+        """Raises CapacityError where a client has as many waiting requests, or bytes of them, as it may."""
         if self.of_client.get(client, 0) >= MAX_WAITING:
             raise CapacityError(
                 f"too many waiting requests: {MAX_WAITING} of this client wait already, the most that one may have. "
                 "Ask with fewer calls at a time, or from several clients"
+            )
+        there = self.bytes_of_client.get(client, 0)
+        if there and there + size_of(request) > MAX_WAITING_BYTES:
+            raise CapacityError(
+                f"too many waiting requests: those of this client take {there} bytes already, this one would take "
+                f"{size_of(request)} more, and {MAX_WAITING_BYTES} are the most that one may have. Ask for fewer rows "
+                "at a time, or from several clients"
             )
 
     def of_partition(self, partition: str) -> dict[str, Queue]:
