@@ -52,14 +52,14 @@ class Recalls:
     def look_at(self, slots: list[int]) -> None:
         """A period began: what these have not used since the last one is to be taken back."""
         self._look = deque(slots)
-        self._seen = {slot: seen for slot, seen in self._seen.items() if slot in set(slots)}
+        self._seen = {slot: self._seen.get(slot, set()) for slot in slots}
 
     def some(self, short: bool, slots: Callable[[], list[int]], now: float) -> list[Offer]:
         """What is taken back now. slots: those that have extents."""
         found: list[Offer] = []
         for _ in range(min(WRITERS, len(self._look))):
             slot = self._look.popleft()
-            before, self._seen[slot] = self._seen.get(slot, set()), self._files.offers(slot)
+            before, self._seen[slot] = self._seen[slot], self._files.offers(slot)
             idle = before & self._seen[slot]
             if idle:
                 found += self._of(slot, idle)

@@ -234,11 +234,7 @@ class StorageUnit:
     def drained(self, draining: bool) -> list[Effect]:
         """The controller says whether everything is moved off here, so that writers get no space."""
         self.draining = draining
-        if not draining:
-            return []
-        refused = [Answer(p.peer, p.sequence, Failure("CapacityError", self._drains())) for p in self._parked.values()]
-        self._parked.clear()
-        return [*refused]
+        return self._refuse_all(Failure("CapacityError", self._drains())) if draining else []
 
     def _drains(self) -> str:
         return f"storage unit {self.number} is being drained and leases nothing; write to another one"
@@ -263,11 +259,12 @@ class StorageUnit:
     def refuse(self, words: str) -> list[Effect]:
         """The controller says that space will never come: who waits is refused, but for what was not used."""
         served = self._serve() if self._recalled(self._recalls.of(self._with_extents())) else []
-        refused = [
-            Answer(parked.peer, parked.sequence, Failure("DeadlockError", words)) for parked in self._parked.values()
-        ]
+        return [*served, *self._refuse_all(Failure("DeadlockError", words))]
+
+    def _refuse_all(self, failure: Failure) -> list[Effect]:
+        refused = [Answer(parked.peer, parked.sequence, failure) for parked in self._parked.values()]
         self._parked.clear()
-        return [*served, *refused]
+        return [*refused]
 
     def shortage(self) -> list[Effect]:
         """What the controller must be told of who waits for space; asked for after every event."""
@@ -405,8 +402,7 @@ class StorageUnit:
         slot.opening = False
         # The newcomer queues up like all others: an earlier one that can be met now goes first.
         self._parked[key] = parked
-        effects = self._serve()
-        effects += self._recall(now)
+        effects = [*self._serve(), *self._recall(now)]
         if key in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
             del self._parked[key]
             effects.append(self._refusal(parked, now))
@@ -497,8 +493,7 @@ class StorageUnit:
 
     def _recalled(self, found: list[Offer]) -> bool:
         """These extents are not written to any more, beyond or within what is used; whether space came free by it."""
-        gained = [self._give_up(number, used) for number, used in found]
-        return any(gained)
+        return sum(self._give_up(number, used) for number, used in found) > 0
 
     def _give_up(self, number: int, used: int) -> bool:
         extent = self.table.get(number)
