@@ -13,6 +13,7 @@ import torch
 
 from simulated import Start, numbers, table
 from transfer_queue.client import transfers
+from transfer_queue.client.state import ClientState
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.messages import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
@@ -33,14 +34,22 @@ def value(fill: int) -> Any:
 
 
 def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -> list[LookupReply]:
-    """The lookups that the reader's copies went by, as they come."""
+    """The lookups that the reader's copies went by, as they come.
+
+    The look before a copy sees nothing: what is tried is that something changes after it.
+    """
     seen: list[LookupReply] = []
+    look = ClientState.unchanged
+
+    def unchanged(state: ClientState, reply: LookupReply) -> bool:
+        return look(state, reply) if seen and seen[-1] is reply else True
 
     def spy(reply: LookupReply, *arguments: Any, **more: Any) -> Any:
         seen.append(reply)
         return real_gather(reply, *arguments, **more)
 
     monkeypatch.setattr(transfers, "gather", spy)
+    monkeypatch.setattr(ClientState, "unchanged", unchanged)
     return seen
 
 
