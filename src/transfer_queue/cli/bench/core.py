@@ -10,7 +10,17 @@ import numpy as np
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import Effect, Send, Work
 from transfer_queue.core.records import Dealt
-from transfer_queue.messages import AnyRequest, Claim, Envelope, FieldSpec, NewBlock, Publish, RegisterUnit
+from transfer_queue.messages import (
+    AnyRequest,
+    Claim,
+    ClaimReply,
+    Envelope,
+    Failure,
+    FieldSpec,
+    NewBlock,
+    Publish,
+    RegisterUnit,
+)
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 
 BATCH = 32
@@ -21,44 +31,49 @@ ROW_BYTES = 1028
 
 
 class Core:
-    """A controller with one unit. `send` gives what one request took; work beside the loop is carried out at once.
+    """A controller with some storage units. `send` gives what one request took; work beside the loop is carried out.
 
     now: the virtual clock. work: processor seconds of the last work.
     """
 
-    def __init__(self, sampler: BaseSampler | None = None) -> None:
+    def __init__(self, sampler: BaseSampler | None = None, units: int = 1) -> None:
         self.controller = Controller(sampler or SequentialSampler())
         self.now = 0.0
         self.work = 0.0
         self._sequences: dict[str, int] = {}
         self._offset = 0
-        self.send(RegisterUnit("unit", "arena"), "unit")
+        for unit in range(units):
+            name = f"unit-{unit}"
+            self.send(RegisterUnit(name, f"/{name}", name=name), name)
 
     def send(self, request: AnyRequest, client: str = "client") -> tuple[float, list[Effect]]:
-        """Seconds of the longest event that came of it, and the effects of all."""
+        """Processor seconds of the longest event that came of it, and the effects of all."""
         sequence = self._sequences[client] = self._sequences.get(client, 0) + 1
         envelope = Envelope(sequence, sequence - 1, request)
-        began = time.perf_counter()
+        began = time.thread_time()
         effects = self.controller.handle(client, 1, envelope, self.now)
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         self.controller.take_records()
         for effect in effects:
             if isinstance(effect, Work):
                 began = time.thread_time()
                 outcome = effect.run()
                 self.work = time.thread_time() - began
-                began = time.perf_counter()
+                began = time.thread_time()
                 effects = effects + self.controller.worked(effect.number, outcome, self.now)
-                took = max(took, time.perf_counter() - began)
+                took = max(took, time.thread_time() - began)
                 self.controller.take_records()
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.reply, Failure):
+                raise AssertionError(f"{type(request).__name__} failed: {effect.reply.message}")
         return took, effects
 
     def publish(
-        self, rows: int, partition: str = "p", client: str = "client", **more: Any
+        self, rows: int, partition: str = "p", client: str = "client", unit: int = 0, **more: Any
     ) -> tuple[float, list[Effect]]:
         """A put of new rows with all fields."""
         self._offset += 64
-        block = NewBlock(0, self._offset, self._offset, 1, ROW_BYTES * rows, rows, SCHEMA, DIMS)
+        block = NewBlock(unit, self._offset, self._offset, 1, ROW_BYTES * rows, rows, SCHEMA, DIMS)
         return self.send(Publish(partition, rows, block=block, pre_allocate=0, **more), client)
 
     def fill(self, rows: int, partition: str = "p", put: int = 100_000) -> None:
@@ -77,7 +92,12 @@ def claim(task: str = "train", fields: tuple[str, ...] = FIELDS, partition: str 
     return Claim(partition, task, list(fields), more.pop("batch", BATCH), **more)
 
 
-def rows_of(effects: list[Effect]) -> int:
-    """How many rows the replies name."""
+def claimed(effects: list[Effect]) -> bytes:
+    """The rows that the replies name."""
     replies = [effect.reply for effect in effects if isinstance(effect, Send)]
-    return sum(len(getattr(reply, "rows", b"") or b"") // 8 for reply in replies)
+    return b"".join(reply.rows for reply in replies if isinstance(reply, ClaimReply))
+
+
+def rows_of(effects: list[Effect]) -> int:
+    """How many these are."""
+    return len(claimed(effects)) // 8

@@ -84,6 +84,8 @@ def number(value: float | None) -> str:
     """With three digits that count."""
     if value is None:
         return "-"
+    if 0 < abs(value - 1) < 0.01:
+        return f"{value:.5f}"
     if value and abs(value) < 1e-3:
         return f"{value:.1e}"
     digits = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0

@@ -94,11 +94,15 @@ class Worker:
         self._pipe.send((act, arguments))
 
     def result(self) -> Any:
-        """What the call gave. RuntimeError with its words where it failed."""
+        """What the call gave, or the next thing that it tells (`tell`). RuntimeError with its words where it failed."""
         words, value = self._pipe.recv()
         if words is not None:
             raise RuntimeError(f"a benchmark's process failed:\n{words}")
         return value
+
+    def has_told(self) -> bool:
+        """Whether `result` has something at once; waits a moment for it."""
+        return self._pipe.poll(0.0005)
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
         """`begin` and `result`."""
@@ -142,12 +146,26 @@ def raw_socket() -> Iterator[RawSocket]:
             other.result()
 
 
+_told: list[Connection] = []
+
+
+def tell(value: Any) -> None:
+    """In a worker: gives something to who called, before the call ends."""
+    _told[0].send((None, value))
+
+
+def asked() -> bool:
+    """In a worker: whether the next call waits already, so that one without an end of its own is to end."""
+    return _told[0].poll()
+
+
 def _obey(pipe: Connection, address: str | None) -> None:
     environment = process_environment()
     for name in ("TQ_RUNTIME_DIR", "TQ_ADDRESS", "TQ_SYSTEM"):  # the server that forked us may have older ones
         environment.pop(name, None)
     if address is not None:
         environment["TQ_ADDRESS"] = address
+    _told.append(pipe)
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         for act, arguments in iter(pipe.recv, None):
             reply: tuple[str | None, Any]

@@ -1,0 +1,138 @@
+"""How many requests a second does one controller's core carry, where is it full, and what do several give?
+
+The core alone, driven on a virtual clock by 1,024 ranks that claim from rows of 64 storage units while producers
+publish as many again; 10 M rows live at their fullest. What each kind of request costs is measured on the core at that
+size (a run of all 10 M rows x 1,024 ranks through it would take hours: the mix of requests is played for some
+thousand of them). Queueing follows by playing the measured costs against arrivals at a rate on the virtual clock; and
+several controllers are that many cores with the partitions dealt to them, each with its share.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+
+import numpy as np
+
+from transfer_queue.cli.bench.core import BATCH, FIELDS, Core, claim, claimed
+from transfer_queue.cli.bench.report import Row, Scale, against
+from transfer_queue.messages import ClearRows, Lookup
+from transfer_queue.sampler import RankAwareSampler
+
+QUESTION = "How many requests a second does one controller's core carry, where is it full, what do several give?"
+UNITS = 64
+PARTITIONS = 16
+GROUP = 8  # rows of a put: the answers to one prompt
+SHARES = (0.5, 0.8, 0.9, 0.95, 1.05)  # of what the core carries at most, at which requests arrive
+CONTROLLERS = (1, 2, 4, 8)
+
+
+class Cost:
+    """Seconds of each kind of request, as they were."""
+
+    def __init__(self) -> None:
+        self.took: dict[str, list[float]] = {}
+
+    def add(self, kind: str, seconds: float) -> None:
+        """One more."""
+        self.took.setdefault(kind, []).append(seconds)
+
+    def drawn(self) -> np.ndarray:
+        """All of them, in no order."""
+        every = np.array([each for kind in self.took.values() for each in kind])
+        return np.random.default_rng(0).permutation(every)
+
+
+def run(scale: Scale) -> list[Row]:
+    """All of it."""
+    live, ranks, rounds = scale.pick((10_000_000, 1024, 3), (4000, 16, 1))
+    gc.disable()
+    try:
+        few = _played(_filled(2 * ranks * BATCH, PARTITIONS), ranks, rounds)
+        cost = _played(_filled(live, PARTITIONS), ranks, rounds)
+    finally:
+        gc.enable()
+    found = []
+    for kind, took in cost.took.items():
+        ours, least = (statistics.median(each) * 1e6 for each in (took, few.took[kind]))
+        what = f"{kind}, {live:,} rows of {UNITS} units, {ranks:,} ranks"
+        found.append(against(what, "us", ours, least, "among few rows"))
+    drawn = cost.drawn()
+    most = 1 / float(drawn.mean())
+    least = 1 / float(few.drawn().mean())
+    found.append(against("requests that one core carries", "a second", most, least, "among few rows"))
+    arrivals = scale.pick(200_000, 2000)
+    for share in SHARES:
+        waits = queued(drawn, most * share, arrivals)
+        words = f"wait for an answer at {share:.0%} of that"
+        what = f"{words} ({'it is full: waits grow without end' if share > 1 else 'p99'})"
+        more = {"p50_us": waits[0] * 1e6, "requests_a_second": most * share}
+        found.append(against(what, "us", waits[1] * 1e6, float(drawn.mean()) * 1e6, "mean cost", more=more))
+    alone = _sharded(drawn, 1, arrivals)
+    for controllers in CONTROLLERS:
+        what = f"{controllers} controllers, {PARTITIONS} partitions dealt to them: all requests, p99 within 5 ms"
+        found.append(against(what, "a second", _sharded(drawn, controllers, arrivals), alone, "one controller"))
+    return found
+
+
+def _filled(rows: int, partitions: int) -> Core:
+    """A core whose rows lie on all units, the first half of them consumed by the task."""
+    core = Core(RankAwareSampler(), UNITS)
+    each = rows // partitions
+    for number in range(partitions):
+        name = f"p{number}"
+        for i, first in enumerate(range(0, each, 10_000)):
+            core.publish(min(10_000, each - first), name, unit=i % UNITS)
+        core.controller.state.partitions[name].ready_set("train", FIELDS)
+        live = core.controller.state.partitions[name].rows.live_positions()
+        indexes = core.controller.state.partitions[name].rows.indexes_of(live[: each // 2])
+        core.consume(indexes, "train", name)
+    return core
+
+
+def _played(core: Core, ranks: int, rounds: int) -> Cost:
+    """Each rank: claims a batch, looks up where it lies, clears it; and producers publish as many rows."""
+    cost = Cost()
+    for round_ in range(rounds):
+        for rank in range(ranks):
+            core.now += 1e-4
+            partition, client = f"p{rank % PARTITIONS}", f"rank{rank}"
+            for put in range(BATCH // GROUP):
+                took, _ = core.publish(GROUP, partition, f"producer{rank % 64}", unit=(rank + put) % UNITS)
+                cost.add(f"publish of {GROUP} rows", took)
+            sampling = {"dp_rank": rank, "batch_index": round_}
+            took, effects = core.send(claim(partition=partition, sampling=sampling, wait=60.0), client)
+            rows = claimed(effects)
+            if len(rows) != BATCH * 8:
+                raise AssertionError(f"rank {rank} claimed {BATCH} rows and got {len(rows) // 8}")
+            cost.add(f"claim of {BATCH} rows", took)
+            cost.add("lookup of them", core.send(Lookup(partition, rows, fields=list(FIELDS)), client)[0])
+            cost.add("clear of them", core.send(ClearRows(partition, rows), client)[0])
+    return cost
+
+
+def queued(costs: np.ndarray, rate: float, arrivals: int) -> tuple[float, float]:
+    """Median and p99 of seconds from arrival to answer, requests arriving at random at this rate at one core."""
+    draw = np.random.default_rng(1)
+    at = np.cumsum(draw.exponential(1 / rate, arrivals))
+    needs = draw.choice(costs, arrivals)
+    # each ends after what all from some earlier one on need, counted from that one's arrival: the latest such end
+    before = np.cumsum(needs) - needs
+    ends = np.maximum.accumulate(at - before) + before + needs
+    waits = ends - at
+    return float(np.median(waits)), float(np.quantile(waits, 0.99))
+
+
+def _sharded(costs: np.ndarray, controllers: int, arrivals: int, within: float = 5e-3) -> float:
+    """The highest rate of all together at which the busiest one still answers within so long.
+
+    Partitions are dealt in turn, and asked of as often as a Zipf law of exponent 0.5 says: some are busier than others.
+    """
+    asked = 1 / np.sqrt(np.arange(1, PARTITIONS + 1))
+    asked /= asked.sum()
+    busiest = max(float(asked[i::controllers].sum()) for i in range(controllers))
+    low, high = 1.0, 1 / float(costs.mean())
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if queued(costs, middle, arrivals)[1] <= within else (low, middle)
+    return low / busiest

@@ -1,0 +1,313 @@
+"""How long from a put's return in one process to the yield of a loader that waits in another?
+
+Alone, and while others list 100,000 keys, save checkpoints and balance big batches; with 1,024 ranks waiting, each
+with a connection of its own; and of a subscriber to tags. The processes share one clock (CLOCK_MONOTONIC).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from transfer_queue import interface as tq
+from transfer_queue.cli.bench.machine import clocked
+from transfer_queue.cli.bench.report import Row, Scale, against, quantiles
+from transfer_queue.cli.bench.systems import System, Worker, asked, system, tell, workers
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.current import CURRENT
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+
+QUESTION = "How long from a put's return in one process to the yield of a loader that waits in another?"
+ROWS = 8
+RANKS = 16  # of the balanced system
+BALANCED = {"controller": {"sampler": "SeqlenBalancedSampler", "sampler_args": {"dp_size": RANKS}}}
+RANK_AWARE = {"controller": {"sampler": "RankAwareSampler"}}
+
+
+# ---------------------------------------------------------------- in the consuming process
+
+
+def loads(partition: str) -> None:
+    """Iterates a loader until its partition is sealed; tells when each batch came, and its number."""
+    torch.set_num_threads(1)
+    dataset = StreamingDataset(None, ROWS, ROWS, ["x", "y"], partition, "train", 0)
+    for data, _ in StreamingDataLoader(dataset):
+        tell((time.monotonic(), int(data["y"][0])))
+    tell(None)
+
+
+def follows(partition: str) -> None:
+    """Tells when each sample got ready, and its key."""
+    for event in tq.get_client().subscribe(partition, {"status": "ready"}):
+        tell((time.monotonic(), event.key))
+
+
+def waits(ranks: list[int]) -> None:
+    """So many ranks wait for one batch each, all over connections of their own; tells when each has it, and which."""
+    tq.get_client()
+    assert CURRENT.system is not None
+    clients = [TransferQueueClient(CURRENT.system) for _ in ranks]
+
+    async def one(client: TransferQueueClient, rank: int) -> None:
+        sampling = {"dp_rank": rank, "batch_index": 0}
+        meta = await client.async_get_meta(["x"], ROWS, "ranks", "fetch", "train", sampling, timeout=110)
+        tell((time.monotonic(), meta.global_indexes))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(client, rank) for client, rank in zip(clients, ranks, strict=True)))
+
+    asyncio.run(all_of_them())
+    for client in clients:
+        client.close()
+
+
+# ---------------------------------------------------------------- in processes that load the system meanwhile
+
+
+def lists(keys: int, folder: str) -> int:
+    """Lists many keys again and again; how often."""
+    count = 0
+    while not asked():
+        if len(tq.kv_list("many")["many"]) != keys:
+            raise AssertionError("a list has lost keys")
+        count += 1
+    return count
+
+
+def saves(keys: int, folder: str) -> int:
+    """Saves checkpoints again and again."""
+    tq.init()
+    count = 0
+    while not asked():
+        tq.save_checkpoint(Path(folder) / "checkpoint")
+        count += 1
+    return count
+
+
+def balances(rows: int, folder: str) -> int:
+    """Has big batches balanced again and again, all of whose rows are cleared then."""
+    client, count = tq.get_client(), 0
+    tags = [{"total_lengths": 100 + (n * 7919) % 8000} for n in range(rows)]
+    values = TensorDict({"x": torch.zeros(rows)}, batch_size=[rows])
+    while not asked():
+        client.put(values, partition_id="balanced", tags=tags)
+        sampling = {"dp_rank": 0, "batch_index": count}
+        meta = client.get_meta(["x"], rows // RANKS, "balanced", task_name="t", sampling_config=sampling)
+        if len(meta) != rows // RANKS:
+            raise AssertionError("a balanced batch has another size")
+        count += 1
+    client.clear_partition("balanced")
+    return count
+
+
+LOADS: dict[str, Any] = {"kv_list": lists, "checkpoints": saves, "balancing": balances}
+
+
+# ---------------------------------------------------------------- here
+
+
+def run(scale: Scale) -> list[Row]:
+    """All of it."""
+    keys = scale.pick(100_000, 300)
+    batches = scale.pick(300, 5)
+    rows = []
+    with system() as queue, tempfile.TemporaryDirectory(prefix="tqb-") as folder:
+        _many_keys(keys)
+        rows.append(_woken(queue, batches, "alone", 1, target=(0.5, 5.0), then=(329.0, 999.0)))
+        peers = scale.ask_peers("wakeup", rows=ROWS, batches=scale.pick(10, 1))
+        rows[0] = replace(rows[0], peers={name: found["median_ms"] for name, found in peers.items()})
+        for load, words in (("kv_list", f"while another lists {keys:,} keys"), ("checkpoints", "while one saves")):
+            with _loaded(queue, load, keys, folder):
+                rows.append(_woken(queue, batches, words, 1, target=(0.5, 5.0)))
+        rows.append(_events(queue, batches))
+    many = scale.pick(8192, 256)
+    with system(BALANCED) as queue:
+        words = f"a batch of {RANKS} ranks"
+        rows.append(_woken(queue, batches, words, RANKS))
+        with _loaded(queue, "balancing", many, ""):
+            words += f", while another has {many:,} rows balanced"
+            rows.append(_woken(queue, batches, words, RANKS, target=(0.5, 5.0)))
+    with system(RANK_AWARE) as queue:
+        rows += _ranks(queue, scale.pick(1024, 16))
+    return [row for each in rows for row in _split(each)]
+
+
+def _split(row: Row) -> list[Row]:
+    """A row of waits as two: the median and the worst."""
+    if "worst_target" not in row.more:
+        return [row]
+    more = dict(row.more)
+    target, then = more.pop("worst_target"), more.pop("worst_then", None)
+    worst = Row(f"{row.what}, worst", more["max"], row.unit, target=target, then=then)
+    return [replace(row, what=f"{row.what}, median", more=more), worst]
+
+
+def _many_keys(keys: int) -> None:
+    for first in range(0, keys, 10_000):
+        part = range(first, min(keys, first + 10_000))
+        tq.kv_batch_put([f"k{i}" for i in part], "many", tags=[{"status": "running", "n": i} for i in part])
+
+
+@contextlib.contextmanager
+def _loaded(queue: System, load: str, size: int, folder: str) -> Iterator[None]:
+    with Worker(queue.address) as other:
+        other.begin(LOADS[load], size, folder)
+        yield
+        other.begin(os.getpid)  # ends it
+        if not other.result():
+            raise AssertionError(f"{load} has not happened once")
+
+
+def _waiting(partition: str) -> int:
+    """Claims that wait in it."""
+    status = tq.get_client().status()
+    return sum(t.waiting for p in status.partitions if p.name == partition for t in p.tasks)
+
+
+def _woken(
+    queue: System, batches: int, words: str, ranks: int,
+    target: tuple[float, float] | None = None, then: tuple[float, float] | None = None,
+) -> Row:  # fmt: skip
+    """Milliseconds from a put's return to the yield, each time of a loader that waits already."""
+    client = tq.get_client()
+    partition = f"wake {words}"
+    client.create_partition(partition)
+    since_return, since_call, trips = [], [], []
+    rows = ROWS * ranks
+    tags = [{"total_lengths": 10}] * rows
+    with Worker(queue.address) as consumer:
+        consumer.begin(loads, partition)
+        for number in range(batches + 1):
+            while not _waiting(partition):
+                pass  # it asks the controller, and does not sleep
+            values = TensorDict({"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}, batch_size=[rows])
+            trip = clocked(client.get_partition_list)
+            called = time.monotonic()
+            client.put(values, partition_id=partition, tags=tags)
+            returned = time.monotonic()
+            yielded, which = consumer.result()
+            if which != number:
+                raise AssertionError(f"batch {which} came instead of {number}")
+            if number:  # the first one has imported things
+                since_return.append(max(0.0, yielded - returned))
+                since_call.append(yielded - called)
+                trips.append(trip)
+        client.seal(partition)
+        while consumer.result() is not None:
+            pass
+        consumer.result()
+    client.clear_partition(partition)
+    more = quantiles(since_return) | {"from_the_call_p50": statistics.median(since_call) * 1e3}
+    if target is not None:
+        more |= {"worst_target": target[1]} | ({"worst_then": then[1]} if then else {})
+    return against(
+        f"put to yield, {words}", "ms", more["p50"], statistics.median(trips) * 1e3, "empty round trip", more=more,
+        target=None if target is None else target[0], then=None if then is None else then[0],
+    )  # fmt: skip
+
+
+def _events(queue: System, changes: int) -> Row:
+    """Milliseconds from the return of a put of a tag to the event of a subscriber."""
+    took, trips, client = [], [], tq.get_client()
+    with Worker(queue.address) as follower:
+        follower.begin(follows, "watch")
+        for number in range(changes + 1):
+            tq.kv_put(f"k{number}", "watch", tag={"status": "ready"})
+            returned = time.monotonic()
+            told, key = follower.result()
+            if key != f"k{number}":
+                raise AssertionError(f"the event of {key} came instead of that of k{number}")
+            if number:
+                took.append(max(0.0, told - returned))
+                trips.append(clocked(client.get_partition_list))  # meanwhile the follower asks anew
+        client.clear_partition("watch")
+        follower.result()
+    more = quantiles(took)
+    trip = statistics.median(trips) * 1e3
+    return against("put of a tag to the event of a subscriber", "ms", more["p50"], trip, "empty round trip", more=more)
+
+
+def _ranks(queue: System, ranks: int) -> list[Row]:
+    """Many wait: each woken by its own publish, then all by one."""
+    client = tq.get_client()
+    rows = []
+    with workers(2, queue.address) as processes:
+        for at_once in (False, True):
+            client.create_partition("ranks")
+            shares = [list(range(ranks))[i :: len(processes)] for i in range(len(processes))]
+            for worker, share in zip(processes, shares, strict=True):
+                worker.begin(waits, share)
+            while _waiting("ranks") < ranks:
+                time.sleep(0.02)
+            told = _Told(processes)
+            rows.append(_all_at_once(ranks, told) if at_once else _one_by_one(ranks, told))
+            told.finish()
+            client.clear_partition("ranks")
+    return rows
+
+
+def _one_by_one(ranks: int, told: _Told) -> Row:
+    client, took, trips = tq.get_client(), [], []
+    values = TensorDict({"x": torch.zeros(ROWS)}, batch_size=[ROWS])
+    for _ in range(ranks):
+        trips.append(clocked(client.get_partition_list))
+        meta = client.put(values, partition_id="ranks")
+        returned = time.monotonic()
+        woken, indexes = told.next()
+        if indexes != meta.global_indexes:
+            raise AssertionError("a rank got other rows than those that woke it")
+        took.append(max(0.0, woken - returned))
+    more = quantiles(took)
+    what = f"{ranks:,} waiting ranks, each woken by its own put, p99"
+    trip = statistics.median(trips) * 1e3
+    return against(what, "ms", more["p99"], trip, "empty round trip", more=more, target=1.0)
+
+
+def _all_at_once(ranks: int, told: _Told) -> Row:
+    client = tq.get_client()
+    trip = statistics.median(clocked(client.get_partition_list) for _ in range(100)) * 1e3
+    values = TensorDict({"x": torch.zeros(ROWS * ranks)}, batch_size=[ROWS * ranks])
+    called = time.monotonic()
+    meta = client.put(values, partition_id="ranks")
+    returned = time.monotonic()
+    found = [told.next() for _ in range(ranks)]
+    if sorted(i for _, indexes in found for i in indexes) != meta.global_indexes:
+        raise AssertionError("the ranks have not got each row once")
+    took = [woken - called for woken, _ in found]
+    more = quantiles(took) | {"put_ms": (returned - called) * 1e3}
+    what = f"{ranks:,} waiting ranks, all woken by one put: from its call to the last"
+    return against(what, "ms", more["max"], trip, "empty round trip", more=more, target=60.0)
+
+
+class _Told:
+    """What some workers tell, as it comes, until each has ended."""
+
+    def __init__(self, processes: list[Worker]) -> None:
+        self._left = list(processes)
+
+    def next(self) -> Any:
+        """The next thing that one of them tells."""
+        while True:
+            for worker in list(self._left):
+                if worker.has_told():
+                    found = worker.result()
+                    if found is not None:
+                        return found
+                    self._left.remove(worker)
+
+    def finish(self) -> None:
+        """They have ended."""
+        for worker in self._left:
+            worker.result()
