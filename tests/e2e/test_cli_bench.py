@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from transfer_queue.cli.bench import QUESTIONS, module
-from transfer_queue.cli.bench.payloads import Payload, column, differences, make, nbytes
 from transfer_queue.cli.bench.report import Row, against, compared, table
+from transfer_queue.cli.bench.work.payloads import Payload, column, differences, make, nbytes
 
 FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then", "peers", "more", "met"}
 

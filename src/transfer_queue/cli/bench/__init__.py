@@ -18,7 +18,7 @@ from transfer_queue.cli.common import Commands
 if TYPE_CHECKING:
     from transfer_queue.cli.bench.report import Scale
 
-QUESTIONS = ("kv", "small", "memory", "claims", "balance", "wakeup", "pipeline", "scale")
+QUESTIONS = ("kv", "small", "memory", "claims", "balance", "wakeup", "pipeline", "scale", "journal", "restart")
 
 
 def add(commands: Commands) -> None:

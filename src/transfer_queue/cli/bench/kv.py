@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench import payloads
 from transfer_queue.cli.bench.machine import Memcpy, RawSocket, clocked
-from transfer_queue.cli.bench.payloads import Payload
 from transfer_queue.cli.bench.report import Row, Scale, compared
 from transfer_queue.cli.bench.systems import System, Worker, raw_socket, system
+from transfer_queue.cli.bench.work import payloads
+from transfer_queue.cli.bench.work.payloads import Payload
 
 QUESTION = "How fast do batches go in, come out in another process, and go away?"
 LARGE = 1 << 20  # bytes from which memcpy is the measure, and not a socket

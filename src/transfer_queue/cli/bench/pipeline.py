@@ -2,7 +2,7 @@
 
 Rollout, reward, reference and four update ranks are processes. Rollout puts each prompt's answers when they are done;
 reward and reference add a field as they come; each rank takes its micro-batches when they are whole. The work is
-slept (`stages.py`). The least is reckoned from the same work as if passing samples on cost nothing.
+slept (`work/stages.py`). The least is reckoned from the same work as if passing samples on cost nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tensordict import TensorDict
 
 from transfer_queue import interface as tq
 from transfer_queue.cli.bench.report import Row, Scale, against
-from transfer_queue.cli.bench.stages import PROMPT, Step, score
 from transfer_queue.cli.bench.systems import system, workers
+from transfer_queue.cli.bench.work.stages import PROMPT, Step, score
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 

@@ -21,7 +21,7 @@ from transfer_queue.node.launcher import RunningSystem, start_local
 
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of itself at the first jagged tensor
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["transfer_queue.interface", "transfer_queue.cli.bench.payloads"])
+_context.set_forkserver_preload(["transfer_queue.interface", "transfer_queue.cli.bench.work.payloads"])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,42 @@
+"""How a peer is asked: a line of JSON with a question and a case, a line with figures (or null where it cannot).
+
+Runs in the peer's own environment, which has nothing of this package: what both must know alike (payloads, stages) lies
+in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WORK = Path(__file__).resolve().parents[2] / "src" / "transfer_queue" / "cli" / "bench" / "work"
+
+for folder in (WORK, Path(__file__).parent):  # here, and in the processes that Ray starts
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+
+import payloads  # noqa: E402
+import stages  # noqa: E402
+
+__all__ = ["payloads", "serve", "stages"]
+
+
+def serve(answers: dict[str, Callable[..., dict[str, float] | None]]) -> None:
+    """Answers until stdin ends. What is printed meanwhile goes to stderr."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        case: dict[str, Any] = json.loads(line)
+        question = case.pop("question")
+        reply: dict[str, Any]
+        try:
+            reply = {"figures": answers[question](**case) if question in answers else None}
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps(reply), file=replies, flush=True)

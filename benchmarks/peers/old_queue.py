@@ -1,0 +1,140 @@
+"""The PyPI package TransferQueue 0.1.11, a black box: its public calls alone, from Ray actors as its users do."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import ray
+import torch
+from answering import payloads, serve
+from tensordict import TensorDict
+
+import transfer_queue as tq
+
+
+@ray.remote(num_cpus=0)
+class Other:
+    """Another process, attached to the same system."""
+
+    def __init__(self) -> None:
+        tq.init()
+
+    def get(self, keys: list[str], partition: str, case: dict[str, Any], seed: int) -> float:
+        """Seconds of a get; it compares every byte."""
+        start = time.perf_counter()
+        value = tq.kv_batch_get(keys=keys, partition_id=partition)
+        seconds = time.perf_counter() - start
+        wrong = payloads.differences(value, payloads.Payload(**case), seed)
+        assert not wrong, wrong
+        return seconds
+
+    def puts(self, act: str, seconds: float, name: str) -> float:
+        """Small puts or updates of a tag, a second."""
+        row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
+        until, count = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            if act == "put" or not count:
+                tq.kv_put(key=f"{name}-{count}", partition_id=act, fields=row, tag={"n": count})
+            else:
+                tq.kv_put(key=f"{name}-0", partition_id=act, tag={"n": count})
+            count += 1
+        return count / seconds
+
+    def yields(self, config: Any, batches: int, rows: int) -> list[float]:
+        """When each batch came, of the monotonic clock."""
+        dataset = tq.StreamingDataset(
+            config=config, batch_size=rows, micro_batch_size=rows, data_fields=["x", "y"], partition_id="wake",
+            task_name="train", dp_rank=0,
+        )  # fmt: skip
+        found = []
+        for _ in tq.StreamingDataLoader(dataset):
+            found.append(time.monotonic())
+            if len(found) == batches:
+                return found
+        return found
+
+
+def kv(rounds: int, **case: Any) -> dict[str, float]:
+    """Milliseconds of a put and a get."""
+    payload = payloads.Payload(**case)
+    other, puts, gets = Other.remote(), [], []
+    for seed in range(min(rounds, 3) + 1):
+        batch, partition = payloads.make(payload, seed), f"{payload.kind}-{payload.rows}-{payload.width}-{seed}"
+        start = time.perf_counter()
+        tq.kv_batch_put(keys=payload.keys, partition_id=partition, fields=batch)
+        puts.append(time.perf_counter() - start)
+        gets.append(ray.get(other.get.remote(payload.keys, partition, case, seed)))
+        tq.kv_clear(keys=payload.keys, partition_id=partition)
+    ray.kill(other)
+    return {"put_ms": statistics.median(puts[1:]) * 1e3, "get_ms": statistics.median(gets[1:]) * 1e3}
+
+
+def small(act: str, clients: int, seconds: float) -> dict[str, float]:
+    """Puts of rows, or updates of tags, a second of some processes."""
+    others = [Other.remote() for _ in range(clients)]
+    ray.get([other.puts.remote(act, 0.2, f"warm-{clients}-{i}") for i, other in enumerate(others)])
+    rate = sum(ray.get([other.puts.remote(act, seconds, f"{clients}-{i}") for i, other in enumerate(others)]))
+    for other in others:
+        ray.kill(other)
+    tq.get_client().clear_partition(act)
+    return {"a_second": rate}
+
+
+def claims(rows: int, batch: int) -> dict[str, float] | None:
+    """Milliseconds of a claim among so many rows."""
+    if rows > 200_000:
+        return None
+    client, partition = tq.get_client(), f"claims-{rows}"
+    for first in range(0, rows, 10_000):
+        numbers = torch.arange(first, min(rows, first + 10_000), dtype=torch.int32)
+        client.put(TensorDict(dict.fromkeys("xyz", numbers), batch_size=[len(numbers)]), partition_id=partition)
+    took = []
+    for _ in range(8):
+        start = time.perf_counter()
+        meta = client.get_meta(["x", "y", "z"], batch, partition, task_name="t")
+        took.append(time.perf_counter() - start)
+        assert len(meta) == batch
+    client.clear_partition(partition)
+    return {"ms": statistics.median(took[1:]) * 1e3}
+
+
+def wakeup(rows: int, batches: int) -> dict[str, float]:
+    """Milliseconds from a put's return to the yield of a loader that waits; puts come every 1.37 s."""
+    client, other = tq.get_client(), Other.remote()
+    promise = other.yields.remote(CONFIG, batches, rows)
+    returned = []
+    for number in range(batches):
+        time.sleep(1.37 + 0.1 * number % 0.9)
+        values = {"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}
+        client.put(TensorDict(values, batch_size=[rows]), partition_id="wake")
+        returned.append(time.monotonic())
+    waits = [max(0.0, came - back) * 1e3 for came, back in zip(ray.get(promise), returned)]
+    ray.kill(other)
+    return {"median_ms": statistics.median(waits[1:] or waits), "worst_ms": max(waits)}
+
+
+def balance(lengths: list[int], k: int, equal: bool) -> dict[str, float]:
+    """Milliseconds, and the largest load over the mean."""
+    from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions
+
+    start = time.thread_time()
+    parts = get_seqlen_balanced_partitions(lengths, k, equal)
+    seconds = time.thread_time() - start
+    loads = [sum(lengths[i] for i in part) for part in parts]
+    return {"ms": seconds * 1e3, "imbalance": max(loads) * k / sum(loads)}
+
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
+    began = time.perf_counter()
+    CONFIG = tq.init()
+    tq.kv_put(key="a", partition_id="first", fields={"x": torch.arange(4)})
+    STARTED = time.perf_counter() - began
+    serve({
+        "kv": kv, "small": small, "claims": claims, "wakeup": wakeup, "balance": balance,
+        "startup": lambda: {"s": STARTED},
+    })  # fmt: skip
+    tq.close()
+    ray.shutdown()

@@ -1,0 +1,124 @@
+"""Ray's object store, as a driver would use it: `ray.put` here, `ray.get` in an actor, every page read."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import ray
+import torch
+from answering import payloads, serve, stages
+
+
+def touched(value: Any) -> int:
+    """Reads a byte of every page of every tensor in it."""
+    total = 0
+    for name in payloads.names_of(value):
+        tensor = value.get(name)
+        if isinstance(tensor, torch.Tensor):
+            tensor = tensor.values() if tensor.is_nested else tensor
+            total += int(tensor.contiguous().view(-1).view(torch.uint8)[::4096].sum())
+    return total
+
+
+@ray.remote(num_cpus=0)
+class Other:
+    """Another process."""
+
+    def get(self, refs: list[Any], case: dict[str, Any], seed: int) -> float:
+        """Seconds of a get; it compares every byte."""
+        start = time.perf_counter()
+        value = ray.get(refs[0])
+        touched(value)
+        seconds = time.perf_counter() - start
+        wrong = payloads.differences(value, payloads.Payload(**case), seed)
+        assert not wrong, wrong
+        return seconds
+
+    def puts(self, seconds: float) -> float:
+        """Small puts a second."""
+        row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
+        until, kept = time.monotonic() + seconds, []
+        while time.monotonic() < until:
+            kept.append(ray.put({**row, "tag": {"n": len(kept)}}))
+        return len(kept) / seconds
+
+    def reward(self, step: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """A stage."""
+        time.sleep(step.samples * step.reward)
+        return torch.tensor([stages.score(answer) for answer in batch["answer"]])
+
+    def reference(self, step: Any, batch: dict[str, Any]) -> list[torch.Tensor]:
+        """A stage."""
+        time.sleep(sum(map(len, batch["answer"])) * step.reference)
+        return [answer * 0.5 for answer in batch["answer"]]
+
+    def rollout(self, step: Any, seed: int) -> dict[str, Any]:
+        """A stage."""
+        begin, prompts, answers = time.monotonic(), [], []
+        for at, prompt in step.rolled_out(seed):
+            time.sleep(max(0.0, begin + at - time.monotonic()))
+            answers += [step.answer(seed, prompt, member) for member in range(step.group)]
+            prompts += [torch.full((stages.PROMPT,), prompt)] * step.group
+        return {"prompt": prompts, "answer": answers, "logprobs": [answer.float() for answer in answers]}
+
+    def update(self, step: Any, batch: dict[str, Any]) -> int:
+        """A stage: all micro-batches of a rank."""
+        for first in range(0, len(batch["answer"]), step.micro_batch):
+            time.sleep(sum(map(len, batch["answer"][first : first + step.micro_batch])) * step.update)
+        return len(batch["answer"])
+
+
+def kv(rounds: int, **case: Any) -> dict[str, float]:
+    """Milliseconds of a put and a get."""
+    other, puts, gets = Other.remote(), [], []
+    for seed in range(rounds + 1):
+        batch = payloads.make(payloads.Payload(**case), seed)
+        start = time.perf_counter()
+        ref = ray.put(batch)
+        puts.append(time.perf_counter() - start)
+        gets.append(ray.get(other.get.remote([ref], case, seed)))
+        del ref
+    ray.kill(other)
+    return {"put_ms": statistics.median(puts[1:]) * 1e3, "get_ms": statistics.median(gets[1:]) * 1e3}
+
+
+def small(act: str, clients: int, seconds: float) -> dict[str, float] | None:
+    """Small puts a second of some processes. It has no tags."""
+    if act != "put":
+        return None
+    others = [Other.remote() for _ in range(clients)]
+    ray.get([other.puts.remote(0.2) for other in others])
+    rate = sum(ray.get([other.puts.remote(seconds) for other in others]))
+    for other in others:
+        ray.kill(other)
+    return {"a_second": rate}
+
+
+def pipeline(steps: int, **case: Any) -> dict[str, float]:
+    """A step driven by one process: stage after stage, each given all samples through the store."""
+    step, took = stages.Step(**case), []
+    team = [Other.remote() for _ in range(3 + step.ranks)]
+    ray.get([other.puts.remote(0.01) for other in team])
+    for seed in range(steps + 1):
+        start = time.perf_counter()
+        batch = ray.get(team[0].rollout.remote(step, seed))
+        ref = ray.put(batch)
+        batch["reward"] = ray.get(team[1].reward.remote(step, ref))
+        batch["reference"] = ray.get(team[2].reference.remote(step, ref))
+        each = step.samples // step.ranks
+        parts = [{k: v[r * each : (r + 1) * each] for k, v in batch.items()} for r in range(step.ranks)]
+        refs = [ray.put(part) for part in parts]
+        done = ray.get([other.update.remote(step, part) for other, part in zip(team[3:], refs)])
+        took.append(time.perf_counter() - start)
+        assert sum(done) == step.samples
+    for other in team:
+        ray.kill(other)
+    return {"ms": statistics.median(took[1:]) * 1e3}
+
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
+    serve({"kv": kv, "small": small, "pipeline": pipeline})
+    ray.shutdown()

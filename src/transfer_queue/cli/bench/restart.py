@@ -1,0 +1,185 @@
+"""How long do clients wait where the controller of a large system is killed, and what do its snapshots cost?
+
+Every row has a key and three tags; a tenth is consumed. The journal is a snapshot and, after it, as many records as
+small puts make. Each step of writing and reading the state is told, beside a memcpy of as many bytes as its file has.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.cli.bench.machine import Memcpy, clocked, memory_of
+from transfer_queue.cli.bench.report import Row, Scale, against
+from transfer_queue.cli.bench.systems import Worker, own_folder
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.config import Settings
+from transfer_queue.core import saving
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.effects import Send
+from transfer_queue.journal import state_file
+from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
+from transfer_queue.journal.segment import Clock
+from transfer_queue.messages import (
+    AnyRequest,
+    Claim,
+    Envelope,
+    FieldSpec,
+    ListKeys,
+    Lookup,
+    NewBlock,
+    Publish,
+    RegisterUnit,
+    RetrieveMeta,
+)
+from transfer_queue.node import launcher
+from transfer_queue.sampler import SequentialSampler
+
+QUESTION = "How long do clients wait where the controller of a large system is killed, what do its snapshots cost?"
+LATER = 10**9  # sequences after those that filled the controller
+BLOCK = 1000
+
+
+def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
+    """The reply to a request."""
+    (effect,) = controller.handle("client", 1, Envelope(sequence, sequence - 1, request), 0.0)
+    controller.take_records()
+    assert isinstance(effect, Send)
+    return effect.reply
+
+
+def filled(rows: int, fields: int) -> Controller:
+    """A controller with so many rows, put in blocks; a tenth of them is consumed."""
+    controller = Controller(SequentialSampler())
+    schema = [FieldSpec(f"field_{number}", "tensor", "float32", 1, False) for number in range(fields)]
+    dims = np.full(fields, 128, "<i8").tobytes()
+    ask(controller, 1, RegisterUnit("unit.sock", "/arena"))
+    for number in range(rows // BLOCK):
+        first = number * BLOCK
+        lies = NewBlock(0, 1 + number // 16, first, 1, 512 * BLOCK, BLOCK, schema, dims)
+        tags: list[dict[str, Any] | None] = [
+            {"prompt": row, "score": row / 3, "state": "fresh"} for row in range(first, first + BLOCK)
+        ]
+        keys = [f"sample-{row:08d}" for row in range(first, first + BLOCK)]
+        ask(controller, 2 + number, Publish("p", BLOCK, None, block=lies, keys=keys, tags=tags, pre_allocate=0))
+    fields_asked = [spec.name for spec in schema]
+    for number in range(rows // BLOCK // 10):
+        ask(controller, 10**6 + number, Claim("p", "train", fields_asked, BLOCK))
+    return controller
+
+
+def timed(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What it gives, and milliseconds."""
+    began = time.perf_counter()
+    result = act(*arguments)
+    return result, (time.perf_counter() - began) * 1e3
+
+
+def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
+    """Makes the journal of a system that had so many rows, and puts after its snapshot. Runs in a worker of its own."""
+    path = Path(folder)
+    path.mkdir()
+    before = memory_of()["anonymous"]
+    controller = filled(rows, fields)
+    gc.collect()
+    found = {"state_bytes": float(memory_of()["anonymous"] - before)}
+    clock = Clock.now()
+    journal = Journal(path, recover(path, clock), clock, durable=False)
+    start = time.perf_counter()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    found["fork_ms"] = (time.perf_counter() - start) * 1e3
+    os.waitpid(child, 0)
+    tree, found["save_ms"] = timed(saving.saved, controller.state)
+    del tree
+    snapshot, _ = timed(snapshot_of, controller.state, clock)
+    _, found["write_ms"] = timed(state_file.write, snapshot_path(path, 1), snapshot)
+    for number in range(puts):
+        put = Publish("p", 1, keys=[f"small-{number}"], tags=[{"n": number, "s": "fresh", "p": 0.5}], pre_allocate=0)
+        controller.handle("client", 1, Envelope(10**7 + number, 10**7 + number - 1, put), 0.0)
+        journal.append(controller.take_records())
+        journal.commit()
+    journal.close()
+    found["segment_bytes"] = float(segment_path(path, 1).stat().st_size)
+    found["snapshot_bytes"] = float(snapshot_path(path, 1).stat().st_size)
+    state_file.write(path.parent / "state", saving.saved(controller.state))
+    return found
+
+
+def restored(path: str) -> dict[str, float]:
+    """Each step from the file to the first answers, in the order of a start. Runs in a worker of its own."""
+    took: dict[str, float] = {}
+    tree, took["read the file"] = timed(state_file.read, Path(path))
+    state, took["make the state of it"] = timed(saving.restored, tree)
+    controller = Controller(SequentialSampler())
+    controller.state = state
+    fields = list(state.partitions["p"].fields)
+    _, took["first claim"] = timed(ask, controller, LATER, Claim("p", "train", fields, 32))
+    reply, took["first lookup of a key"] = timed(ask, controller, LATER + 1, RetrieveMeta("p", ["sample-00000007"]))
+    if len(reply.rows) != 8 or not reply.tags:
+        raise AssertionError("a key is not in the restored state")
+    lookup = Lookup("p", reply.rows, fields=fields)
+    _, took["first lookup of its values"] = timed(ask, controller, LATER + 2, lookup)
+    listed, took["list of all keys and tags"] = timed(ask, controller, LATER + 3, ListKeys())
+    if listed.value["p"]["sample-00000007"]["prompt"] != 7:
+        raise AssertionError("a tag is another one in the restored state")
+    return took
+
+
+def run(scale: Scale) -> list[Row]:
+    """Writes, reads, kills."""
+    rows, fields, puts, kills = scale.pick((1_000_000, 20, 16_000, 3), (2000, 3, 50, 1))
+    with own_folder() as base, tempfile.TemporaryDirectory(prefix="tqb-") as kept:
+        folder = f"{kept}/journal"
+        with Worker() as worker:
+            found = worker.do(written, folder, rows, fields, puts)
+        with Worker() as worker:
+            steps = worker.do(restored, f"{kept}/state")
+        copy = Memcpy(int(found["snapshot_bytes"]))
+        memcpy = statistics.median(copy.seconds() for _ in range(5)) * 1e3
+        settings = Settings.from_config({"controller": {"journal": {"folder": folder}}})
+        system = launcher.start_local("restart", {"settings": settings.to_json(), "conf": {}})
+        try:
+            waits = [_killed(system) * 1e3 for _ in range(kills)]
+        finally:
+            system.stop()
+        del base
+    name = f"{rows:,} rows x {fields} fields with key and 3 tags"
+    more = {
+        "max": max(waits),
+        "snapshot_mib": found["snapshot_bytes"] / 2**20,
+        "records_mib": found["segment_bytes"] / 2**20,
+    }
+    what = f"from the kill of the controller to the first answer, {name}, {puts:,} puts since the snapshot"
+    told = [against(what, "ms", statistics.median(waits), memcpy, "memcpy of the snapshot", more=more)]
+    for words in ("fork", "save", "write"):
+        what = f"snapshot of {name}: {words}"
+        told.append(against(what, "ms", found[f"{words}_ms"], memcpy, "memcpy of the snapshot"))
+    for words, ms in steps.items():
+        told.append(Row(f"restored state of {name}: {words}", ms, "ms"))
+    told.append(Row(f"state of {name}", found["state_bytes"] / rows, "bytes a row"))
+    return told
+
+
+def _killed(system: launcher.RunningSystem) -> float:
+    """Kills the controller; seconds until a client that was there has its first answer."""
+    with TransferQueueClient(system) as client:
+        if "p" not in client.get_partition_list():
+            raise AssertionError("the partition is not there")
+        log = (system.logs / "controller.log").read_text()
+        os.kill(int(re.findall(r"up, process (\d+)", log)[-1]), 9)
+        found = []
+        seconds = clocked(lambda: found.append(client.kv_retrieve_meta(["sample-00000007"], "p").global_indexes))
+    if found != [[7]]:
+        raise AssertionError(f"the sample has other indexes after the restart: {found}")
+    return seconds
