@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test fuzz soak chaos torn docs contract lint types bench ci clean
+.PHONY: help venv demo test fuzz soak chaos torn docs contract lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -19,7 +19,8 @@ help:
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, pyright on user code"
-	@echo "make bench     the benchmarks"
+	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); tq bench NAME is one alone"
+	@echo "make bench-peer  the same beside what a user would pick instead: Ray, and the PyPI package TransferQueue"
 	@echo "make ci        all of it, as CI does"
 
 venv:
@@ -63,10 +64,14 @@ types: venv
 	.venv/bin/pyright
 
 bench: venv
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python $$file $(ARGS); done
+	.venv/bin/python benchmarks/performance.py $(ARGS)
+
+bench-peer: venv
+	@tools/make_peers
+	.venv/bin/python benchmarks/performance.py --peers $(ARGS)
 
 ci:
 	bash .ci/run
 
 clean:
-	rm -rf .venv build dist runs .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers build dist runs .mypy_cache .ruff_cache .hypothesis

@@ -21,6 +21,10 @@ class Other:
     def __init__(self) -> None:
         tq.init()
 
+    def ready(self) -> bool:
+        """It has started."""
+        return True
+
     def get(self, keys: list[str], partition: str, case: dict[str, Any], seed: int) -> float:
         """Seconds of a get; it compares every byte."""
         start = time.perf_counter()
@@ -101,12 +105,13 @@ def claims(rows: int, batch: int) -> dict[str, float] | None:
 
 
 def wakeup(rows: int, batches: int) -> dict[str, float]:
-    """Milliseconds from a put's return to the yield of a loader that waits; puts come every 1.37 s."""
+    """Milliseconds from a put's return to the yield of a loader that waits; the first one starts it."""
     client, other = tq.get_client(), Other.remote()
+    ray.get(other.ready.remote())
     promise = other.yields.remote(CONFIG, batches, rows)
     returned = []
     for number in range(batches):
-        time.sleep(1.37 + 0.1 * number % 0.9)
+        time.sleep(1.4 + 0.13 * number % 1.0)  # its loader looks once a second: puts come at any time of that second
         values = {"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}
         client.put(TensorDict(values, batch_size=[rows]), partition_id="wake")
         returned.append(time.monotonic())

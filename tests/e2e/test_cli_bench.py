@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,26 +18,40 @@ from transfer_queue.cli.bench.work.payloads import Payload, column, differences,
 FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then", "peers", "more", "met"}
 
 
+Told = Callable[[str], "dict[str, Any]"]
+
+
 @pytest.fixture(scope="module")
-def told() -> dict[str, dict[str, Any]]:
-    """What each question's JSON line holds, of one run."""
+def told() -> Iterator[Told]:
+    """told(question): what its JSON line holds, of one run of all, which goes on meanwhile."""
     command = [sys.executable, "-m", "transfer_queue.cli", "bench", "--quick", "--json"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    return {each["question"]: each for each in found}
+    found: dict[str, dict[str, Any]] = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = process.stdout
 
+        def of(question: str) -> dict[str, Any]:
+            while question not in found:
+                line = lines.readline()
+                assert line, f"the run ended before it told of {question}"
+                each = json.loads(line)
+                found[each["question"]] = each
+            return found[question]
 
-def test_every_question_is_answered(told: dict[str, dict[str, Any]]) -> None:
-    assert list(told) == list(QUESTIONS)
-    assert all(module(name).QUESTION.endswith("?") for name in QUESTIONS)
+        yield of
+        rest = lines.read()
+    assert process.returncode == 0
+    assert list(found) + [json.loads(line)["question"] for line in rest.splitlines()] == list(QUESTIONS)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_rows_have_their_form(told: dict[str, dict[str, Any]], question: str) -> None:
+def test_rows_have_their_form(told: Told, question: str) -> None:
     """Numbers are numbers, names are told once, and a ratio stands beside what it is a ratio to."""
-    rows = told[question]["rows"]
-    assert told[question]["quick"]
+    document = told(question)
+    rows = document["rows"]
+    assert document["quick"]
     assert rows
+    assert module(question).QUESTION.endswith("?")
     assert len({row["what"] for row in rows}) == len(rows)
     for row in rows:
         assert set(row) == FORM

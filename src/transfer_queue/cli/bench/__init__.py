@@ -18,7 +18,20 @@ from transfer_queue.cli.common import Commands
 if TYPE_CHECKING:
     from transfer_queue.cli.bench.report import Scale
 
-QUESTIONS = ("kv", "small", "memory", "claims", "balance", "wakeup", "pipeline", "scale", "journal", "restart")
+QUESTIONS = (
+    "kv",
+    "small",
+    "memory",
+    "claims",
+    "balance",
+    "wakeup",
+    "pipeline",
+    "scale",
+    "journal",
+    "restart",
+    "loader",
+    "codec",
+)
 
 
 def add(commands: Commands) -> None:

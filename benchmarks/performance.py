@@ -1,0 +1,158 @@
+"""Runs the benchmarks and writes docs/performance.md with its figures.
+
+    python benchmarks/performance.py [--peers] [--quick] [QUESTION ...]
+
+What each question gave is kept in runs/bench, and the page is made of all that lies there: a question asked alone
+replaces its part. With --peers what a user would pick instead is measured beside ours (see `tools/make_peers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from asking import peers
+from plots import dots
+
+from transfer_queue.cli.bench import QUESTIONS, answers, module
+from transfer_queue.cli.bench.report import Scale, document, number, table
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "bench"
+PAGE = ROOT / "docs" / "performance.md"
+FIGURES = ROOT / "docs" / "performance"
+DRAWN = 24  # rows of a figure, at most
+
+
+def machine() -> str:
+    """In words."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch", "msgspec"))
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{cores} cores, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}, {packages}"
+    )
+
+
+def main() -> None:
+    """Asks, keeps, writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("question", nargs="*", choices=[*QUESTIONS, []], metavar="QUESTION")
+    parser.add_argument("--peers", action="store_true", help="measure what a user would pick instead, too")
+    parser.add_argument("--quick", action="store_true", help="seconds: shows that it works")
+    parser.add_argument("--page", action="store_true", help="only write the page, of what was kept")
+    options = parser.parse_args()
+    if not options.page:
+        measure(options.question or list(QUESTIONS), options.quick, options.peers)
+    kept = {name: json.loads(path.read_text()) for name in QUESTIONS if (path := RUNS / f"{name}.json").exists()}
+    FIGURES.mkdir(exist_ok=True)
+    PAGE.write_text(page(kept), "utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def measure(questions: list[str], quick: bool, beside: bool) -> None:
+    """Runs them, prints their tables, keeps what they gave."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with peers() as asked:
+        for name, seconds, rows in answers(questions, Scale(quick, dict(asked) if beside else {})):
+            print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
+            found = document(name, quick, seconds, rows)
+            found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[1]}
+            (RUNS / f"{name}.json").write_text(json.dumps(found))
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page(kept: dict[str, dict[str, Any]]) -> str:
+    """All of it, and the figures that it shows."""
+    parts = [INTRODUCTION, *_how(kept), "## What was to be reached\n", _targets(kept)]
+    for name, found in kept.items():
+        parts += [f"## {name}: {module(name).QUESTION}\n", *_drawn(name, found["rows"]), _rows(found["rows"])]
+    return "\n".join(parts)
+
+
+INTRODUCTION = """# Performance
+
+Made by `make bench` (`make bench-peer` for the columns of peers); `tq bench QUESTION` measures again, on any machine.
+
+Every figure is a ratio taken side by side in one run: to this machine (a memcpy of as many bytes in one thread, a bare
+UNIX socket that carries as many, an empty round trip to the controller), and to what a user would pick instead: Ray's
+object store, and the PyPI package TransferQueue 0.1.11, a black box behind the same public calls. Times are medians.
+Contents are compared byte for byte on the way; a run in which one differs tells no figure. "cpu_us" is processor time
+in microseconds of one operation, which a busy machine changes least.
+"""
+
+
+def _how(kept: dict[str, dict[str, Any]]) -> list[str]:
+    machines = sorted({f"{each['machine']}, {each['date']}" for each in kept.values()})
+    load = max((each["load"] for each in kept.values()), default=0.0)
+    words = [f"Measured on: {words}." for words in machines]
+    quick = [name for name, each in kept.items() if each["quick"]]
+    if quick:
+        words.append(f"Quick runs, whose figures mean little: {', '.join(quick)}.")
+    took = ", ".join(f"{name} {each['seconds']:.0f}" for name, each in kept.items())
+    return [*words, f"Seconds that each question took: {took}. Highest load average meanwhile: {load:.1f}.\n"]
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _targets(kept: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        _cells("what", "peer when the target was set", "peers in this run", "reach", "measured", "met"),
+        _cells(*["---"] * 6),
+    ]
+    for found in kept.values():
+        for row in found["rows"]:
+            if row["target"] is not None:
+                unit = row["unit"]
+                lines.append(_cells(
+                    row["what"], number(row["then"]), _peers(row), f"{number(row['target'])} {unit}",
+                    f"{number(row['ours'])} {unit}", "yes" if row["met"] else "**no**",
+                ))  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def _peers(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in row["peers"].items())
+
+
+def _rows(rows: list[dict[str, Any]]) -> str:
+    lines = [_cells("what", "ours", "ratio", "to", "peers", "more"), _cells(*["---"] * 6)]
+    for row in rows:
+        more = ", ".join(f"{name} {number(value)}" for name, value in row["more"].items())
+        against = "" if row["reference"] is None else f"{row['against']} {number(row['reference'])}"
+        ratio = "" if row["ratio"] is None else number(row["ratio"])
+        lines.append(_cells(row["what"], f"{number(row['ours'])} {row['unit']}", ratio, against, _peers(row), more))
+    return "\n".join([*lines, ""])
+
+
+def _drawn(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """A figure for each unit that some rows share; the most telling rows first: those with a target or a peer."""
+    found = []
+    for unit in dict.fromkeys(row["unit"] for row in rows):
+        shown = [row for row in rows if row["unit"] == unit and row["ours"] > 0]
+        if unit and len(shown) > 2:
+            telling = sorted(shown, key=lambda row: row["target"] is None and not row["peers"])[:DRAWN]
+            shown = [row for row in shown if row in telling]
+            path = FIGURES / f"{name}-{unit.replace(' ', '-')}.svg"
+            marks = []
+            for row in shown:
+                known = {"ours": row["ours"], "reference": row["reference"], "target": row["target"], **row["peers"]}
+                marks.append((row["what"], {who: value for who, value in known.items() if value is not None}))
+            path.write_text(dots(name, unit, marks), "utf-8")
+            found.append(f"![{name}, {unit}](performance/{path.name})\n")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
