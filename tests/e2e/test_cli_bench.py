@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import subprocess
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
+import warm
+from transfer_queue.cli import main
 from transfer_queue.cli.bench import QUESTIONS, module
 from transfer_queue.cli.bench.report import Row, against, compared, table
 from transfer_queue.cli.bench.work.payloads import Payload, column, differences, make, nbytes
@@ -21,14 +26,22 @@ FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then
 Told = Callable[[str], "dict[str, Any]"]
 
 
+def bench(pipe: Connection[Any, Any]) -> None:
+    """`tq bench --quick --json`, what it prints going into the pipe."""
+    with pipe, os.fdopen(os.dup(pipe.fileno()), "w") as out, contextlib.redirect_stdout(out):
+        code = main(["bench", "--quick", "--json"])
+    sys.exit(code)
+
+
 @pytest.fixture(scope="module")
 def told() -> Iterator[Told]:
     """told(question): what its JSON line holds, of one run of all, which goes on meanwhile."""
-    command = [sys.executable, "-m", "transfer_queue.cli", "bench", "--quick", "--json"]
     found: dict[str, dict[str, Any]] = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = process.stdout
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = warm.process(bench, theirs, daemon=False)
+    process.start()
+    theirs.close()
+    with ours, os.fdopen(os.dup(ours.fileno())) as lines:
 
         def of(question: str) -> dict[str, Any]:
             while question not in found:
@@ -40,7 +53,8 @@ def told() -> Iterator[Told]:
 
         yield of
         rest = lines.read()
-    assert process.returncode == 0
+    process.join()
+    assert process.exitcode == 0
     assert list(found) + [json.loads(line)["question"] for line in rest.splitlines()] == list(QUESTIONS)
 
 
@@ -85,9 +99,10 @@ def test_a_ratio_is_the_median_of_rounds_and_a_target_has_a_direction() -> None:
     assert "memcpy 1.00" in table([row])
 
 
-def test_an_unknown_question_is_refused() -> None:
-    command = [sys.executable, "-m", "transfer_queue.cli", "bench", "speed"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert "no question speed" in done.stderr
-    assert all(name in done.stderr for name in QUESTIONS)
+def test_an_unknown_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "speed"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "no question speed" in error
+    assert all(name in error for name in QUESTIONS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from transfer_queue.metadata import BatchMeta
 
 QUESTION = "What does a batch cost from a loader's worker to the process that trains, and how soon do workers end?"
 ROWS, MICRO = 64, 4
+WAIT_SECONDS = 60.0  # for workers to start
 FORMS = ("whole", "as a list", "one by one")
 
 
@@ -103,14 +105,16 @@ def _crossing(form: str, count: int) -> float:
 
 def _ending() -> float:
     """Seconds that `del loader` takes."""
-    with system():
+    with system() as queue:
         client = tq.get_client()
         client.create_partition("p")
-        dataset = StreamingDataset(None, 4, 4, ["x"], "p", "t", 0)
+        dataset = StreamingDataset({"system": {"folder": queue.address}}, 4, 4, ["x"], "p", "t", 0)
         loader = StreamingDataLoader(dataset, num_workers=2)
         items = iter(loader)
+        limit = time.monotonic() + WAIT_SECONDS
         while not any(task.waiting for p in client.status().partitions for task in p.tasks):
-            pass  # it asks the controller, and does not sleep
+            if time.monotonic() > limit:
+                raise AssertionError(f"no worker waits for rows within {WAIT_SECONDS:.0f} s")
 
         def end() -> None:
             nonlocal loader, items
