@@ -53,7 +53,7 @@ def run(scale: Scale) -> list[Row]:
         rows = _through_a_client(scale, sizes)
     gc.disable()
     try:
-        rows += _in_the_core(sizes, scale.pick(3, 1))
+        rows += _in_the_core(sizes, scale.pick(2, 1))
         rows += _among_many(scale.pick(((1, 1), (20, 1), (200, 1), (1, 1000), (20, 100)), ((1, 1), (4, 4))))
         rows += _by_sampler(scale.pick((1000, 131_072, 1_000_000), (1000,)), scale.pick(30, 3))
     finally:
