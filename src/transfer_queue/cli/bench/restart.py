@@ -65,7 +65,7 @@ def filled(rows: int, fields: int) -> Controller:
     ask(controller, 1, RegisterUnit("unit.sock", "/arena"))
     for number in range(rows // BLOCK):
         first = number * BLOCK
-        lies = NewBlock(0, 1 + number // 16, first, 1, 512 * BLOCK, BLOCK, schema, dims)
+        lies = NewBlock(0, 1 + number // 16, 512 * first, 1, 512 * BLOCK, BLOCK, schema, dims)
         tags: list[dict[str, Any] | None] = [
             {"prompt": row, "score": row / 3, "state": "fresh"} for row in range(first, first + BLOCK)
         ]
