@@ -122,6 +122,18 @@ class TestRoundTrip:
             (index,) = a.kv_retrieve_meta("z", f"later{epoch}").global_indexes
             assert index == 5 + epoch
 
+    def test_indexes_taken_since_the_save_are_not_taken_again(self, cluster, a, tmp_path, monkeypatch):
+        """What was pre-allocated at the save may have been given to samples since: a load gives it to no others."""
+        monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", "3")
+        a.create_partition("p")
+        save(a, tmp_path / "ck")
+        before = a.put(numbers(2), partition_id="p").global_indexes
+        load(a, tmp_path / "ck")
+        after = a.put(numbers(4), partition_id="p").global_indexes
+        assert before == [0, 1]
+        assert not set(before) & set(after)
+        cluster.check()
+
     def test_many_small_blocks(self, start, tmp_path):
         """A thousand puts of one row, out of an arena in which many are gone."""
         client = start(seed=3).client("a")
@@ -792,3 +804,14 @@ class TestUserSamplers:
         with pytest.raises(InvalidArgumentError, match="not this one"):
             load(client, tmp_path)
         assert cluster.controller.state.epoch == 0
+
+
+def test_a_state_that_the_controller_has_let_go_of_is_told(a, put, tmp_path):
+    """A client that was cut off for a moment has lost its cut: the save says so, and leaves nothing."""
+    put("ab")
+    cut = a.begin_checkpoint()
+    cut.state.unlink()
+    with pytest.raises(CheckpointError, match="nothing was saved: the controller has not kept its state"):
+        a.save_controller_checkpoint(tmp_path / "ck" / STATE, cut=cut)
+    assert list((tmp_path / "ck").iterdir()) == []
+    a.end_checkpoint(cut)

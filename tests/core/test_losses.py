@@ -105,16 +105,19 @@ def test_consumed_rows_stay_consumed(h: Harness) -> None:
     assert h.dealt(2) == [2, 3]
 
 
-def test_a_dealt_batch_is_the_same_and_its_lookup_names_the_rows() -> None:
+def test_a_dealt_batch_is_the_same_when_its_values_are_put_again_and_until_then_names_the_rows() -> None:
     h = Harness(RankAwareSampler())
     h.put(4)
     share = {"dp_rank": 0, "batch_index": 0, "dp_size": 1}
     first = h.dealt(4, **share)
     lose(h)
-    assert h.dealt(4, **share) == first
-    with pytest.raises(StorageKeyNotFoundError, match=r"global indexes \[0, 1, 2, 3\]"):
+    for ask in (lambda: h.dealt(4, **share), lambda: h.lookup(first or [], ["x"])):
+        with pytest.raises(StorageKeyNotFoundError, match=r"global indexes \[0, 1, 2, 3\]"):
+            ask()
+    h.put(1, rows=[0])
+    with pytest.raises(StorageKeyNotFoundError, match=r"global indexes \[1, 2, 3\]"):
         h.lookup(first or [], ["x"])
-    h.put(4, rows=[0, 1, 2, 3])
+    h.put(3, rows=[1, 2, 3])
     assert h.dealt(4, **share) == first
     assert len(h.lookup(first or [], ["x"])) == 4
 

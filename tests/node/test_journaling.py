@@ -51,7 +51,7 @@ class Served:
         self.controller.opened("c", 1)
         self.journal = Journal(folder, found, CLOCK, sync)
         self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)
-        self.journaling.attach(self.loop.call_soon)
+        self.journaling.attach(StateWriter(self.loop.call_soon))
         self.sequence = 0
 
     def put(self, count: int = 1) -> bool:

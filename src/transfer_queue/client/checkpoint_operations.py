@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class CheckpointOperations(Transfers):
             reply = yield from self._ask(BeginCheckpoint(name), CutReply, timeout, parked=STATE_SECONDS)
             path = self._state.system.states / name
             blocks = BlockTable()
-            blocks.restore(state_file.read(path)["state"]["blocks"])
+            with _there():
+                blocks.restore(state_file.read(path)["state"]["blocks"])
             return Cut(name, reply.origin, path, needed(blocks), reply.origins)
         except BaseException as error:
             yield from self._end_badly(name, error)
@@ -72,7 +74,8 @@ class CheckpointOperations(Transfers):
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.draft")
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
-            checkpoint_folder.copy(made.state, draft)
+            with _there():
+                checkpoint_folder.copy(made.state, draft)
             if cut is None:
                 yield from self.end_checkpoint(made, timeout=timeout)
             draft.replace(target)
@@ -201,6 +204,18 @@ class CheckpointOperations(Transfers):
         loaded, self._state.loaded = self._state.loaded, None
         for space in loaded.reserved if loaded is not None else ():
             yield from self._abandon(space)
+
+
+@contextlib.contextmanager
+def _there() -> Iterator[None]:
+    """CheckpointError where the file of a cut is gone: the controller has let go of it without being asked to."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"nothing was saved: the controller has not kept its state of that moment ({error.filename}), because it "
+            f"was restarted, or had lost its connection to this client; save again"
+        ) from None
 
 
 def _state_of(path: Path) -> tuple[dict[str, Any], Any]:

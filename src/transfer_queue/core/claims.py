@@ -19,7 +19,13 @@ from transfer_queue.core.asking import PartitionView, asked, checked, dealt_toge
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, TransferQueueError
+from transfer_queue.errors import (
+    BatchGoneError,
+    InvalidArgumentError,
+    SamplerError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+)
 from transfer_queue.messages import Claim, SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
@@ -263,7 +269,8 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
 def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> Outcome | None:
     """The batch that was dealt under this key before; None where none was.
 
-    Raises BatchGoneError where its rows are cleared or set aside, InvalidArgumentError for another batch_size.
+    Raises BatchGoneError where its rows are cleared or set aside, StorageKeyNotFoundError where values are lost,
+    InvalidArgumentError for another batch_size.
     """
     dealt = partition.dealt.get(claim.task)
     if key is None or dealt is None:
@@ -281,6 +288,9 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> O
                 f"{words} with batch_size {batch.batch_size} and is asked with {claim.count}; all replicas of a rank "
                 f"must ask alike"
             )
+        lost = partition.losses.words(claim.fields, partition.rows.positions_of(batch.rows))
+        if lost:
+            raise StorageKeyNotFoundError(f"{words}; {lost}")
         return Outcome(batch.rows)
     if dealt.gone(*key):
         raise BatchGoneError(

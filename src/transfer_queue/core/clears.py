@@ -96,6 +96,17 @@ def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRec
     return [r.RowsDropped(partition.name, partition.rows.indexes_of(positions).tobytes(), GONE)]
 
 
+def never_taken(partition: Partition) -> list[r.AnyRecord]:
+    """Clears the rows of a loaded state that were pre-allocated and not taken when it was saved.
+
+    They may have been taken since, and a global index names one sample for ever.
+    """
+    if not partition.waiting:
+        return []
+    rows = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
+    return [r.RowsCleared(partition.name, rows.tobytes())]
+
+
 def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
     """The client is through with these rows, where it holds them; those that nobody needs any more are freed."""
     mine, times = partition.holds.held_by(task, client, rows)

@@ -512,6 +512,8 @@ class Controller:
         for name in {*before, *self.state.partitions}:
             self._changed.setdefault(name, Change()).everything = True
         for partition in list(self.state.partitions.values()):
+            for record in clears.never_taken(partition):
+                self.apply(record)
             if partition.sealed:
                 for record in clears.never_put(partition, ()):
                     self.apply(record)

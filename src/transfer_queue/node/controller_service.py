@@ -77,7 +77,7 @@ class ControllerService(EnvelopeService):
         """Says how other threads reach the loop: `net.server.Server.call_soon`. Before the first request."""
         self._call_soon = call_soon
         if self._journaling is not None:
-            self._journaling.attach(call_soon)
+            self._journaling.attach(StateWriter(call_soon))
 
     def commit(self) -> bool:
         """What a server asks before it lets anything leave: whether what led to it is written down."""

@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
-from transfer_queue.node.state_writer import StateWriter
+from transfer_queue.node.state_writer import Done
 
 SNAPSHOT_RECORDS = 20_000  # since the last one, which take a third of a second to replay
 MOST_RECORDS = 100_000  # after which there is no rest between snapshots
@@ -19,6 +21,17 @@ REST = 10.0  # times as long as the last snapshot took
 FAILED_SECONDS = 30.0  # after a snapshot that failed, until it is tried again
 
 logger = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """Writes states to files, as `node.state_writer.StateWriter`."""
+
+    @property
+    def busy(self) -> bool:
+        """A state is being written."""
+
+    def begin(self, path: Path, tree: Callable[[], Any], done: Done, sync: bool) -> None:
+        """Begins to write."""
 
 
 class Journaling:
@@ -35,7 +48,7 @@ class Journaling:
         self._journal = journal
         self._clock = clock
         self._sync = sync
-        self._writer: StateWriter | None = None
+        self._writer: Writer | None = None
         self._behind = False  # the last commit failed
         self._troubled_at = 0.0
         self._next_try = 0.0  # of a snapshot
@@ -45,9 +58,9 @@ class Journaling:
         self.find_room()
         self._count()
 
-    def attach(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """Says how other threads reach the loop. From now on snapshots are taken."""
-        self._writer = StateWriter(call_soon)
+    def attach(self, writer: Writer) -> None:
+        """Says who writes snapshots. From now on they are taken."""
+        self._writer = writer
 
     def commit(self) -> bool:
         """Writes down what happened since the last call; False where that cannot be done."""
