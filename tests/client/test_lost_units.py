@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from simulated import Start
+from simulated import Start, numbers
 from transfer_queue.client.changes import SampleLoss
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import RegisterUnit
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing import Client, Cluster
-from transfer_queue.testing.cluster import UNIT_PEER, _Slots
+from transfer_queue.testing.cluster import UNIT_PEER
+from transfer_queue.testing.slots import Slots
 
 
 def restart(cluster: Cluster) -> None:
@@ -42,7 +45,7 @@ def lose(cluster: Cluster, deleted: bool = True) -> None:
     if deleted:
         shutil.rmtree(old.arena.folder)
     folder = old.arena.folder.with_name(f"unit-0.{number}")
-    unit = StorageUnit(number, Arena.create(folder, old.arena.capacity), _Slots(number, cluster.held))
+    unit = StorageUnit(number, Arena.create(folder, old.arena.capacity), Slots(number, cluster.held))
     cluster.units[0] = unit
     cluster.units.append(unit)
     cluster._unit_sequences.append(0)
@@ -145,3 +148,22 @@ def test_subscribers_are_called_for_losses(a: Client, cluster: Cluster) -> None:
     assert [(loss.key, loss.fields) for loss in told] == [("k", ["x"]), ("other", ["y"])]
     change = a.wait_for_change("p")
     assert [loss.global_index for loss in change.lost] == change.global_indexes
+
+
+def test_a_rank_that_asks_for_a_batch_whose_values_are_lost_is_told(start: Start) -> None:
+    """It gets the batch, under its key alone, when they are put again."""
+    cluster = start(arena_bytes=8 << 20, sampler=RankAwareSampler(1))
+    client = cluster.client("a")
+    client.put(numbers(2), partition_id="p")
+
+    def fetch() -> BatchMeta:
+        sampling = {"dp_rank": 0, "batch_index": 0}
+        return client.get_meta(["x"], 2, "p", task_name="t", sampling_config=sampling, lease=5.0, timeout=1.0)
+
+    dealt = fetch()
+    lose(cluster)
+    with pytest.raises(StorageKeyNotFoundError, match=r"batch 0 of dp_rank 0 .* lost with storage unit 0"):
+        fetch()
+    client.put(numbers(2), dealt)
+    assert fetch().global_indexes == dealt.global_indexes
+    cluster.check()

@@ -20,8 +20,7 @@ from simulated import Start, table
 from transfer_queue.core.records import Dealt, PassedOver, SealCounted
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
-from transfer_queue.testing import Client, Cluster
-from transfer_queue.testing.cluster import Task
+from transfer_queue.testing import Client, Cluster, Task
 
 RANKS, REPLICAS, GROUP = 4, 2, 2
 A_CLUSTER = 50  # schedules that run one after the other, each in a partition of its own

@@ -13,8 +13,7 @@ from transfer_queue.core.records import ConsumptionForgotten, Dealt, PartitionDr
 from transfer_queue.errors import BatchGoneError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import SeqlenBalancedSampler
-from transfer_queue.testing import Client, Cluster
-from transfer_queue.testing.cluster import Task
+from transfer_queue.testing import Client, Cluster, Task
 
 GROUP, RANKS = 2, 3
 

@@ -5,8 +5,9 @@ virtual clock: nothing sleeps, no socket is opened, and a seed replays a run. `c
 it while connections break, clients freeze and die, and servers are killed (`python -m transfer_queue.testing.chaos`).
 """
 
+from transfer_queue.testing.client import Client, Task
 from transfer_queue.testing.clock import VirtualClock
-from transfer_queue.testing.cluster import Client, Cluster, Task
+from transfer_queue.testing.cluster import Cluster
 from transfer_queue.testing.network import Network
 
 __all__ = ["Client", "Cluster", "Network", "Task", "VirtualClock"]

@@ -19,38 +19,45 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from transfer_queue.core.records import ExtentsLost, UnitLost
+from transfer_queue.core.records import Moved, RankLeft
 from transfer_queue.testing.faults import Faults
 from transfer_queue.testing.faulty import FaultyCluster
-from transfer_queue.testing.ledger import FIELDS, Ledger, LedgerError
-from transfer_queue.testing.workload import MAIN, SCENARIOS, TASKS, Workload, fields_of
+from transfer_queue.testing.features import Features, drawn
+from transfer_queue.testing.ledger import Ledger, LedgerError
+from transfer_queue.testing.settling import Settling
+from transfer_queue.testing.workload import Workload
 
 SECONDS = 3.0  # of virtual time in which faults happen
 PART = 50  # seeds that a process takes at a time
 PATIENCE = 400.0  # until everybody has finished after them
-MIB = 1 << 20
+MOST_LOSSES = 3  # of arenas
 KINDS = {
     "break": 6, "slow": 4, "part": 2, "freeze": 3, "tear": 4, "late": 4, "kill_one": 3, "stop": 2, "unlink": 1,
-    "controller": 6, "unit": 2, "both": 1,
+    "controller": 6, "unit": 2, "both": 1, "lose": 3, "rank": 2,
 }  # fmt: skip
 
 
 class Run:
-    """One run. `happened` counts its faults, `ledger` what it has read."""
+    """One run. `happened` counts its faults and what came of them, `ledger` what it has read."""
 
     def __init__(
-        self, seed: int, folder: Path, kinds: dict[str, int] | None = None, scenario: str | None = None
+        self, seed: int, folder: Path, kinds: dict[str, int] | None = None, features: Features | None = None
     ) -> None:
         self.seed = seed
         self.draw = draw = random.Random(seed)
-        self.ledger = Ledger()
-        self.workload = Workload(draw, scenario or draw.choice(SCENARIOS), self.ledger)
-        arena = draw.choice([1, 2, 4]) * MIB
-        self.cluster = FaultyCluster(folder, seed, self.workload.sampler(), arena_bytes=arena)
-        self.faults = Faults(self.cluster, draw, kinds or KINDS, self.workload.kill)
+        self.ledger = ledger = Ledger()
+        self.features = features = features or drawn(draw)
+        self.workload = Workload(draw, features, ledger)
+        self.cluster = FaultyCluster(
+            folder, seed, features.sampler(), conf=features.settings(), arena_bytes=features.arena_bytes,
+            snapshot_every=features.snapshot_every,
+        )  # fmt: skip
+        self.cluster.on_cut, self.cluster.on_loaded = ledger.cut, ledger.loaded
+        # of two copies one may be lost, once: when both units were lost, nothing is promised
+        most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
+        self.faults = Faults(self.cluster, draw, kinds or KINDS, self.workload.kill, self.workload.end_rank, most)
 
     def run(self) -> None:
         """Raises AssertionError where something does not hold."""
@@ -67,91 +74,34 @@ class Run:
                 raise LedgerError("somebody waits for ever")
         cluster.advance(5.0)
         cluster.check()
-        if workload.scenario != "ranks" and self.draw.random() < 0.5:
-            self._drain()
-        self._settle()
-        self._nothing_leaks()
+        if self.features.replicas > 1 and cluster.lost_values:
+            raise LedgerError(f"{cluster.lost_values} values were lost with one unit, and each lay in two")
+        settling = Settling(cluster, self.features, self.ledger)
+        if self.draw.random() < 0.5:
+            if self.features.scenario != "ranks":
+                settling.drain()
+            elif self.features.leased:
+                settling.drain_ranks()
+        settling.settle()
+        settling.nothing_leaks()
 
-    def _drain(self) -> None:
-        """Whatever nobody has acknowledged is handed out now, but for what has not all its fields or its group."""
-        client, group = self.cluster.client("drainer"), self.workload.group
-        partition = self.cluster.controller.state.partitions[MAIN]
-        size = group if self.workload.scenario == "groups" else 1
-        for task in TASKS:
-            fields = fields_of(task)
-            while True:
-                meta, _ = client.await_batch(fields, size, MAIN, task, lease=5.0, timeout=0.0)
-                if not len(meta):
-                    break
-                numbers = self.ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
-                self.ledger.maybe_acked(task, numbers)
-                if not client.ack(meta):
-                    raise LedgerError(f"an ack in time of {numbers} did not count")
-                self.ledger.acked(task, numbers)
-            positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
-            whole = np.all([partition.blocks_of(field, positions)[0] != 0 for field in fields], axis=0)
-            left = positions[whole & (partition.consumed(task, positions) == 0)]
-            if len(left) and size == 1:
-                raise LedgerError(f"{partition.rows.indexes_of(left).tolist()} are handed to nobody for {task!r}")
-        client.close()
-
-    def _settle(self) -> None:
-        """The ledger against what the system says, read by a client of its own."""
-        cluster, ledger = self.cluster, self.ledger
-        if any(isinstance(record, (ExtentsLost, UnitLost)) for record in cluster.records):
-            raise LedgerError("needed extents were free at their unit, and no arena was lost")
-        client = cluster.client("auditor")
-        there: dict[str, set[int]] = {}
-        consumed: dict[tuple[str, str], set[int]] = {}
-        for name, partition in cluster.controller.state.partitions.items():
-            positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
-            if not len(positions):
-                continue
-            indexes = partition.rows.indexes_of(positions)
-            numbers: list[int] = []
-            for field in FIELDS:
-                has = partition.blocks_of(field, positions)[0] != 0
-                if field == "x" and not has.all():
-                    raise LedgerError(f"rows {indexes[~has].tolist()} of {name} have no value, and were put with one")
-                if has.any():
-                    all_of_it = client.get_meta([field], None, name, mode="force_fetch")
-                    meta = all_of_it.select_samples(np.flatnonzero(np.isin(all_of_it.global_indexes, indexes[has])))
-                    read = ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
-                    numbers = numbers or read
-            there[name] = set(numbers)
-            for task in partition.tasks:
-                rows = partition.consumed(task, positions)
-                consumed[name, task] = {n for n, done in zip(numbers, rows.tolist(), strict=True) if done}
-        if self.workload.scenario != "ranks":
-            ledger.settle(there, consumed)
-        else:
-            ledger.settle(there, {})
-        client.close()
-
-    def _nothing_leaks(self) -> None:
-        """No extent is leased but those in which needed blocks lie; and when all is cleared none is."""
+    @property
+    def happened(self) -> Counter[str]:
+        """Faults by their kinds, and what came of them."""
         cluster = self.cluster
-        cluster.advance(5.0)
-        needed = set(cluster.controller.state.blocks.extents)
-        leased = {(unit.number, extent) for unit in cluster.units for extent in unit.table._extents}
-        if leased != needed:
-            raise LedgerError(f"extents {sorted(leased - needed)} are leased and nobody needs them")
-        last = cluster.client("last")
-        for name in list(cluster.controller.state.partitions):
-            last.clear_partition(name)
-        last.close()
-        cluster.advance(5.0)
-        cluster.check()
-        left = sum(unit.table.leased for unit in cluster.units)
-        if left:
-            raise LedgerError(f"{left} bytes are leased when all is cleared and all have gone")
+        moved = sum(isinstance(record, Moved) for record in cluster.records)
+        gone = sum(isinstance(record, RankLeft) for record in cluster.records)
+        return Counter(self.faults.happened) + Counter(
+            loads=self.ledger.epoch, saves=len(self.workload.saved), snapshots=cluster.snapshots, moves=moved,
+            lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
+        )  # fmt: skip
 
 
-def run(seed: int, kinds: dict[str, int] | None = None, scenario: str | None = None) -> Run:
+def run(seed: int, kinds: dict[str, int] | None = None, features: Features | None = None) -> Run:
     """The run of this seed, through. Raises what it raised."""
     folder = Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     try:
-        one = Run(seed, folder / "arena", kinds, scenario)
+        one = Run(seed, folder / "arena", kinds, features)
         try:
             one.run()
         finally:
@@ -176,7 +126,7 @@ def run_all(seeds: Iterable[int]) -> tuple[int, int, Counter[str]] | int:
         except Exception:
             print(f"{traceback.format_exc()}seed {seed} failed; to replay it:\n    {replay(seed)}", flush=True)
             return seed
-        happened.update(one.faults.happened)
+        happened += one.happened
         runs += 1
         reads += one.ledger.reads
     return runs, reads, happened

@@ -8,26 +8,21 @@ locks are stood in for.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 import msgspec
 
-from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.client.operations import Operations
-from transfer_queue.client.state import ClientState
-from transfer_queue.client.subscriptions import Subscriptions
-from transfer_queue.client.transfers import Operation
+from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.config import Settings
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
-from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal import state_file
 from transfer_queue.messages import (
     Answer,
@@ -40,19 +35,19 @@ from transfer_queue.messages import (
     Refuse,
     RegisterUnit,
 )  # fmt: skip
-from transfer_queue.net.session import Target, outcome
+from transfer_queue.net.session import Target
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
 from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.ownership import Known, Offer
 from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.testing.client import Client
 from transfer_queue.testing.clock import VirtualClock
 from transfer_queue.testing.network import Network
 from transfer_queue.testing.offers import HeldSlots
+from transfer_queue.testing.slots import Slots
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
-T = TypeVar("T")
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
 MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
 MOST_DELIVERIES = 1_000_000
@@ -62,275 +57,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(Envelope)
 
 
-class Task(Generic[T]):
-    """An operation under way.
-
-    done: it ended; `result()` gives what it returned or raises what it raised, error: None or that exception.
-    call: what it waits for.
-    """
-
-    def __init__(self, client: Client, operation: Generator[Call, AnyReply, T]) -> None:
-        self._client = client
-        self._operation = operation
-        self.done = False
-        self.call: Call | None = None
-        self.sequence = 0
-        self._value: T | None = None
-        self.error: BaseException | None = None
-
-    def result(self) -> T:
-        """What the operation returned."""
-        assert self.done, "the operation has not ended; run the cluster first"
-        if self.error is not None:
-            raise self.error
-        return cast(T, self._value)
-
-    def resume(self, reply: AnyReply | None) -> None:
-        """Goes on with the reply to its call (None: begins)."""
-        try:
-            if reply is None:
-                call = next(self._operation)
-            else:
-                try:
-                    value = outcome(reply)
-                except TransferQueueError as error:
-                    call = self._operation.throw(error)
-                else:
-                    call = self._operation.send(value)
-        except StopIteration as stop:
-            self.done, self._value, self.call = True, stop.value, None
-        except Exception as error:
-            self.done, self.error, self.call = True, error, None
-        else:
-            self._client._ask(self, call)
-
-
 @cache
 def _defaults() -> Settings:
     return Settings.from_config(None)
 
 
-class _Address:
-    """Where the simulated system is found."""
-
-    controller = "controller"
-    key = b"simulated"
-
-    def __init__(self, states: Path) -> None:
-        self.states = states
-
-    def log_of(self, target: Target) -> str:
-        return "no log: simulated"
-
-    def alive(self) -> bool:
-        return True
-
-    def presence(self, client_id: str) -> None:
-        return None
-
-
-class _Held:
-    def __init__(self, held: HeldSlots, path: Path) -> None:
-        self._held, self._path = held, path
-        held.add(path.name)
-
-    def release(self) -> None:
-        self._held.discard(self._path.name)
-        self._held.board.release(self._path.name)
-
-    def begin(self, place: int) -> bool:
-        return self._held.board.begin(self._path.name, place)
-
-    def take(self, place: int) -> bool:
-        return self._held.board.take(self._path.name, place)
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        self._held.board.leave(self._path.name, place, extent, used)
-
-
-class _Slots:
-    """Slot locks of one unit without a kernel. held: names of the slots whose writers live, of all units."""
-
-    def __init__(self, unit: int, held: HeldSlots) -> None:
-        self.unit = unit
-        self.held = held
-        self._known: dict[int, Known] = {}
-
-    def make(self, slot: int, writer: str) -> str:
-        self._known[slot] = Known(writer, gone=False)
-        return self.path(slot)
-
-    def path(self, slot: int) -> str:
-        return f"{self.unit}-{slot}"
-
-    def is_dead(self, slot: int) -> bool:
-        return self.path(slot) not in self.held
-
-    def withdraw(self, slot: int) -> bool:
-        if not self.is_dead(slot):
-            return False
-        self._known[slot] = Known(self._known[slot].writer, gone=True)
-        return True
-
-    def forget(self, slot: int) -> None:
-        del self._known[slot]
-
-    def known(self) -> dict[int, Known]:
-        return dict(self._known)
-
-    def offers(self, slot: int) -> set[Offer]:
-        return self.held.board.offers(self.path(slot))
-
-    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
-        return self.held.board.recall(self.path(slot), among)
-
-
-class Client(Subscriptions):
-    """A client of the cluster, with the methods of TransferQueueClient: they block in virtual time.
-
-    For what happens at once with others, `start` begins one of `operations`, and `call` runs the cluster until it
-    has ended, with time standing still.
-    """
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self._cluster = cluster
-        self.name = name
-        self.state = ClientState(_Address(cluster.states.folder), name, lambda path: _Held(cluster.held, path))
-        self.operations = Operations(self.state)
-        self.state.session.clock = lambda: cluster.clock.now
-        self.state.renewals.on_change = self._await_renewal
-        self._renews: float | None = None
-        self._paused = False
-        self._connections: dict[Target, int] = {}
-        self._readers: dict[int, FrameReader] = {}
-        self._tasks: dict[int, Task[Any]] = {}
-        self._frames: dict[int, tuple[Target, bytes]] = {}
-
-    @property
-    def _operations(self) -> Operations:
-        return self.operations
-
-    def _run(self, operation: Operation[T]) -> T:
-        task = self.start(operation)
-        self._cluster.wait(lambda: task.done)
-        return task.result()
-
-    async def _run_async(self, operation: Operation[T]) -> T:
-        return self._run(operation)
-
-    def start(self, operation: Generator[Call, AnyReply, T]) -> Task[T]:
-        """Begins an operation of `operations`."""
-        task: Task[T] = Task(self, operation)
-        task.resume(None)
-        return task
-
-    def call(self, operation: Generator[Call, AnyReply, T]) -> T:
-        """What the operation returns; runs the cluster meanwhile. It must not have to wait for time to pass."""
-        task = self.start(operation)
-        self._cluster.run(lambda: task.done)
-        return task.result()
-
-    def pause_renewals(self, paused: bool = True) -> None:
-        """Renews no leases from now on, as a stopped process."""
-        self._paused = paused
-        self._await_renewal()
-
-    def _await_renewal(self) -> None:
-        """Has the client renew its leases in time: what a thread does elsewhere."""
-        due = self.state.renewals.next()
-        if due is None or self._paused or (self._renews is not None and self._renews <= due):
-            return
-        self._renews = due
-        self._cluster.later(due - self._cluster.clock.now, lambda: self._renew(due))
-
-    def _renew(self, due: float) -> None:
-        if self._renews != due:
-            return  # there was one to be renewed before it
-        self._renews = None
-        if not self._paused and not self.state.session.closed:
-            self.start(self.state.renewals.renew())
-            self._await_renewal()
-
-    def disconnect(self) -> None:
-        """Loses all connections, with what is on its way. Requests without an answer wait for `reconnect`."""
-        for target, connection in list(self._connections.items()):
-            self._cluster._cut(self.name, target, connection)
-        self._connections.clear()
-        self._readers.clear()
-
-    def reconnect(self) -> None:
-        """Loses all connections and sends every request without an answer again, under its number."""
-        self.disconnect()
-        for target, frame in list(self._frames.values()):
-            self._send(target, frame)
-
-    def hold(self) -> None:
-        """Lets replies on the connections of now be slow: they wait for `release`."""
-        for connection in self._connections.values():
-            self._cluster.network.hold(connection, "down")
-
-    def release(self) -> None:
-        """Replies arrive again."""
-        for connection in self._connections.values():
-            self._cluster.network.release(connection, "down")
-
-    def close(self) -> None:
-        """Ends like `TransferQueueClient.close`: hands back what it holds, then lets go of its locks."""
-        self._run(self.state.leave())
-        self.state.close()
-        self.disconnect()
-
-    def die(self) -> None:
-        """Ends like a killed process: connections break, the kernel lets go of its locks."""
-        self._paused = True
-        self._tasks.clear()
-        self._frames.clear()
-        if self.state._space is not None:
-            self.state.space.release()
-        self.disconnect()
-
-    def next_deadline(self) -> float | None:
-        """When `tick` is due; None where this client waits for no time to pass."""
-        return None
-
-    def tick(self) -> None:
-        """Does what is due."""
-
-    def _lost(self, target: Target, connection: int) -> None:
-        """A connection was severed. Requests without an answer wait for `reconnect`."""
-        self._readers.pop(connection, None)
-        if self._connections.get(target) == connection:
-            del self._connections[target]
-
-    def _ask(self, task: Task[Any], call: Call) -> None:
-        sequence, frame = self.state.session.begin(call.request)
-        task.call, task.sequence = call, sequence
-        call.sequence = sequence
-        self._tasks[sequence] = task
-        self._frames[sequence] = (call.target, frame)
-        self._send(call.target, frame)
-
-    def _send(self, target: Target, frame: bytes) -> None:
-        connection = self._connections.get(target)
-        if connection is None:
-            connection = self._connections[target] = self._cluster._connect(self, target)
-            self._readers[connection] = FrameReader()
-        self._cluster.network.send(connection, "up", frame)
-
-    def _received(self, connection: int, frame: bytes) -> None:
-        for body, _ in self._readers[connection].feed(frame):
-            answer = self.state.session.answer(body)
-            task = self._tasks.pop(answer.sequence, None)
-            if task is not None:
-                del self._frames[answer.sequence]
-                self.state.session.finish(answer.sequence)
-                task.resume(answer.body)
-
-
 class Cluster:
     """A system of one controller and storage units, one or more. folder: an empty one, for the arenas.
 
-    conf: its `num_data_storage_units` and `replicas` count too. arena_bytes: of each unit. unit: the first one.
+    conf: its `num_data_storage_units` and `replicas` count too. arena_bytes: of each unit. units: by the places where
+    they answer, which are their numbers while none is lost. unit: the first one.
 
     seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
     pass and ticks the servers, `later` has something done at a time to come. `check` verifies the invariants and
@@ -342,13 +78,16 @@ class Cluster:
         folder: Path,
         seed: int = 0,
         sampler: BaseSampler | None = None,
-        conf: dict[str, Any] | None = None,
+        conf: dict[str, Any] | Settings | None = None,
         arena_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.clock = VirtualClock()
         self.network = Network(seed)
         self.held = HeldSlots()
-        settings = _defaults() if conf is None else Settings.from_config(conf)
+        if isinstance(conf, Settings):
+            settings = conf
+        else:
+            settings = _defaults() if conf is None else Settings.from_config(conf)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
         self.controller = Controller(
             sampler or SequentialSampler(),
@@ -358,7 +97,7 @@ class Cluster:
             replicas=settings.replicas,
         )
         self.units = [
-            StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), _Slots(n, self.held))
+            StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), Slots(n, self.held))
             for n in range(settings.num_data_storage_units)
         ]
         self.states = StateFiles(folder / "states")
@@ -482,7 +221,7 @@ class Cluster:
         for each in self.units:
             each.check()
         for unit, extent in self.controller.state.blocks.extents:
-            if self.units[unit].table.get(extent) is None:
+            if self._numbered(unit).table.get(extent) is None:
                 raise AssertionError(f"needed blocks lie in extent {extent} of unit {unit}, which is not leased")
         self.records += self.controller.take_records()
         replayed = State(self.controller.state.capacity)
@@ -493,12 +232,21 @@ class Cluster:
 
     # ------------------------------------------------------------ connections
 
+    def _numbered(self, number: int) -> StorageUnit:
+        """The unit of this number."""
+        return self.units[number]
+
+    def _server(self, client: Client, target: Target) -> Target:
+        """Where a client finds a server; of a unit its place."""
+        return target
+
     def _connect(self, client: Client, target: Target) -> int:
         connection = 0
+        server = self._server(client, target)
 
         def up(frame: bytes) -> None:
             for body, _ in self._readers[connection].feed(frame):
-                self._receive(client.name, target, connection, body)
+                self._receive(client.name, server, connection, body)
 
         def down(frame: bytes) -> None:
             client._received(connection, frame)
@@ -506,11 +254,11 @@ class Cluster:
         connection = self.network.connect(
             up,
             down,
-            lambda: self._closed(client.name, target, connection),
+            lambda: self._closed(client.name, server, connection),
             lambda: client._lost(target, connection),
         )
         self._readers[connection] = FrameReader()
-        self._opened(client.name, target, connection)
+        self._opened(client.name, server, connection)
         return connection
 
     def _opened(self, name: str, target: Target, connection: int) -> None:
@@ -546,6 +294,9 @@ class Cluster:
 
     def _core(self, effects: list[core_effects.Effect]) -> None:
         self.records += self.controller.take_records()
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: list[core_effects.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, core_effects.Send):
                 self._answer(effect.peer, effect.sequence, effect.reply)
@@ -566,7 +317,9 @@ class Cluster:
 
     def _to_unit(self, number: int, request: Free | Refuse | Move | Drained) -> None:
         """Carries out what the controller says to a unit."""
-        unit = self.units[number]
+        self._tell(self._numbered(number), request)
+
+    def _tell(self, unit: StorageUnit, request: Free | Refuse | Move | Drained) -> None:
         if isinstance(request, Free):
             effects = unit.free(request.extents)
         elif isinstance(request, Move):
@@ -599,10 +352,13 @@ class Cluster:
 
     def _soon(self, action: Callable[[], object]) -> None:
         """Has something done that takes a while, drawn by the seed."""
-        began = self.controller  # it may be killed meanwhile, and another be in its place
-        self.later(
-            self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: action() if self.controller is began else None
-        )
+        began = self.controller
+        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: self._back(began, action))
+
+    def _back(self, began: Controller, action: Callable[[], object]) -> None:
+        """What a controller has begun comes back to its loop; it may have been killed meanwhile."""
+        if self.controller is began:
+            action()
 
     def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
         for effect in [*effects, *unit.confirmed(), *unit.shortage()]:

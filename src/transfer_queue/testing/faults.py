@@ -13,6 +13,8 @@ controller the controller is killed at one of its next records, before it is wri
            led to leaves; and recovered
 unit       a unit is killed and started again
 both       both of them
+lose       a unit is killed, and its arena is gone
+rank       a rank is gone for good, and declared so
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Callable
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.net.session import Target
 from transfer_queue.testing.faulty import FaultyCluster
+from transfer_queue.testing.features import RANKS
 from transfer_queue.testing.retrying import RetryingClient
 
 MOST_RECORDS = 12  # until the controller is killed
@@ -30,7 +33,10 @@ SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
 
 
 class Faults:
-    """The faults of one run. kinds: how often each happens, compared with the others. kill: ends a client."""
+    """The faults of one run. kinds: how often each happens, compared with the others.
+
+    kill: ends a client. end_rank: a rank. most_losses: so many arenas are lost at the most.
+    """
 
     def __init__(
         self,
@@ -38,6 +44,8 @@ class Faults:
         draw: random.Random,
         kinds: dict[str, int],
         kill: Callable[[RetryingClient], None],
+        end_rank: Callable[[int], None] = lambda rank: None,
+        most_losses: int = 0,
     ) -> None:
         self.cluster = cluster
         self.draw = draw
@@ -45,6 +53,8 @@ class Faults:
         self.happened: dict[str, int] = {}
         self.over = False
         self._kill = kill
+        self._end_rank = end_rank
+        self._most_losses = most_losses
 
     def plan(self, count: int, seconds: float) -> None:
         """So many faults at random moments of the next seconds."""
@@ -66,7 +76,7 @@ class Faults:
         cluster.fuse = None
         for target in sorted(cluster.stopped):
             cluster.go_on(target)
-            cluster.restart(target)
+            cluster.restart(target)  # a unit without its arena is there once it has a number
         cluster.heal(set(cluster.apart))
         for client in cluster.clients:
             client.torn = client.late = None
@@ -145,13 +155,12 @@ class Faults:
             self.cluster.later(self._while(), lambda: self.cluster.go_on(target))
 
     def _some_unit(self) -> Target:
-        return "unit", self.draw.choice(self.cluster.units).number
+        return self.draw.choice(self.cluster.places).target
 
     def _unlink(self) -> None:
-        links = self.cluster._links
+        links = [place.link for place in self.cluster.places if place.link is not None]
         if links:
-            link = links[self.draw.choice(sorted(links))]
-            self.cluster.network.sever(link, *(self.draw.choice([0, 1, None]) for _ in range(2)))
+            self.cluster.network.sever(self.draw.choice(links), *(self.draw.choice([0, 1, None]) for _ in range(2)))
 
     def _controller(self) -> None:
         if CONTROLLER not in self.cluster.stopped:
@@ -163,3 +172,10 @@ class Faults:
     def _both(self) -> None:
         self._unit()
         self.cluster.crash(CONTROLLER, self.draw.uniform(0, SHORT))
+
+    def _lose(self) -> None:
+        if len(self.cluster.lost) < self._most_losses:
+            self.cluster.lose(self._some_unit(), self.draw.uniform(0, SHORT))
+
+    def _rank(self) -> None:
+        self._end_rank(self.draw.randrange(RANKS))

@@ -1,13 +1,17 @@
 """A simulated cluster that can fail: its clients retry, its units reach the controller over the network, too, and its
-servers can be stopped, cut off, and killed.
+servers can be stopped, cut off, and killed; units also with their arenas.
 
 The controller keeps a journal, the production's, in the cluster's folder: what a turn recorded is written before
-anything of it leaves. Killed, it is recovered from there; a unit is from the folder of its arena.
+anything of it leaves, and snapshots are taken while it goes on. Killed, it is recovered from there; a unit is from the
+folder of its arena, or comes with an empty one, under a new number, if that is gone.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +20,39 @@ import msgspec
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.records import Parked, Unparked
+from transfer_queue.core.packing import unpack
+from transfer_queue.core.records import AnyRecord, Parked, StateLoaded, UnitLost, Unparked
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import Answer, AnyRequest, Done, Drained, Envelope, Failure, Free, Move, Refuse
+from transfer_queue.messages import (
+    Answer,
+    AnyRequest,
+    Done,
+    Drained,
+    Envelope,
+    Failure,
+    Free,
+    Move,
+    Refuse,
+    RegisterUnit,
+)  # fmt: skip
 from transfer_queue.net.session import Target
+from transfer_queue.node.journaling import Journaling
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.testing.cluster import UNIT_PEER, Client, Cluster
+from transfer_queue.testing import losses
+from transfer_queue.testing.client import Client
+from transfer_queue.testing.cluster import UNIT_PEER, Cluster
 from transfer_queue.testing.retrying import RetryingClient
+from transfer_queue.testing.slots import Slots
+from transfer_queue.testing.snapshots import SnapshotWriter
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 CLOCK = Clock(b"simulated system", 0.0)
+RECONNECT_SECONDS = 0.1  # after which a unit whose controller is gone seeks it again
+STOPPED_SECONDS = 0.1  # after which it is looked again whether the controller works
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -37,10 +60,40 @@ _answer = msgspec.msgpack.Decoder(Answer)
 _ANSWER = b"\x92"  # the first byte of an Answer; an Envelope is a longer array
 
 
+@dataclass
+class Place:
+    """Where a unit answers. number: of the unit there; None: its arena was lost, and the new one has none yet.
+
+    lives: how often a unit was started here. link: its connection to the controller. sequence: of what it said last.
+    arenas: how many there were.
+    """
+
+    index: int
+    arena: Arena
+    number: int | None
+    lives: int = 0
+    link: int | None = None
+    sequence: int = 0
+    arenas: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of whatever unit is there; its address, too."""
+        return f"unit-{self.index}"
+
+    @property
+    def target(self) -> Target:
+        """The server that it is."""
+        return "unit", self.index
+
+
 class FaultyCluster(Cluster):
     """See the module. stopped: the servers that do nothing, and why. apart: the clients that reach no server.
 
     fuse: the controller is killed when it has made so many records more; None: it is not. crashes: how often it was.
+    snapshot_every: records after which a snapshot of the journal is taken; snapshots: how many were begun.
+    lost: the units whose arenas are gone; lost_values: how many values went with them.
+    on_cut, on_loaded: called with the time of a checkpoint when its state is cut, and when it becomes the state.
     """
 
     def __init__(
@@ -48,28 +101,42 @@ class FaultyCluster(Cluster):
         folder: Path,
         seed: int = 0,
         sampler: BaseSampler | None = None,
-        conf: dict[str, Any] | None = None,
-        arena_bytes: int = 64 * 1024 * 1024,
+        *,
+        snapshot_every: int = 1000,
+        **others: Any,
     ) -> None:
         self.stopped: dict[Target, set[str]] = {}
         self.apart: set[str] = set()
         self.clients: list[RetryingClient] = []
         self.fuse: int | None = None
         self.crashes = 0
+        self.snapshot_every = snapshot_every
+        self.snapshots = 0
+        self.lost: set[int] = set()
+        self.lost_values = 0
+        self.on_cut: Callable[[float], object] = lambda time: None
+        self.on_loaded: Callable[[float], object] = lambda time: None
+        self.places: list[Place] = []
+        self.folder = folder
         self._sampler = sampler or SequentialSampler()
         self._of: dict[int, tuple[str, Target]] = {}  # connection -> who has made it, and to whom
         self._unopened: list[tuple[str, Target, int]] = []
-        self._links: dict[int, int] = {}  # unit -> its connection to the controller
-        self._lives: dict[int, int] = {}  # unit -> how often it was started
+        self._by_number: dict[int, Place] = {}
         self._journal: Journal | None = None
+        self._unsaved = 0  # records since the last snapshot was begun
         self._journal_folder = folder / "journal"
         self._journal_folder.mkdir(parents=True)
-        super().__init__(folder, seed, self._sampler, conf, arena_bytes)
-        self._open_journal()
-        self._journal.append(self.records)  # type: ignore[attr-defined]
+        super().__init__(folder, seed, self._sampler, **others)
+        recovered = recover(self._journal_folder, CLOCK, self.controller.state.capacity, ranked_tags(self._sampler))
+        self._keep_journal(recovered)
+        self.controller.records = self.records  # what was done before there was a journal is its beginning
+        self.records = []
         for unit in self.units:
+            place = Place(unit.number, unit.arena, unit.number)
+            self.places.append(place)
+            self._by_number[unit.number] = place
             self._core(self.controller.closed(f"unit-{unit.number}", UNIT_PEER - unit.number, 0.0))
-            self._join(unit.number)
+            self._join(place)
         self.run()
 
     def client(self, name: str) -> RetryingClient:
@@ -82,6 +149,8 @@ class FaultyCluster(Cluster):
     def close(self) -> None:
         """See `Cluster.close`."""
         super().close()
+        for place in self.places:
+            place.arena.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -125,22 +194,27 @@ class FaultyCluster(Cluster):
             self._held(connection, "up", "stopped", target in self.stopped)
             for direction in ("up", "down"):
                 self._held(connection, direction, "apart", name in self.apart)
-        for number, link in self._links.items():
-            self._held(link, "up", "stopped", CONTROLLER in self.stopped)
-            self._held(link, "down", "stopped", ("unit", number) in self.stopped)
+        for place in self.places:
+            if place.link is not None:
+                self._held(place.link, "up", "stopped", CONTROLLER in self.stopped)
+                self._held(place.link, "down", "stopped", place.number is not None and place.target in self.stopped)
 
     def _held(self, connection: int, direction: str, why: str, held: bool) -> None:
         (self.network.hold if held else self.network.release)(connection, direction, why)
 
     def _servers(self) -> list[Controller | StorageUnit]:
         servers: list[Controller | StorageUnit] = [] if CONTROLLER in self.stopped else [self.controller]
-        return servers + [unit for unit in self.units if ("unit", unit.number) not in self.stopped]
+        return servers + [self.units[place.index] for place in self.places if place.target not in self.stopped]
 
     # ------------------------------------------------------------ killing and starting anew
 
+    def crashed(self, target: Target) -> bool:
+        """Whether a server was killed and is not there again."""
+        return "crashed" in self.stopped.get(target, ())
+
     def crash(self, target: Target, seconds: float) -> None:
         """A server ends as if killed, and is started anew after these seconds."""
-        if "crashed" in self.stopped.get(target, ()):
+        if self.crashed(target):
             return
         self.crashes += 1
         for connection, (_, of) in list(self._of.items()):
@@ -148,51 +222,88 @@ class FaultyCluster(Cluster):
                 self._break_off(connection, "up")
         if target == CONTROLLER:
             self.fuse = None
-            for link in self._links.values():
-                self._break_off(link, "up")
-            self._links.clear()
+            self._writer.kill()
+            for place in self.places:
+                self._unlink(place, "up")
         else:
-            if target[1] in self._links:
-                self._break_off(self._links.pop(target[1]), "down")
+            self._unlink(self.places[target[1]], "down")
             self.units[target[1]].arena.close()
         self.stop(target, "crashed")
         self.later(seconds, lambda: self.restart(target))
 
+    def lose(self, target: Target, seconds: float) -> None:
+        """A unit ends as if killed, and its arena is gone."""
+        if self.crashed(target):
+            return
+        place = self.places[target[1]]
+        assert place.number is not None
+        self.crash(target, seconds)
+        shutil.rmtree(place.arena.folder)
+        self.lost.add(place.number)
+        place.number = None
+
     def restart(self, target: Target) -> None:
-        """A server that was killed is there again."""
-        if "crashed" not in self.stopped.get(target, ()):
+        """A server that was killed is there again; a unit without its arena as soon as it has a number."""
+        if not self.crashed(target):
             return
         if target == CONTROLLER:
             self._restart_controller()
+            self.go_on(target, "crashed")
         else:
-            old = self.units[target[1]]
-            self.units[target[1]] = StorageUnit(old.number, Arena.reopen(old.arena.folder), old._files)
-            self._lives[old.number] = self._lives.get(old.number, 0) + 1
-        self.go_on(target, "crashed")
-        for unit in self.units:
-            if unit.number not in self._links:
-                self._join(unit.number)
+            self._restart_unit(self.places[target[1]])
+        for place in self.places:
+            self._join(place)
+
+    def _restart_unit(self, place: Place) -> None:
+        old = self.units[place.index]
+        if place.number is None:
+            if place.arena is old.arena:  # else it is there already, and waits for its number
+                place.lives += 1
+                place.arenas += 1
+                place.arena = Arena.create(self.folder / f"{place.name}.{place.arenas}", old.arena.capacity)
+            return
+        place.lives += 1
+        place.arena = Arena.reopen(old.arena.folder)
+        self.units[place.index] = StorageUnit(place.number, place.arena, old._files)
+        self.go_on(place.target, "crashed")
+
+    def _begin_unit(self, place: Place, number: int) -> None:
+        """A unit with a new arena has been given its number."""
+        place.number = number
+        self._by_number[number] = place
+        self.units[place.index] = StorageUnit(number, place.arena, Slots(number, self.held))
+        self.go_on(place.target, "crashed")
 
     def _restart_controller(self) -> None:
         assert self._journal is not None
         self._journal.close()
         self.records = [record for record in self.records if not isinstance(record, (Parked, Unparked))]
-        state = self._open_journal().state
         before = self.controller
+        recovered = recover(self._journal_folder, CLOCK, before.state.capacity, ranked_tags(self._sampler))
         self.controller = Controller(
             self._sampler,
             before.config,
             before.state.capacity,
-            restored=state,
+            restored=recovered.state,
             now=self.clock.now,
+            boot=f"after crash {self.crashes}",
+            max_deliveries=before.max_deliveries,
             replicas=before.moves.replicas,
         )
+        self._keep_journal(recovered)
 
-    def _open_journal(self) -> Any:
-        capacity, watched = self.controller.state.capacity, ranked_tags(self._sampler)
-        recovered = recover(self._journal_folder, CLOCK, capacity, watched)
+    def _keep_journal(self, recovered: Any) -> None:
         self._journal = Journal(self._journal_folder, recovered, CLOCK, durable=False)
-        return recovered
+        self._journaling = Journaling(self.controller, self._journal, CLOCK, sync=False)
+        self._writer = SnapshotWriter(self.network.random, self.later)
+        self._journaling.attach(self._writer)
+        self._unsaved = 0
+
+    def _unlink(self, place: Place, direction: str) -> None:
+        """Who is at the end at which `direction` arrives has died."""
+        if place.link is not None:
+            self._break_off(place.link, direction)
+            place.link = None
 
     def _break_off(self, connection: int, direction: str) -> None:
         """The end at which `direction` arrives has died; the other learns of it behind what still comes."""
@@ -200,31 +311,84 @@ class FaultyCluster(Cluster):
         arriving = self.network.random.choice([0, 1, None])
         self.network.sever(connection, up=arriving, down=arriving)
 
+    # ------------------------------------------------------------ records
+
     def _core(self, effects: list[core_effects.Effect]) -> None:
         """What a turn recorded is in the journal before anything of it leaves; a fuse may burn down between."""
-        records = self.controller.take_records()
         if self._journal is None:  # while the cluster is made
-            self.records += records
             super()._core(effects)
             return
-        size = self._journal._segment.size
-        self._journal.append(records)
-        self._journal.commit()
-        if self.fuse is None or not records or self.fuse > len(records):
-            self.fuse = None if self.fuse is None else self.fuse - len(records)
-            self.records += records
-            super()._core(effects)
+        records = list(self.controller.records)
+        if records and self.fuse is not None and self.fuse <= len(records):
+            self._burn(records, effects)
             return
-        draw = self.network.random
+        if self.fuse is not None:
+            self.fuse -= len(records)
+        self._journaling.commit()
+        self._unsaved += len(records)
+        if self._unsaved >= self.snapshot_every and not self._journaling.snapshotting:
+            self._unsaved = 0
+            self.snapshots += 1
+            self._journaling._snapshot()
+        self._happened(records)
+        self._carry_out(effects)
+
+    def _burn(self, records: list[AnyRecord], effects: list[core_effects.Effect]) -> None:
+        """The controller is killed while it writes the records of this turn down, or before all of it has left."""
+        assert self._journal is not None
+        assert self.fuse is not None
+        draw, size = self.network.random, self._journal._segment.size
+        self._journaling.commit()
         if self.fuse == len(records):
-            self.records += records
-            super()._core(effects[: draw.randint(0, len(effects))])
+            self._happened(records)
+            self._carry_out(effects[: draw.randint(0, len(effects))])
         elif self._journal._segment.size > size:  # killed while it wrote this turn: its frame is torn
             path = segment_path(self._journal_folder, self._journal.number)
             os.truncate(path, draw.randint(size, self._journal._segment.size - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
 
+    def _happened(self, records: list[AnyRecord]) -> None:
+        """These are written down."""
+        self.records += records
+        for record in records:
+            if isinstance(record, StateLoaded):
+                self.on_loaded(unpack(record.state)["time"])
+
+    def _write_state(self, write: core_effects.WriteState) -> None:
+        super()._write_state(write)
+        self.on_cut(self.clock.now)
+
+    def _back(self, began: Controller, action: Callable[[], object]) -> None:
+        if self.crashed(CONTROLLER):
+            return
+        if CONTROLLER in self.stopped:
+            self.later(STOPPED_SECONDS, lambda: self._back(began, action))
+        else:
+            super()._back(began, action)
+
+    def _to_controller(self, name: str, connection: int, envelope: Envelope) -> None:
+        if not isinstance(envelope.body, RegisterUnit):
+            super()._to_controller(name, connection, envelope)
+            return
+        state = self.controller.state
+        before, told = losses.values(state), losses.lost(state)
+        effects = self.controller.handle(name, connection, envelope, self.clock.now)
+        gone = {record.unit for record in self.controller.records if isinstance(record, UnitLost)}
+        assert gone <= self.lost, f"units {sorted(gone - self.lost)} are taken for lost, and have their arenas"
+        if gone:
+            self.lost_values += losses.check(before, told, state, gone)
+        self._core(effects)
+
     # ------------------------------------------------------------ connections
+
+    def _server(self, client: Client, target: Target) -> Target:
+        if target == CONTROLLER:
+            return target
+        address = client.state._resolve(target)
+        return next(place.target for place in self.places if place.name == address)
+
+    def _numbered(self, number: int) -> StorageUnit:
+        return self.units[self._by_number[number].index]
 
     def _connect(self, client: Client, target: Target) -> int:
         if client.name in self.apart:
@@ -239,12 +403,13 @@ class FaultyCluster(Cluster):
         else:
             super()._opened(name, target, connection)
 
-    def _join(self, number: int) -> None:
-        """A unit connects to the controller and registers, if both are there."""
-        if any("crashed" in self.stopped.get(target, ()) for target in (CONTROLLER, ("unit", number))):
+    def _join(self, place: Place) -> None:
+        """A unit connects to the controller and registers, if both are there and it is not connected."""
+        killed = self.crashed(place.target) and place.arena is self.units[place.index].arena
+        if place.link is not None or killed or self.crashed(CONTROLLER):
             return
-        name, ups, downs = f"unit-{number}.{self._lives.get(number, 0)}", FrameReader(), FrameReader()
-        registering = self._unit_sequences[number] + 1
+        name, ups, downs = f"{place.name}.{place.lives}", FrameReader(), FrameReader()
+        registering = place.sequence + 1
 
         def up(frame: bytes) -> None:
             for body, _ in ups.feed(frame):
@@ -253,46 +418,59 @@ class FaultyCluster(Cluster):
         def down(frame: bytes) -> None:
             for body, _ in downs.feed(frame):
                 if body[:1] != _ANSWER:
-                    self._told(number, _envelope.decode(body).body)
+                    order: Any = _envelope.decode(body).body
+                    self._tell(self.units[place.index], order)
                     continue
                 answer = _answer.decode(body)
                 if isinstance(answer.body, Failure):
                     raise AssertionError(f"the controller refused a report of a unit: {answer.body.message}")
                 if answer.sequence == registering:
-                    assert answer.body == Done(number), "a unit that came back got another number"
-                    for report in self.units[number].unsettled():
-                        self._from_unit(self.units[number], report.body)
+                    self._registered(place, answer.body)
 
         def parted() -> None:
             """The controller is gone: the unit seeks it."""
-            if self._links.get(number) == link:
-                del self._links[number]
-                self.units[number].forget_move()
-                self.later(0.1, lambda: None if number in self._links else self._join(number))
+            if place.link == link:
+                place.link = None
+                if place.number is not None:
+                    self.units[place.index].forget_move()
+                self.later(RECONNECT_SECONDS, lambda: self._join(place))
 
         link = self.network.connect(up, down, lambda: self._left(name, link), parted)
-        self._links[number] = link
+        place.link = link
         self.controller.opened(name, link)
         self._hold()
-        self._register(self.units[number])
+        arena, leased = place.arena, b""
+        if place.number is not None:
+            leased = self.units[place.index].register()
+        self._say(place, RegisterUnit(
+            place.name, str(arena.folder), arena.boot_id, place.name, "", leased,
+            arena.extents.next_extent,
+        ))  # fmt: skip
+
+    def _registered(self, place: Place, body: object) -> None:
+        assert isinstance(body, Done), f"a unit that registered was answered {body}"
+        if place.number is None:
+            self._begin_unit(place, int(body.value))
+        assert body.value == place.number, "a unit that came back got another number"
+        for report in self.units[place.index].unsettled():
+            self._say(place, report.body)
 
     def _left(self, name: str, link: int) -> None:
         self._core(self.controller.closed(name, link, self.clock.now))
 
     def _to_unit(self, number: int, request: Free | Refuse | Move | Drained) -> None:
-        link = self._links.get(number)
-        if link is not None:
-            self.network.send(link, "down", pack_frame(_encode(Envelope(0, 0, request))))
-
-    def _told(self, number: int, request: Any) -> None:
-        super()._to_unit(number, request)
+        place = self._by_number.get(number)
+        if place is not None and place.number == number and place.link is not None:
+            self.network.send(place.link, "down", pack_frame(_encode(Envelope(0, 0, request))))
 
     def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
-        if self._journal is None:  # while the cluster is made
+        if not self.places:  # while the cluster is made
             super()._from_unit(unit, body)
-            return
-        self._unit_sequences[unit.number] += 1
-        link = self._links.get(unit.number)
-        if link is not None:
-            frame = pack_frame(_encode(Envelope(self._unit_sequences[unit.number], 0, body)))
-            self.network.send(link, "up", frame)
+        else:
+            self._say(self._by_number[unit.number], body)
+
+    def _say(self, place: Place, body: AnyRequest) -> None:
+        """A unit tells the controller."""
+        place.sequence += 1
+        if place.link is not None:
+            self.network.send(place.link, "up", pack_frame(_encode(Envelope(place.sequence, 0, body))))

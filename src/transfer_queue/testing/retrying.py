@@ -21,7 +21,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
 from transfer_queue.net.session import Attempts, Target
 from transfer_queue.storage.base import Reserved
-from transfer_queue.testing.cluster import Client, Task
+from transfer_queue.testing.client import Client, Task
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.framing import FrameReader
 
@@ -31,17 +31,29 @@ if TYPE_CHECKING:
 HERE: Target = ("here", 0)  # a call that no server gets: its client goes on when its time has passed
 
 
+Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
+
+
 def sleep(seconds: float) -> Operation[None]:
     """Lets time pass."""
     yield Call(HERE, Status(), seconds)
 
 
-class TornOperations(Operations):
-    """Operations whose writes may stop in the middle. interrupt: asked at each; seconds to stop for, or None."""
+def failure_of(error: TransferQueueError) -> Failure:
+    """How it is told to an operation."""
+    return Failure(type(error).__name__, str(error))
 
-    def __init__(self, state: ClientState, interrupt: Callable[[], float | None]) -> None:
+
+class TornOperations(Operations):
+    """Operations whose writes may stop in the middle. interrupt: asked at each; seconds to stop for, or None.
+
+    go_on: called when they are over.
+    """
+
+    def __init__(self, state: ClientState, interrupt: Callable[[], float | None], go_on: Callable[[], object]) -> None:
         super().__init__(state)
         self._interrupt = interrupt
+        self._go_on = go_on
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
         seconds = self._interrupt()
@@ -50,11 +62,14 @@ class TornOperations(Operations):
             return
         whole = np.empty(encoded.nbytes, np.uint8)
         encoded.write_into(whole)
-        place = self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes)
+        places = [self._state.arena(each.unit).view(each.offset, encoded.nbytes) for each in reserved.places]
         half = encoded.nbytes // 2
-        place[:half] = whole[:half]
+        for place in places:
+            place[:half] = whole[:half]
         yield from sleep(seconds)
-        place[half:] = whole[half:]
+        for place in places:
+            place[half:] = whole[half:]
+        self._go_on()
 
 
 class RetryingClient(Client):
@@ -65,7 +80,7 @@ class RetryingClient(Client):
     def __init__(self, cluster: FaultyCluster, name: str) -> None:
         super().__init__(cluster, name)
         self.state.session.clock = lambda: cluster.clock.now
-        self.operations = TornOperations(self.state, self._interruption)
+        self.operations = TornOperations(self.state, self._interruption, self._interrupted)
         self.frozen = self.dead = False
         self.torn: float | None = None  # for how long its next write stops in the middle
         self.late: float | None = None  # how long after its next lookup it copies what that names
@@ -78,8 +93,9 @@ class RetryingClient(Client):
     # ------------------------------------------------------------ faults
 
     def freeze(self) -> None:
-        """Like a process that was sent SIGSTOP."""
+        """Like a process that was sent SIGSTOP; its threads stop, too, so that it renews no lease."""
         self.frozen = True
+        self.pause_renewals()
         for connection in self._connections.values():
             self._cluster.network.hold(connection, "down", "frozen")
 
@@ -88,6 +104,7 @@ class RetryingClient(Client):
         self.frozen = False
         for connection in self._connections.values():
             self._cluster.network.release(connection, "down", "frozen")
+        self.pause_renewals(False)
         self.tick()
 
     def die(self) -> None:
@@ -113,6 +130,12 @@ class RetryingClient(Client):
                     self._cluster.network.sever(connection)
                     self._cluster.network.hold(connection, "down", "torn")
         return seconds
+
+    def _interrupted(self) -> None:
+        """It goes on with its write, and learns what came meanwhile."""
+        for connection, direction in list(self._cluster.network.held):
+            if connection in self._readers:
+                self._cluster.network.release(connection, direction, "torn")
 
     # ------------------------------------------------------------ time
 
@@ -171,6 +194,9 @@ class RetryingClient(Client):
         if connection is None:
             try:
                 connection = self._cluster._connect(self, target)
+            except TransferQueueError as told:  # the unit is lost
+                self._end(sequence, failure_of(told))
+                return
             except OSError as error:
                 self._broke(sequence, error)
                 return
@@ -184,7 +210,7 @@ class RetryingClient(Client):
         try:
             delay = self._attempts[sequence].failed(error)
         except TransferQueueError as told:
-            self._end(sequence, Failure(type(told).__name__, str(told)))
+            self._end(sequence, failure_of(told))
         else:
             self._plan(delay, lambda: self._try(sequence))
 

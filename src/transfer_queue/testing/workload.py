@@ -1,4 +1,5 @@
-"""What the clients of a run with faults do: producers, consumers, ranks with replicas, readers and a cleaner.
+"""What the clients of a run with faults do: producers, consumers, readers and a cleaner; `ranks` and `keepers` say what
+ranks with replicas do, and those who mend, save, load and drain.
 
 Each is a generator of a client's calls that goes on whatever fails, and enters into the ledger what it sees. One whose
 client was killed has a successor, which begins with what is known to all.
@@ -8,87 +9,94 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from pathlib import Path
 
 from tensordict import TensorDict
 
 from transfer_queue.client.calls import Call
 from transfer_queue.client.transfers import UNCERTAIN, Operation
 from transfer_queue.errors import (
-    BatchGoneError,
+    StaleMetadataError,
     StorageKeyNotFoundError,
     TransferQueueError,
     UnknownPartitionError,
 )
 from transfer_queue.messages import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
-from transfer_queue.testing.cluster import Task
+from transfer_queue.testing import keepers, ranks
+from transfer_queue.testing.client import Task
 from transfer_queue.testing.faulty import FaultyCluster
+from transfer_queue.testing.features import MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
 from transfer_queue.testing.ledger import Ledger, LedgerError, content
-from transfer_queue.testing.retrying import RetryingClient, sleep
-
-MAIN, SIDE = "main", "side"  # partitions: one in which nothing may be lost, one in which anything is overwritten
-TASKS = ("train", "judge")
-RANKS, REPLICAS = 2, 2
-SCENARIOS = ("rows", "groups", "ranks")
-
-Script = Callable[[RetryingClient], Generator[Call, AnyReply, None]]
-
-
-def fields_of(task: str) -> list[str]:
-    """What a task wants of a sample."""
-    return ["x"] if task == "judge" else ["x", "y"]
+from transfer_queue.testing.retrying import RetryingClient, Script, sleep
 
 
 class Workload:
-    """All clients of one run. group: samples in a group. width: numbers in a value. closing: they shall end."""
+    """All clients of one run. group: samples in a group. width: numbers in a value. closing: they shall end.
 
-    def __init__(self, draw: random.Random, scenario: str, ledger: Ledger) -> None:
+    saved: folders of whole checkpoints. drained: units that may be being drained.
+    """
+
+    def __init__(self, draw: random.Random, features: Features, ledger: Ledger) -> None:
         self.draw = draw
-        self.scenario = scenario
+        self.features = features
         self.ledger = ledger
-        self.group = draw.randint(2, 3)
+        self.group = features.group
         self.width = draw.choice([8, 512, 2048, 6144])
         self.puts = draw.randint(2, 8)
         self.closing = False
+        self.saved: list[Path] = []
+        self.drained: set[int] = set()
         self._cluster: FaultyCluster | None = None
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
 
-    def sampler(self) -> BaseSampler:
-        """Of the controller."""
-        if self.scenario == "groups":
-            return GRPOGroupNSampler(self.group)
-        return RankAwareSampler(RANKS) if self.scenario == "ranks" else SequentialSampler()
+    @property
+    def cluster(self) -> FaultyCluster:
+        """Where they are; `begin` must have been called."""
+        assert self._cluster is not None
+        return self._cluster
 
     # ------------------------------------------------------------ clients
 
     def begin(self, cluster: FaultyCluster) -> None:
         """Every role, each with a client of its own."""
         self._cluster = cluster
+        features = self.features
         maker = cluster.client("maker")
-        maker.create_partition(MAIN, group_size=self.group if self.scenario == "groups" else None)
+        maker.create_partition(MAIN, group_size=self.group if features.scenario == "groups" else None)
         maker.close()
         for _ in range(2):
-            self._role("producer", self._produce)
-        if self.scenario == "ranks":
+            self.role("producer", self._produce)
+        if features.scenario == "ranks":
+            self.ledger.acks["train"] = features.acks
             for rank in range(RANKS):
-                for _ in range(REPLICAS):
-                    self._role(f"rank{rank}", self._ranked(rank))
+                self.begin_rank(rank)
         else:
             for task in TASKS:
                 for _ in range(2):
-                    self._role(task, self._consumer(task))
+                    self.role(task, self._consumer(task))
         for _ in range(2):
-            self._role("side", self._aside)
-            self._role("reader", self._browse)
-        self._role("cleaner", self._clean)
+            self.role("side", self._aside)
+            self.role("reader", self._browse)
+        self.role("cleaner", self._clean)
+        if features.loses:
+            self.role("mender", keepers.mender(self))
+        if features.checkpoints:
+            self.role("archivist", keepers.archivist(self))
+        if features.drains:
+            self.role("operator", keepers.operator(self))
 
-    def _role(self, name: str, script: Script) -> None:
-        assert self._cluster is not None
+    def begin_rank(self, rank: int) -> None:
+        """The replicas of a rank."""
+        for _ in range(REPLICAS):
+            self.role(f"rank{rank}", ranks.replica(self, rank))
+
+    def role(self, name: str, script: Script) -> None:
+        """A client that does this, and then leaves."""
         self._born += 1
-        client = self._cluster.client(f"{name}-{self._born}")
+        client = self.cluster.client(f"{name}-{self._born}")
         self._running[client.name] = script, client.start(self._life(client, script))
 
     def _life(self, client: RetryingClient, script: Script) -> Generator[Call, AnyReply, None]:
@@ -99,13 +107,28 @@ class Workload:
 
     def kill(self, client: RetryingClient) -> None:
         """One ends as if killed; another takes its place."""
+        found = self._end(client)
+        if found is not None and not found[1].done:
+            self.role(client.name.split("-")[0], found[0])
+
+    def _end(self, client: RetryingClient) -> tuple[Script, Task[None]] | None:
         found = self._running.pop(client.name, None)
-        if found is None:
+        if found is not None:
+            client.die()
+        return found
+
+    def end_rank(self, rank: int) -> None:
+        """A rank is gone for good, and declared so by somebody who is not killed. Then another job has the rank."""
+        if self.features.scenario != "ranks" or not self.features.leased or self.closing:
             return
-        client.die()
-        role = client.name.split("-")[0]
-        if not found[1].done:
-            self._role(role, found[0])
+        found = [c for c in self.cluster.clients if c.name.split("-")[0] == f"rank{rank}" and c.name in self._running]
+        if found:
+            for client in found:
+                self._end(client)
+            self._born += 1
+            client = self.cluster.client(f"declarer-{self._born}")
+            script = ranks.declare(self, rank)
+            self._running[client.name] = script, client.start(self._life(client, script))
 
     def done(self) -> bool:
         """Whether all have ended. Raises what one of them raised."""
@@ -114,13 +137,35 @@ class Workload:
                 raise task.error
         return all(task.done for _, task in self._running.values())
 
-    # ------------------------------------------------------------ roles
+    # ------------------------------------------------------------ what several roles do
 
-    def _pause(self, most: float) -> Operation[None]:
+    def pause(self, most: float) -> Operation[None]:
+        """A while, or none."""
         yield from sleep(self.draw.choice([0.0, self.draw.uniform(0, most)]))
 
-    def _data(self, numbers: list[int], names: tuple[str, ...], version: int) -> TensorDict:
+    def data(self, numbers: list[int], names: tuple[str, ...], version: int) -> TensorDict:
+        """What these samples have in these fields."""
         return TensorDict({n: content(numbers, n, version, self.width) for n in names}, batch_size=[len(numbers)])
+
+    def look(self, client: RetryingClient, meta: BatchMeta, epoch: int) -> Operation[list[int] | None]:
+        """Reads a batch; the numbers of its samples, None where that failed. epoch: in which the metadata came."""
+        indexes = meta.global_indexes
+        since = self.ledger.before(self.ledger.by_index[i] for i in indexes if i in self.ledger.by_index)
+        try:
+            data = yield from client.operations.get_data(meta, layout="dense")
+        except TransferQueueError:
+            return None
+        if indexes and epoch < since.epoch:
+            raise LedgerError(f"metadata of {indexes} is older than the state that was loaded, and was not refused")
+        return self.ledger.seen(indexes, data, since)
+
+    def acknowledge(self, client: RetryingClient, meta: BatchMeta, task: str, numbers: list[int]) -> Operation[None]:
+        """Says that these samples are done; sometimes their lease is over by then."""
+        epoch = self.ledger.maybe_acked(task, numbers)
+        if (yield from client.operations.ack(meta)):
+            self.ledger.acked(task, numbers, epoch)
+
+    # ------------------------------------------------------------ roles
 
     def _produce(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
         """New samples, in groups where these count, and their second field a while later."""
@@ -132,10 +177,12 @@ class Workload:
                 numbers += self.ledger.new(MAIN, size, f"g{len(self.ledger.samples)}")
             names = ("x",) if self.draw.random() < 0.5 else ("x", "y")
             named = [str(self.ledger.samples[number].group) for number in numbers]
-            meta = yield from self._put(client, numbers, names, named if self.scenario == "groups" else None)
-            yield from self._pause(1.0)
+            grouped = self.features.scenario == "groups"
+            meta = yield from self._put(client, numbers, names, named if grouped else None)
+            epoch = self.ledger.epoch
+            yield from self.pause(1.0)
             if meta is not None:
-                yield from self._update(client, meta, numbers, 2)
+                yield from self._update(client, meta, numbers, 2, epoch)
             if self.draw.random() < 0.3:
                 with contextlib.suppress(TransferQueueError):
                     yield from client.state.hand_back()
@@ -143,32 +190,43 @@ class Workload:
     def _put(
         self, client: RetryingClient, numbers: list[int], names: tuple[str, ...], groups: list[str] | None
     ) -> Operation[BatchMeta | None]:
-        self.ledger.trying(numbers, names, 1)
+        epoch = self.ledger.trying(numbers, names, 1, client.name)
+        tags = [{"number": number} for number in numbers] if self.features.loses else None
         try:
             meta = yield from client.operations.put(
-                self._data(numbers, names, 1), partition_id=MAIN, group_ids=groups, timeout=self.draw.choice([None, 5])
+                self.data(numbers, names, 1),
+                partition_id=MAIN,
+                group_ids=groups,
+                tags=tags,
+                timeout=self.draw.choice([None, 5]),
             )
         except UNCERTAIN:
             return None
         except TransferQueueError:
             self.ledger.refused(numbers)
             return None
-        self.ledger.put(numbers, meta.global_indexes, names, 1)
+        self.ledger.put(numbers, meta.global_indexes, names, 1, client.name, epoch)
         return meta
 
-    def _update(self, client: RetryingClient, meta: BatchMeta, numbers: list[int], version: int) -> Operation[None]:
-        """The second field of these samples, until it is known to be there."""
+    def _update(
+        self, client: RetryingClient, meta: BatchMeta, numbers: list[int], version: int, known: int
+    ) -> Operation[None]:
+        """The second field of these samples, until it is known to be there. known: in which epoch the metadata came."""
         while not self.closing or version == 2:
-            self.ledger.trying(numbers, ("y",), version)
+            epoch = self.ledger.trying(numbers, ("y",), version, client.name)
             try:
-                yield from client.operations.put(self._data(numbers, ("y",), version), meta, timeout=5)
-            except StorageKeyNotFoundError:
+                yield from client.operations.put(self.data(numbers, ("y",), version), meta, timeout=5)
+            except StorageKeyNotFoundError as error:
+                if isinstance(error, StaleMetadataError) and not self.ledger.epoch:
+                    raise LedgerError(f"metadata was refused as stale, and nothing was loaded: {error}") from error
                 return
             except TransferQueueError:
-                version += 1
-                yield from self._pause(1.0)
+                version = 1 + max(self.ledger.samples[number].tried["y"] for number in numbers)
+                yield from self.pause(1.0)
                 continue
-            self.ledger.put(numbers, meta.global_indexes, ("y",), version)
+            if known < epoch:
+                raise LedgerError("a put to metadata of before a load was not refused")
+            self.ledger.put(numbers, meta.global_indexes, ("y",), version, client.name, epoch)
             return
 
     def _consumer(self, task: str) -> Script:
@@ -182,96 +240,69 @@ class Workload:
                     meta = yield from client.operations.get_meta(
                         fields, count, MAIN, task_name=task, lease=lease, timeout=1.0
                     )
-                    yield from self._take(client, meta, task)
+                    yield from self._take(client, meta, task, self.ledger.epoch)
 
         return script
 
-    def _take(self, client: RetryingClient, meta: BatchMeta, task: str) -> Operation[None]:
-        """Reads a batch, and acknowledges it, or gives it back; sometimes its lease is over by then."""
-        numbers = yield from self._look(client, meta)
+    def _take(self, client: RetryingClient, meta: BatchMeta, task: str, epoch: int) -> Operation[None]:
+        """Reads a batch, and acknowledges it, or gives it back."""
+        numbers = yield from self.look(client, meta, epoch)
         if numbers is None:
             return
-        if self.scenario == "groups":
+        if self.features.scenario == "groups":
             self.ledger.whole(numbers)
-        self.ledger.handed(task, numbers)
-        yield from self._pause(1.0)
+        yield from self.pause(1.0)
         if self.draw.random() < 0.1:
             yield from client.operations.nack(meta)
-            return
-        self.ledger.maybe_acked(task, numbers)
-        if (yield from client.operations.ack(meta)):
-            self.ledger.acked(task, numbers)
-
-    def _look(self, client: RetryingClient, meta: BatchMeta) -> Operation[list[int] | None]:
-        indexes = meta.global_indexes
-        known = [self.ledger.by_index[i] for i in indexes if i in self.ledger.by_index]
-        since = {name: self.ledger.before(known, name) for name in ("x", "y")}
-        try:
-            data = yield from client.operations.get_data(meta, layout="dense")
-        except TransferQueueError:
-            return None
-        return self.ledger.seen(indexes, data, since)
-
-    def _ranked(self, rank: int) -> Script:
-        def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
-            number = 0
-            while not self.closing:
-                sampling = {"dp_rank": rank, "batch_index": number}
-                try:
-                    meta = yield from client.operations.get_meta(
-                        ["x"], self.group, MAIN, task_name="train", sampling_config=sampling, timeout=1.0
-                    )
-                except BatchGoneError:
-                    number += 1
-                    continue
-                except TransferQueueError:
-                    continue
-                self.ledger.dealt((MAIN, "train", rank, number), meta.global_indexes)
-                yield from self._look(client, meta)
-                yield from self._pause(1.0)
-                number += 1
-
-        return script
+        else:
+            yield from self.acknowledge(client, meta, task, numbers)
 
     def _aside(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
         """Keys that are overwritten, read and cleared again and again."""
         version = 0
         keys: dict[str, int] = {}
+        epoch = self.ledger.epoch
         while not self.closing:
+            if epoch != self.ledger.epoch:
+                epoch = self.ledger.epoch
+                keys.clear()
             key = f"k{self.draw.randint(0, 3)}"
             version += 1
             try:
-                if key not in keys:
-                    numbers = self.ledger.new(SIDE, 1)
-                    self.ledger.clearing(numbers)
-                    self.ledger.trying(numbers, ("x",), version)
-                    data = self._data(numbers, ("x",), version)
-                    name = f"{client.name}-{numbers[0]}"
-                    yield from client.operations.kv_batch_put([name], SIDE, data)
-                    keys[key] = numbers[0]
-                elif self.draw.random() < 0.4:
-                    self.ledger.trying([keys[key]], ("x",), version)
-                    data = self._data([keys[key]], ("x",), version)
-                    yield from client.operations.kv_batch_put([f"{client.name}-{keys[key]}"], SIDE, data)
-                    self.ledger.samples[keys[key]].sure["x"] = version
-                elif self.draw.random() < 0.6:
-                    since = {"x": self.ledger.before([keys[key]], "x")}
-                    data = yield from client.operations.kv_batch_get(
-                        [f"{client.name}-{keys[key]}"], SIDE, layout="dense"
-                    )
-                    got = self.ledger.seen(None, data, since)
-                    if got != [keys[key]]:
-                        raise LedgerError(f"key of sample {keys[key]} reads as sample {got}")
-                else:
-                    yield from client.operations.kv_clear([f"{client.name}-{keys[key]}"], SIDE)
-                    self.ledger.cleared([keys.pop(key)])
+                yield from self._overwrite(client, keys, key, version)
                 if self.draw.random() < 0.3:
                     yield from client.state.hand_back()
             except (StorageKeyNotFoundError, UnknownPartitionError) as error:
-                raise LedgerError(f"a key that was put is not there: {error}") from error
+                if epoch == self.ledger.epoch and "lost with storage unit" not in str(error):
+                    raise LedgerError(f"a key that was put is not there: {error}") from error
+                keys.pop(key, None)
             except TransferQueueError:
                 keys.pop(key, None)
-            yield from self._pause(0.5)
+            yield from self.pause(0.5)
+
+    def _overwrite(self, client: RetryingClient, keys: dict[str, int], key: str, version: int) -> Operation[None]:
+        """Puts, replaces, reads or clears a key. keys: the samples of those that are there."""
+        ledger, operations = self.ledger, client.operations
+        new = key not in keys
+        number = ledger.new(SIDE, 1, keyed=True)[0] if new else keys[key]
+        name = f"{client.name}-{number}"
+        if new or self.draw.random() < 0.4:
+            epoch = ledger.trying([number], ("x",), version, client.name)
+            if new:
+                ledger.clearing([number])
+            yield from operations.kv_batch_put([name], SIDE, self.data([number], ("x",), version))
+            ledger.wrote([number], ("x",), version, client.name, epoch)
+            keys[key] = number
+        elif self.draw.random() < 0.6:
+            since = ledger.before([number], ["x"])
+            data = yield from operations.kv_batch_get([name], SIDE, layout="dense")
+            got = ledger.seen(None, data, since)
+            if got != [number]:
+                raise LedgerError(f"foreign bytes: the key of sample {number} reads as sample {got}")
+        else:
+            epoch = ledger.clearing([number])
+            yield from operations.kv_clear([name], SIDE)
+            ledger.cleared([keys.pop(key)], epoch)
 
     def _browse(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
         """Reads whatever is there."""
@@ -280,28 +311,28 @@ class Workload:
                 place = self.draw.choice([MAIN, SIDE, SIDE])
                 meta = yield from client.operations.get_meta(["x"], None, place, mode="force_fetch")
                 some = self.draw.sample(range(len(meta)), min(len(meta), 3))
-                yield from self._look(client, meta.select_samples(some))
-            yield from self._pause(1.0)
+                yield from self.look(client, meta.select_samples(some), self.ledger.epoch)
+            yield from self.pause(1.0)
 
     def _clean(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
         """Clears samples that every task is through with, and some that none is."""
-        tasks = ("train",) if self.scenario == "ranks" else TASKS
+        tasks = ("train",) if self.features.scenario == "ranks" else TASKS
         while not self.closing:
-            yield from self._pause(2.0)
+            yield from self.pause(2.0)
             done = [
                 number
                 for number, sample in self.ledger.samples.items()
                 if sample.partition == MAIN and sample.index is not None and not sample.cleared
-                and all(sample.acked.get(task) for task in tasks)
+                and all(sample.acked.get(task, 0) >= self.ledger.acks.get(task, 1) for task in tasks)
             ]  # fmt: skip
             if self.draw.random() < 0.2:
                 done += [n for n, s in self.ledger.samples.items() if s.partition == MAIN and s.index is not None][:1]
             if not done:
                 continue
-            self.ledger.clearing(done)
+            epoch = self.ledger.clearing(done)
             indexes = sorted({int(self.ledger.samples[number].index or 0) for number in done})
             try:
                 yield from client.operations.clear_samples(BatchMeta(indexes, [MAIN] * len(indexes)))
             except TransferQueueError:
                 continue
-            self.ledger.cleared(done)
+            self.ledger.cleared(done, epoch)

@@ -1,0 +1,159 @@
+"""Who keeps a run's system going: what was lost is put again, checkpoints are saved and loaded, units are drained."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transfer_queue.client.calls import Call
+from transfer_queue.client.checkpoint_folder import STATE
+from transfer_queue.client.transfers import Operation
+from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError
+from transfer_queue.messages import AnyReply
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.testing.features import MAIN
+from transfer_queue.testing.retrying import RetryingClient, Script, sleep
+
+if TYPE_CHECKING:
+    from transfer_queue.testing.workload import Workload
+
+
+# ------------------------------------------------------------ what was lost
+
+
+def mender(work: Workload) -> Script:
+    """Waits to be told of values that were lost, and puts them again, until nobody loses any more."""
+
+    def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
+        since: int | None = None
+        lost: dict[int, set[str]] = {}
+        while True:
+            closing = work.closing
+            try:
+                change = yield from client.operations.wait_for_change(MAIN, since, timeout=1.0)
+            except TransferQueueError:
+                yield from sleep(work.draw.uniform(0.01, 1.0))
+                continue
+            since = None if change.dropped else change.version  # after a load it is another partition
+            for loss in change.lost:
+                lost.setdefault(loss.global_index, set()).update(loss.fields)
+            for index in list(lost):
+                if (yield from _mend(work, client, index, tuple(sorted(lost[index])))):
+                    del lost[index]
+                else:
+                    yield from sleep(work.draw.uniform(0.01, 1.0))
+            if closing and not change and not lost:
+                return
+
+    return script
+
+
+def _mend(work: Workload, client: RetryingClient, index: int, names: tuple[str, ...]) -> Operation[bool]:
+    """Puts fields of a sample again. True where that is done, or the sample is gone."""
+    ledger = work.ledger
+    try:
+        if index not in ledger.by_index:
+            everything = yield from client.operations.get_meta(["x"], None, MAIN, mode="force_fetch")
+            for there, tag in zip(everything.global_indexes, everything.custom_meta, strict=True):
+                ledger.named(tag["number"], there)
+            if index not in ledger.by_index:
+                return True  # cleared, or not in the state that was loaded meanwhile
+        number = ledger.by_index[index]
+        version = 1 + max(ledger.samples[number].tried.values())
+        epoch = ledger.trying([number], names, version, client.name)
+        wait = None if work.closing else 5
+        yield from client.operations.put(work.data([number], names, version), BatchMeta([index], [MAIN]), timeout=wait)
+    except StorageKeyNotFoundError:
+        return True
+    except CapacityError:
+        return work.closing and (yield from _give_up(work, client, number, index))
+    except TransferQueueError:
+        return False
+    ledger.wrote([number], names, version, client.name, epoch)
+    return True
+
+
+def _give_up(work: Workload, client: RetryingClient, number: int, index: int) -> Operation[bool]:
+    """There is no room to put a sample again, and nobody will make any: it is cleared."""
+    epoch = work.ledger.clearing([number])
+    try:
+        yield from client.operations.clear_samples(BatchMeta([index], [MAIN]))
+    except TransferQueueError:
+        return False
+    work.ledger.cleared([number], epoch)
+    return True
+
+
+# ------------------------------------------------------------ checkpoints
+
+
+def archivist(work: Workload) -> Script:
+    """Saves checkpoints, and loads one now and then."""
+
+    def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
+        while not work.closing:
+            yield from work.pause(1.5)
+            with contextlib.suppress(TransferQueueError):
+                if work.saved and work.draw.random() < 0.4:
+                    yield from _load(client, work.draw.choice(work.saved[-2:]))
+                else:
+                    yield from _save(work, client)
+            yield from sleep(0.01)  # so that no two are of one moment
+
+    return script
+
+
+def _save(work: Workload, client: RetryingClient) -> Operation[None]:
+    """What `tq.save_checkpoint` does."""
+    operations = client.operations
+    folder = work.cluster.folder / f"checkpoint-{client.name}-{work.cluster.clock.now}"
+    previous = work.saved[-1] if work.saved else None
+    cut = yield from operations.begin_checkpoint(timeout=5)
+    try:
+        yield from operations.save_storage_checkpoint(folder, cut=cut, previous=previous)
+        yield from work.pause(0.5)
+        yield from operations.save_controller_checkpoint(folder / STATE, cut=cut)
+    except Exception:
+        yield from operations.end_checkpoint(cut, timeout=5)
+        raise
+    if (yield from operations.end_checkpoint(cut, timeout=5)):
+        work.saved.append(folder)
+    else:
+        shutil.rmtree(folder)
+
+
+def _load(client: RetryingClient, folder: Path) -> Operation[None]:
+    """What `tq.load_checkpoint` does."""
+    yield from client.operations.load_storage_checkpoint(folder, timeout=5)
+    yield from client.operations.load_controller_checkpoint(folder / STATE, timeout=5)
+
+
+# ------------------------------------------------------------ draining
+
+
+def operator(work: Workload) -> Script:
+    """Drains units, one at a time, and undoes it; in the end none is drained."""
+
+    def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
+        while not work.closing or work.drained:
+            for unit in sorted(work.drained):
+                try:
+                    yield from client.operations.drain_unit(unit, undo=True, timeout=5)
+                except InvalidArgumentError:  # it was lost
+                    pass
+                except TransferQueueError:
+                    yield from sleep(work.draw.uniform(0.01, 1.0))
+                    continue
+                work.drained.discard(unit)
+            yield from work.pause(1.0)
+            if not work.closing and not work.drained:
+                unit = work.draw.choice(sorted(work.cluster.controller.state.units))
+                work.drained.add(unit)
+                with contextlib.suppress(TransferQueueError):
+                    yield from client.operations.drain_unit(unit, timeout=work.draw.uniform(0.1, 3.0))
+                yield from work.pause(1.0)
+
+    return script

@@ -1,0 +1,43 @@
+"""What the loss of storage units may take, and what it must: said by a count of all values before and after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+
+import numpy as np
+
+from transfer_queue.core.state import State
+
+Value = tuple[str, int, str]  # partition, global index, field
+
+
+def values(state: State) -> dict[Value, frozenset[int]]:
+    """In which units each value of every sample lies."""
+    found: dict[Value, frozenset[int]] = {}
+    for name, partition in state.partitions.items():
+        positions = partition.rows.live_positions()
+        indexes = partition.rows.indexes_of(positions).tolist()
+        for field in sorted({field for chunk in partition.rows.chunks.values() for field in chunk.field}):
+            numbers = partition.blocks_of(field, positions)[0]
+            for at in np.flatnonzero(numbers).tolist():
+                places = state.blocks.places(int(numbers[at]))
+                found[name, indexes[at], field] = frozenset(place.unit for place in places)
+    return found
+
+
+def lost(state: State) -> Counter[tuple[str, str]]:
+    """How many values are told as lost, of each (partition, field)."""
+    return Counter({(p.name, field): n for p in state.partitions.values() for field, n in p.losses.counts.items()})
+
+
+def check(before: dict[Value, frozenset[int]], told: Counter[tuple[str, str]], state: State, gone: Set[int]) -> int:
+    """These units are lost since: their values are, all others are where they were; how many were lost.
+
+    told: of before, as `lost` says. AssertionError where anything else is gone, or is not told.
+    """
+    left = {value: units - gone for value, units in before.items() if units - gone}
+    assert values(state) == left, f"the loss of units {sorted(gone)} took other values than those that lay there alone"
+    taken = Counter((name, field) for name, _, field in before.keys() - left.keys())
+    assert lost(state) == told + taken, "values that were lost are not told as lost"
+    return sum(taken.values())

@@ -1,0 +1,151 @@
+"""The end of a run with faults: whatever is left is handed out, all is read, and the ledger is settled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.acks import POISON
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.records import ExtentsLost
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.testing.faulty import FaultyCluster
+from transfer_queue.testing.features import MAIN, TASKS, Features, fields_of
+from transfer_queue.testing.ledger import FIELDS, Ledger, LedgerError
+from transfer_queue.testing.ranks import TASK
+from transfer_queue.testing.retrying import RetryingClient
+
+LEASE = 5.0  # seconds, of what is handed out in the end
+
+
+class Settling:
+    """Of one run, in which nothing fails any more."""
+
+    def __init__(self, cluster: FaultyCluster, features: Features, ledger: Ledger) -> None:
+        self.cluster = cluster
+        self.features = features
+        self.ledger = ledger
+
+    def _partition(self) -> Partition:
+        return self.cluster.controller.state.partitions[MAIN]
+
+    # ------------------------------------------------------------ what is left is handed out
+
+    def drain(self) -> None:
+        """Whatever nobody has acknowledged is handed out now, but for what has not all its fields or its group."""
+        client = self.cluster.client("drainer")
+        for task in TASKS:
+            self._drain_task(client, task)
+        client.close()
+
+    def _drain_task(self, client: RetryingClient, task: str) -> None:
+        partition = self._partition()
+        size = self.features.group if self.features.scenario == "groups" else 1
+        fields = fields_of(task)
+        while True:
+            meta, _ = client.await_batch(fields, size, MAIN, task, lease=LEASE, timeout=0.0)
+            if not len(meta):
+                break
+            self._acknowledge(client, meta, task)
+        positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
+        whole = np.all([partition.blocks_of(field, positions)[0] != 0 for field in fields], axis=0)
+        left = positions[whole & (partition.consumed(task, positions) == 0)]
+        if len(left) and size == 1:
+            raise LedgerError(f"{partition.rows.indexes_of(left).tolist()} are handed to nobody for {task!r}")
+
+    def _acknowledge(self, client: RetryingClient, meta: BatchMeta, task: str) -> None:
+        numbers = self.ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
+        epoch = self.ledger.maybe_acked(task, numbers)
+        if not client.ack(meta):
+            raise LedgerError(f"an ack in time of {numbers} did not count")
+        self.ledger.acked(task, numbers, epoch)
+
+    def drain_ranks(self) -> None:
+        """Every kept batch that is not acknowledged is handed out under its key, and to who has another one never."""
+        client = self.cluster.client("drainer")
+        partition = self._partition()
+        dealt = partition.dealt.get(TASK)
+        for rank, number in sorted(dealt.by_key) if dealt is not None else ():
+            batch = dealt.find(rank, number) if dealt is not None else None
+            assert batch is not None
+            positions = partition.rows.positions_of(batch.rows)
+            if (positions < 0).any():
+                continue  # rows of it were cleared, and who asks for it is told which
+            while not (partition.consumed(TASK, positions) != 0).all():
+                try:
+                    meta = client.get_meta(
+                        ["x"], batch.batch_size, MAIN, task_name=TASK,
+                        sampling_config={"dp_rank": rank, "batch_index": number}, lease=LEASE,
+                        replicas=self.features.acks, timeout=0.0,
+                    )  # fmt: skip
+                except TransferQueueError as error:
+                    raise LedgerError(f"batch {number} of rank {rank} is handed to nobody: {error}") from error
+                self.ledger.dealt((MAIN, TASK, rank, number), meta.global_indexes, self.ledger.epoch)
+                self._acknowledge(client, meta, TASK)
+        client.close()
+
+    # ------------------------------------------------------------ the books
+
+    def settle(self) -> None:
+        """The ledger against what the system says, read by a client of its own."""
+        cluster, ledger = self.cluster, self.ledger
+        if any(isinstance(record, ExtentsLost) for record in cluster.records):
+            raise LedgerError("needed extents were free at their unit, and its arena was not lost")
+        client = cluster.client("auditor")
+        there: dict[str, set[int]] = {}
+        consumed: dict[tuple[str, str], set[int]] = {}
+        for name, partition in cluster.controller.state.partitions.items():
+            positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
+            if len(positions):
+                numbers = self._read(client, partition, positions)
+                there[name] = set(numbers.values())
+                for task in partition.tasks if self.features.leased or self.features.scenario != "ranks" else ():
+                    consumed[name, task] = self._consumed(partition, task, positions, numbers)
+        ledger.settle(there, consumed)
+        client.close()
+
+    def _read(self, client: RetryingClient, partition: Partition, positions: np.ndarray) -> dict[int, int]:
+        """Reads all that is there; the number of each sample by its global index."""
+        name = partition.name
+        indexes = partition.rows.indexes_of(positions)
+        numbers: dict[int, int] = {}
+        for field in FIELDS:
+            has = partition.blocks_of(field, positions)[0] != 0
+            lost = partition.losses.of(field, positions) != 0
+            if name == MAIN and lost.any():
+                raise LedgerError(f"{field!r} of {indexes[lost].tolist()} was lost, and nobody was told")
+            if field == "x" and not (has | lost).all():
+                raise LedgerError(f"rows {indexes[~has].tolist()} of {name} have no value, and were put with one")
+            if has.any():
+                all_of_it = client.get_meta([field], None, name, mode="force_fetch")
+                meta = all_of_it.select_samples(np.flatnonzero(np.isin(all_of_it.global_indexes, indexes[has])))
+                read = self.ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
+                numbers.update(zip(meta.global_indexes, read, strict=True))
+        return numbers
+
+    def _consumed(self, partition: Partition, task: str, positions: np.ndarray, numbers: dict[int, int]) -> set[int]:
+        """The numbers of those that a task is through with, but for those that were set aside."""
+        done = positions[partition.consumed(task, positions) != 0]
+        aside = [partition.passed.reason(task, position) == POISON for position in done.tolist()]
+        indexes = partition.rows.indexes_of(done[~np.array(aside, bool)])
+        return {numbers[index] for index in indexes.tolist() if index in numbers}
+
+    # ------------------------------------------------------------ space
+
+    def nothing_leaks(self) -> None:
+        """No extent is leased but those in which needed blocks lie; and when all is cleared none is."""
+        cluster = self.cluster
+        cluster.advance(5.0)
+        needed = set(cluster.controller.state.blocks.extents)
+        leased = {(unit.number, extent) for unit in cluster.units for extent in unit.table._extents}
+        if leased != needed:
+            raise LedgerError(f"extents {sorted(leased - needed)} are leased and nobody needs them")
+        last = cluster.client("last")
+        for name in list(cluster.controller.state.partitions):
+            last.clear_partition(name)
+        last.close()
+        cluster.advance(5.0)
+        cluster.check()
+        left = sum(unit.table.leased for unit in cluster.units)
+        if left:
+            raise LedgerError(f"{left} bytes are leased when all is cleared and all have gone")

@@ -1,0 +1,49 @@
+"""Snapshots of the journal in the simulation: what a forked child writes elsewhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transfer_queue.journal import state_file
+
+MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
+
+
+class SnapshotWriter:
+    """A `node.journaling.Writer`: the file has the state of when it was begun, and is there after a while.
+
+    later: has something done when so many seconds have passed. ended: the controller whose child writes was killed.
+    """
+
+    def __init__(self, draw: random.Random, later: Callable[[float, Callable[[], object]], None]) -> None:
+        self.busy = self.ended = False
+        self._draw = draw
+        self._later = later
+        self._under_way: tuple[Path, Path] | None = None
+
+    def begin(self, path: Path, tree: Callable[[], Any], done: Callable[[str | None], Any], sync: bool) -> None:
+        """See `node.journaling.Writer.begin`."""
+        draft = path.with_name(f".{path.name}.draft")
+        state_file.write(draft, tree(), sync=False)
+        self.busy, self._under_way = True, (draft, path)
+        self._later(self._draw.uniform(0, MOST_SECONDS), lambda: None if self.ended else self._put(done))
+
+    def _put(self, done: Callable[[str | None], Any]) -> None:
+        self._name()
+        self.busy = False
+        done(None)
+
+    def _name(self) -> None:
+        assert self._under_way is not None
+        draft, path = self._under_way
+        draft.rename(path)
+        self._under_way = None
+
+    def kill(self) -> None:
+        """The controller is killed, and its child with it: before the file had its name, or just after."""
+        self.ended = True
+        if self._under_way is not None and self._draw.random() < 0.5:
+            self._name()
