@@ -344,7 +344,9 @@ class FaultyCluster(Cluster):
             self._carry_out(effects[: draw.randint(0, len(effects))])
         elif self._journal._segment.size > size:  # killed while it wrote this turn: its frame is torn
             path = segment_path(self._journal_folder, self._journal.number)
-            os.truncate(path, draw.randint(size, self._journal._segment.size - 1))
+            whole = self._journal._segment.size
+            self._journal._segment.close()  # else it would make the file whole again at its end
+            os.truncate(path, draw.randint(size, whole - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
 
     def _happened(self, records: list[AnyRecord]) -> None:
