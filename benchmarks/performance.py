@@ -60,8 +60,9 @@ def main() -> None:
 def measure(questions: list[str], quick: bool, beside: bool) -> None:
     """Runs them, prints their tables, keeps what they gave."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    with peers() as asked:
-        for name, seconds, rows in answers(questions, Scale(quick, dict(asked) if beside else {})):
+    for question in questions:
+        with peers() as asked:  # none is left running beside the next question
+            ((name, seconds, rows),) = answers([question], Scale(quick, dict(asked) if beside else {}))
             print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
             found = document(name, quick, seconds, rows)
             found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[1]}

@@ -119,6 +119,6 @@ def pipeline(steps: int, **case: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
     serve({"kv": kv, "small": small, "pipeline": pipeline})
     ray.shutdown()

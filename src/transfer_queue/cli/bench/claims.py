@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -58,6 +59,9 @@ def run(scale: Scale) -> list[Row]:
         rows += _by_sampler(scale.pick((1000, 131_072, 1_000_000), (1000,)), scale.pick(30, 3))
     finally:
         gc.enable()
+    for number, size in enumerate(sizes):
+        peers = scale.ask_peers("claims", rows=size, batch=BATCH)
+        rows[number] = replace(rows[number], peers={name: figures["ms"] for name, figures in peers.items()})
     return rows
 
 
@@ -79,11 +83,9 @@ def _through_a_client(scale: Scale, sizes: Sequence[int]) -> list[Row]:
         indexes = torch.tensor(meta.global_indexes)
         if not torch.equal(client.get_data(meta)["x"].long(), indexes - indexes[0] + _claimed(len(took))):
             raise AssertionError("a claim gave other rows than those that come next")
-        peers = scale.ask_peers("claims", rows=rows, batch=BATCH)
         found.append(against(
             f"claim of {BATCH} of {rows:,} rows by a client", "ms", statistics.median(took), statistics.median(trips),
             "empty round trip", target=0.08, then=THEN.get(rows), more=quantiles(took, 1.0),
-            peers={name: figures["ms"] for name, figures in peers.items()},
         ))  # fmt: skip
         client.clear_partition("p")
     return found

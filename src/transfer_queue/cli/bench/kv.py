@@ -99,11 +99,14 @@ def run(scale: Scale) -> list[Row]:
     """All cases."""
     rows: list[Row] = []
     with system() as queue, raw_socket() as bare, Worker(queue.address) as reader:
-        for case in scale.pick(CASES, QUICK):
+        cases = scale.pick(CASES, QUICK)
+        for case in cases:
             rows += _measured(case, queue, bare, reader)
-            rows[-len(ROWS)], rows[-len(ROWS) + 1] = _beside_peers(scale, case, rows[-len(ROWS)], rows[-len(ROWS) + 1])
         payload = scale.pick(CASES[3], QUICK[0]).payload
         rows.append(_destinations(payload, reader))
+    for number, case in enumerate(cases):
+        at = number * len(ROWS)
+        rows[at], rows[at + 1] = _beside_peers(scale, case, rows[at], rows[at + 1])
     return rows
 
 

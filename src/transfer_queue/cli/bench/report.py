@@ -26,7 +26,7 @@ class Scale:
         return quick if self.quick else full
 
     def ask_peers(self, question: str, **case: Any) -> dict[str, dict[str, float]]:
-        """Name of each peer that can do it -> its figures."""
+        """Name of each peer that can do it -> its figures. Asked once ours are measured: peers leave processes busy."""
         found = {name: peer(question, case) for name, peer in self.peers.items()}
         return {name: figures for name, figures in found.items() if figures is not None}
 

@@ -10,6 +10,8 @@ import asyncio
 import statistics
 import threading
 import time
+from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from transfer_queue.current import CURRENT
 
 QUESTION = "How many small operations a second, and how long does each take?"
 PROCESSES = 8  # at most, for all clients together
+WORDS = {"put": "single-row puts", "tag": "tag updates"}
 WARMING = 0.3  # seconds in which nothing counts
 BYTES = (300, 100)  # of a small put's request and reply: what the raw socket carries
 PUTS = {1: (8000.0, 251.0), 8: (12000.0, 445.0)}  # clients -> a second: target, and the peer's then
@@ -118,12 +121,24 @@ def run(scale: Scale) -> list[Row]:
         with workers(scale.pick(PROCESSES, 2), queue.address) as processes:
             for act in ("put", "tag"):
                 for clients in scale.pick((1, 8, 64, 512), (1, 3)):
-                    rows.append(_many(scale, act, clients, processes, seconds, queue, empty))
+                    rows.append(_many(act, clients, processes, seconds, queue, empty))
         rows += [_in_flight(tasks, seconds, empty) for tasks in scale.pick((1, 8, 64), (1, 8))]
         rows += _lists(scale.pick(100_000, 500), empty)
         with Worker(queue.address) as reader:
             rows.append(_one_by_one(Payload("dense", scale.pick(8192, 64), 5, 128), reader))
-    return rows
+    return [_beside_peers(scale, row, seconds) for row in rows]
+
+
+def _beside_peers(scale: Scale, row: Row, seconds: float) -> Row:
+    for act, clients in product(WORDS, PUTS):
+        if row.what == _what(act, clients):
+            peers = scale.ask_peers("small", act=act, clients=clients, seconds=seconds)
+            return replace(row, peers={name: figures["a_second"] for name, figures in peers.items()})
+    return row
+
+
+def _what(act: str, clients: int) -> str:
+    return f"{WORDS[act]}, {clients} client{'s' if clients > 1 else ''}"
 
 
 def _round_trips(count: int, raw: list[float]) -> Row:
@@ -134,9 +149,7 @@ def _round_trips(count: int, raw: list[float]) -> Row:
     return against("empty round trip", "us", ours, bare, "raw socket", more=quantiles(times, 1e6))
 
 
-def _many(
-    scale: Scale, act: str, clients: int, processes: list[Worker], seconds: float, queue: System, empty: float
-) -> Row:
+def _many(act: str, clients: int, processes: list[Worker], seconds: float, queue: System, empty: float) -> Row:
     used = processes[: min(clients, len(processes))]
     shares = [clients // len(used) + (i < clients % len(used)) for i in range(len(used))]
     begin = time.monotonic() + 0.5 + clients / 400
@@ -154,13 +167,10 @@ def _many(
     done = len(latencies)
     cpu = sum(each.cpu for each in told)
     more = quantiles(latencies, 1e6) | {"cpu_us": cpu / done * 1e6, "servers_cpu_us": served / done * 1e6}
-    words = "client" if clients == 1 else "clients"
-    what = f"{'single-row puts' if act == 'put' else 'tag updates'}, {clients} {words}"
     target, then = PUTS.get(clients, (None, None)) if act == "put" else (None, None)
-    peers = scale.ask_peers("small", act=act, clients=clients, seconds=seconds) if clients <= 8 else {}
     return against(
-        what, "a second", done / seconds, 1e6 / empty, "empty trips of one", more=more, target=target, then=then,
-        peers={name: figures["a_second"] for name, figures in peers.items()},
+        _what(act, clients), "a second", done / seconds, 1e6 / empty, "empty trips of one", more=more, target=target,
+        then=then,
     )  # fmt: skip
 
 

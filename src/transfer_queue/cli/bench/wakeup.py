@@ -126,8 +126,6 @@ def run(scale: Scale) -> list[Row]:
     with system() as queue, tempfile.TemporaryDirectory(prefix="tqb-") as folder:
         _many_keys(keys)
         rows.append(_woken(queue, batches, "alone", 1, target=(0.5, 5.0), then=(329.0, 999.0)))
-        peers = scale.ask_peers("wakeup", rows=ROWS, batches=scale.pick(10, 1))
-        rows[0] = replace(rows[0], peers={name: found["median_ms"] for name, found in peers.items()})
         for load, words in (("kv_list", f"while another lists {keys:,} keys"), ("checkpoints", "while one saves")):
             with _loaded(queue, load, keys, folder):
                 rows.append(_woken(queue, batches, words, 1, target=(0.5, 5.0)))
@@ -141,6 +139,8 @@ def run(scale: Scale) -> list[Row]:
             rows.append(_woken(queue, batches, words, RANKS, target=(0.5, 5.0)))
     with system(RANK_AWARE) as queue:
         rows += _ranks(queue, scale.pick(1024, 16))
+    peers = scale.ask_peers("wakeup", rows=ROWS, batches=scale.pick(10, 2))
+    rows[0] = replace(rows[0], peers={name: found["median_ms"] for name, found in peers.items()})
     return [row for each in rows for row in _split(each)]
 
 
