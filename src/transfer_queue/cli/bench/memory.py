@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,15 +36,18 @@ def run(scale: Scale) -> list[Row]:
     """All of it."""
     rows = []
     with system() as queue:
-        rows += _idle(scale, queue)
+        rows += _idle(queue)
         for payload in scale.pick(PAYLOADS, QUICK_PAYLOADS):
             rows += _peaks(queue, payload)
     rows += _state(scale)
     rows.append(_startup(scale))
+    resident, started = scale.ask_peers("memory"), scale.ask_peers("startup")
+    rows[0] = replace(rows[0], peers={name: figures["resident_mb"] for name, figures in resident.items()})
+    rows[-1] = replace(rows[-1], peers={name: figures["s"] for name, figures in started.items()})
     return rows
 
 
-def _idle(scale: Scale, queue: System) -> list[Row]:
+def _idle(queue: System) -> list[Row]:
     """Of servers that have served one put and one get."""
 
     tq.kv_put("a", "p", {"x": torch.arange(4)})
@@ -54,9 +58,8 @@ def _idle(scale: Scale, queue: System) -> list[Row]:
     private = {name: each["resident"] - each["shared"] for name, each in found.items()}
     both = (private["controller"] + private["unit-0"]) / 1e6
     pss = sum(each["pss"] for each in found.values()) / 1e6
-    peers = {name: figures["resident_mb"] for name, figures in scale.ask_peers("memory").items()}
     words = "idle controller + unit, resident without the arena"
-    rows = [Row(words, both, "MB", target=70, then=750, peers=peers, more={"pss_of_all_servers_mb": pss})]
+    rows = [Row(words, both, "MB", target=70, then=750, more={"pss_of_all_servers_mb": pss})]
     return rows + [Row(f"idle {name}, resident", each / 1e6, "MB") for name, each in private.items()]
 
 
@@ -131,7 +134,7 @@ def _state(scale: Scale) -> list[Row]:
              ("a single-row block, 3 fields", False, 1, 200.0), ("... with key and 2 tags", True, 1, None))  # fmt: skip
     words = ""
     for what, keyed, put, target in cases:
-        small, large = scale.pick((100_000, 1_000_000) if put > 1 else (50_000, 200_000), (2_000, 6_000))
+        small, large = scale.pick((100_000, 1_000_000) if put > 1 else (30_000, 120_000), (2_000, 6_000))
         with Worker() as worker:
             nbytes = worker.do(grown, keyed, put, small, large)
         words = what if not keyed else words
