@@ -144,7 +144,8 @@ def memory() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
+    # its actors reserve a core each, and would wait for ever on a small machine
+    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
     began = time.perf_counter()
     CONFIG = tq.init()
     tq.kv_put(key="a", partition_id="first", fields={"x": torch.arange(4)})
