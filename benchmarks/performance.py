@@ -35,10 +35,8 @@ def machine() -> str:
     """In words."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch", "msgspec"))
-    cores = len(os.sched_getaffinity(0))
-    return (
-        f"{cores} cores, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}, {packages}"
-    )
+    cores, kernel = len(os.sched_getaffinity(0)), platform.release().partition("-")[0]
+    return f"{cores} cores, {memory:.0f} GiB, Linux {kernel}, Python {platform.python_version()}, {packages}"
 
 
 def main() -> None:
