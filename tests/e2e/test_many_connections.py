@@ -43,7 +43,11 @@ class Connection:
     def __init__(self, address: str, name: str, role: str = "client") -> None:
         self.sock = new_socket(address)
         self.sock.settimeout(60)
-        self.sock.connect(address)
+        try:
+            self.sock.connect(address)
+        except OSError:
+            self.sock.close()
+            raise
         self.reader = FrameReader()
         self.sequence = 0
         handshake = ClientHandshake(role, name, KEY)
