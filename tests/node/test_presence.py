@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -10,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from transfer_queue.config import Settings
+from transfer_queue.core.controller import Controller
 from transfer_queue.core.returning import GRACE_SECONDS
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import Clock
 from transfer_queue.messages import ClearKeys, Envelope
+from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller_process import Sockets, build_controller
+from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.presence import Presence, lives
+from transfer_queue.node.presence import LOOKS, Departed, Presence, lives
+from transfer_queue.node.state_files import StateFiles
+from transfer_queue.sampler import SequentialSampler
 
 
 def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
@@ -64,6 +71,56 @@ def test_a_killed_client_is_dead(tmp_path: Path) -> None:
     assert not lives(tmp_path, "held")
     os.close(said)
     os.close(say)
+
+
+def test_what_killed_clients_leave_is_removed(tmp_path: Path) -> None:
+    """When the next one comes or goes; of those that live, connected or not, nothing is."""
+    for name in ("before", "connected", "killed"):
+        (tmp_path / name).touch()
+    alive = Presence(tmp_path, "alive")
+    departed = Departed(tmp_path)
+    service = ControllerService(Controller(SequentialSampler()), StateFiles(tmp_path / "states"), departed=departed)
+    service.opened(1, Hello("client", "connected"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
+    (tmp_path / "killed").touch()
+    for peer, name in enumerate(("killed", "alive"), 2):
+        service.opened(peer, Hello("client", name))
+        service.closed(peer, 0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
+    alive.end()
+    service.closed(1, 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_looks_at_a_few(tmp_path: Path) -> None:
+    """All are looked at in turn, however many live and are silent."""
+    living = [Presence(tmp_path, f"alive{number}") for number in range(LOOKS)]
+    departed = Departed(tmp_path)
+    (tmp_path / "dead").touch()
+    departed.left("dead")
+    departed.sweep(())
+    assert (tmp_path / "dead").exists()
+    departed.sweep(())
+    assert not (tmp_path / "dead").exists()
+    for presence in living:
+        assert lives(tmp_path, presence._path.name)
+        presence.end()
+
+
+def test_who_was_swept_before_it_held_its_lock_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+    swept: list[str] = []
+
+    def late(file: int, kind: int) -> None:
+        if not swept:
+            swept.append("c1")
+            (tmp_path / "c1").unlink()
+        lock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    presence = Presence(tmp_path, "c1")
+    assert lives(tmp_path, "c1")
+    presence.end()
 
 
 def test_an_id_is_no_path(tmp_path: Path) -> None:

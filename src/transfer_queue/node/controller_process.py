@@ -24,7 +24,7 @@ from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.presence import lives
+from transfer_queue.node.presence import Departed, lives
 from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler.base import BaseSampler
@@ -73,7 +73,7 @@ def build_controller(
     if journal is not None and recovered is not None:
         durable = settings.journal_durability == "sync"
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
-    service = ControllerService(controller, StateFiles(system.states), journaling)
+    service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients))
     server = Server(service, key, max_payload=0, commit=service.commit)  # requests to a controller carry none
     service.attach(server.call_soon)
     controller.of_connections = server.counters

@@ -40,6 +40,7 @@ from transfer_queue.messages import (
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.journaling import Journaling
+from transfer_queue.node.presence import Departed
 from transfer_queue.node.service import EnvelopeService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.state_writer import StateWriter
@@ -58,13 +59,21 @@ FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled)
 class ControllerService(EnvelopeService):
     """A `net.server.Service` that serves one controller.
 
-    states: where it is saved to and loaded from. journaling: None: nobody keeps what it records.
+    states: where it is saved to and loaded from. journaling: None: nobody keeps what it records. departed: told of
+    clients that have no connection any more.
     """
 
     name = "controller"
 
-    def __init__(self, controller: Controller, states: StateFiles, journaling: Journaling | None = None) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        states: StateFiles,
+        journaling: Journaling | None = None,
+        departed: Departed | None = None,
+    ) -> None:
         super().__init__()
+        self._departed = departed
         self._controller = controller
         self._states = states
         self._journaling = journaling
@@ -90,6 +99,8 @@ class ControllerService(EnvelopeService):
         """See `net.server.Service.opened`."""
         super().opened(peer, hello)
         self._controller.opened(hello.client_id, peer)
+        if self._departed is not None:
+            self._departed.sweep(self._controller.connections)
 
     def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
@@ -127,7 +138,12 @@ class ControllerService(EnvelopeService):
         """See `net.server.Service.closed`."""
         hello = self._peers.pop(peer)
         self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
-        return self._carried_out(self._controller.closed(hello.client_id, peer, now))
+        outgoing = self._carried_out(self._controller.closed(hello.client_id, peer, now))
+        if self._departed is not None:
+            if hello.client_id not in self._controller.connections:
+                self._departed.left(hello.client_id)
+            self._departed.sweep(self._controller.connections)
+        return outgoing
 
     def next_deadline(self) -> float | None:
         """See `net.server.Service.next_deadline`."""

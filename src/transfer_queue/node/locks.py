@@ -29,6 +29,14 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def leads_to(path: Path, file: int) -> bool:
+    """Whether the path still leads to this open file."""
+    try:
+        return os.path.samestat(os.fstat(file), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 class StartLock:
     """`with StartLock(path, seconds)`. The file exists only while somebody holds or wants it.
 
@@ -54,20 +62,13 @@ class StartLock:
     def _try(self) -> bool:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            if _try_lock(file) and self._is_there(file):
+            if _try_lock(file) and leads_to(self._path, file):  # its last holder has removed it otherwise
                 self._file, file = file, -1
                 return True
             return False
         finally:
             if file >= 0:
                 os.close(file)
-
-    def _is_there(self, file: int) -> bool:
-        """Whether the path still leads to this file: its last holder has removed it otherwise."""
-        try:
-            return os.path.samestat(os.fstat(file), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -1,7 +1,7 @@
 """Which clients of a system live: each holds a lock on a file of its own, which ends with its process.
 
 A client may be busy for minutes without a word. A controller that was started anew asks here before it takes one that
-has not come back for gone. What killed clients leave goes with the system.
+has not come back for gone. The file that a killed client leaves is removed by the controller.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Container
+from itertools import islice
 from pathlib import Path
 
-from transfer_queue.node.locks import is_alive
+from transfer_queue.node.locks import is_alive, leads_to
+
+LOOKS = 16  # of a sweep
 
 
 class Presence:
@@ -19,8 +23,12 @@ class Presence:
 
     def __init__(self, folder: Path, client_id: str) -> None:
         self._path = folder / client_id
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # who looks holds it for an instant
+        while True:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # who looks holds it for an instant
+            if leads_to(self._path, self._file):
+                return
+            os.close(self._file)  # it was swept before it was locked
 
     def end(self) -> None:
         """The client is gone."""
@@ -38,3 +46,29 @@ class Presence:
 def lives(folder: Path, client_id: str) -> bool:
     """Whether the process of a client is known to live."""
     return client_id.isalnum() and is_alive(folder / client_id)
+
+
+class Departed:
+    """Removes what clients leave that were killed; a few are looked at in each `sweep`.
+
+    What lies in the folder at the beginning is looked at, too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._left: dict[str, None] = dict.fromkeys(path.name for path in folder.iterdir())
+
+    def left(self, client_id: str) -> None:
+        """A client has no connection any more. If it was killed it lets go of its lock within a moment."""
+        self._left[client_id] = None
+
+    def sweep(self, connected: Container[str]) -> None:
+        """Removes the files of those that have left and live no more. connected: clients that have come back."""
+        for client_id in list(islice(self._left, LOOKS)):
+            del self._left[client_id]
+            if client_id in connected:
+                continue
+            if lives(self._folder, client_id):
+                self._left[client_id] = None  # the last to be looked at again
+            elif client_id.isalnum():
+                (self._folder / client_id).unlink(missing_ok=True)
