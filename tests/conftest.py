@@ -59,7 +59,7 @@ LONGEST = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make chaos` asks for more of them."""
-    parser.addoption("--schedules", type=int, default=200, help="how many schedules are drawn for equal ends")
+    parser.addoption("--schedules", type=int, default=500, help="how many schedules are drawn for equal ends")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -46,7 +47,8 @@ def wait_for_none(runtime_dir: Path, seconds: float) -> list[str]:
     _, alive = psutil.wait_procs(processes_of(runtime_dir), timeout=seconds)
     shown = [f"{process.pid} {_line(process)}" for process in alive]
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(alive, timeout=seconds)
     return shown
 

@@ -35,11 +35,13 @@ from transfer_queue.testing import Client, Cluster
 MIB = 1 << 20
 
 
-def save(client: Client, folder: Path, meanwhile: Callable[[], object] = lambda: None) -> Path:
+def save(
+    client: Client, folder: Path, meanwhile: Callable[[], object] = lambda: None, previous: Path | None = None
+) -> Path:
     """What `tq.save_checkpoint` does, but for the swap of folders. meanwhile: between the cut and the copy."""
     cut = client.begin_checkpoint()
     meanwhile()
-    client.save_storage_checkpoint(folder, cut=cut)
+    client.save_storage_checkpoint(folder, cut=cut, previous=previous)
     client.save_controller_checkpoint(folder / STATE, cut=cut)
     assert client.end_checkpoint(cut)
     return folder
@@ -312,10 +314,7 @@ class TestIncremental:
         save(a, tmp_path / "one")
         before = files(tmp_path / "one")
         put("i", start=50)
-        cut = a.begin_checkpoint()
-        a.save_storage_checkpoint(tmp_path / "two", cut=cut, previous=tmp_path / "one")
-        a.save_controller_checkpoint(tmp_path / "two" / STATE, cut=cut)
-        a.end_checkpoint(cut)
+        save(a, tmp_path / "two", previous=tmp_path / "one")
         after = files(tmp_path / "two")
         assert before.items() < after.items()
         assert len(after) == 2
@@ -334,10 +333,7 @@ class TestIncremental:
         put("z")  # a block that is not in the checkpoint, whose number must not be taken for one of it
         load(a, tmp_path / "one")
         put("e", start=70)
-        cut = a.begin_checkpoint()
-        a.save_storage_checkpoint(tmp_path / "two", cut=cut, previous=tmp_path / "one")
-        a.save_controller_checkpoint(tmp_path / "two" / STATE, cut=cut)
-        a.end_checkpoint(cut)
+        save(a, tmp_path / "two", previous=tmp_path / "one")
         after = files(tmp_path / "two")
         assert first in after.items()
         assert len(after) == 2
@@ -372,10 +368,7 @@ class TestIncremental:
         (first,) = files(tmp_path / "one")
         load(a, tmp_path / "empty")
         put("c", start=9)
-        cut = a.begin_checkpoint()
-        a.save_storage_checkpoint(tmp_path / "two", cut=cut, previous=tmp_path / "one")
-        a.save_controller_checkpoint(tmp_path / "two" / STATE, cut=cut)
-        a.end_checkpoint(cut)
+        save(a, tmp_path / "two", previous=tmp_path / "one")
         assert first in files(tmp_path / "two"), "where a is"
         load(a, tmp_path / "two")
         assert values(a, ["a", "c"]) == [0, 9]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import socket
 import time
@@ -22,6 +23,7 @@ from transfer_queue.messages import ClearKeys, Envelope
 from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller_process import Sockets, build_controller
 from transfer_queue.node.controller_service import ControllerService
+from transfer_queue.node.locks import is_alive
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.presence import LOOKS, Departed, Presence, lives
 from transfer_queue.node.state_files import StateFiles
@@ -121,6 +123,24 @@ def test_who_was_swept_before_it_held_its_lock_begins_anew(tmp_path: Path, monke
     presence = Presence(tmp_path, "c1")
     assert lives(tmp_path, "c1")
     presence.end()
+
+
+def test_a_process_that_can_open_no_file_takes_nobody_for_dead(tmp_path: Path) -> None:
+    alive = Presence(tmp_path, "c1")
+    departed = Departed(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        assert lives(tmp_path, "c1")
+        with pytest.raises(OSError, match="Too many open files"):
+            is_alive(tmp_path / "c1")
+        departed.sweep(())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert (tmp_path / "c1").exists()
+    alive.end()
+    departed.sweep(())
+    assert not lives(tmp_path, "c1")
 
 
 def test_an_id_is_no_path(tmp_path: Path) -> None:

@@ -107,8 +107,6 @@ class Server:
         self._next_peer = 1
         self._accept_again: float | None = None  # while accepting is paused
         self._tick_again = 0.0  # after a failed tick: not before
-        self._due: float | None = None  # when the service next has something to do, unless
-        self._ask_due = True  # something has happened since it was asked
         self._idle = idle
         self._may_idle = idle is not None  # there may be idle work that was not asked for since the last event
         self._commit = commit
@@ -181,8 +179,9 @@ class Server:
             self.close()
 
     def _turn(self) -> None:
+        due = self._service.next_deadline()  # asked once a turn: what this turn makes due is due in the next
         waits = self._unserved or self._may_idle
-        ready = self._selector.select(0 if waits else self._patience())
+        ready = self._selector.select(0 if waits else self._patience(due))
         if self._idle is not None:
             self._may_idle = bool(ready or self._unserved) or (self._may_idle and self._idled(self._idle))
         for key, events in ready:
@@ -196,7 +195,7 @@ class Server:
             if peer.number in self._peers:
                 self._work_off(peer)
         self._run_soon()
-        self._check_deadlines()
+        self._check_deadlines(due)
         self._end_turn()
 
     def _run_soon(self) -> None:
@@ -234,11 +233,10 @@ class Server:
             logger.exception("idle work failed")
             return False
 
-    def _patience(self) -> float | None:
-        """Seconds until something is due without any event; None for never."""
+    def _patience(self, due: float | None) -> float | None:
+        """Seconds until something is due without any event; None for never. due: when the service's next is."""
         if self._dirty:  # what was queued while the last turn's output left
             return 0.0
-        due = self._service.next_deadline() if self._ask_due else self._due
         if due is not None and due < self._tick_again:
             due = self._tick_again
         if self._shaking and (due is None or self._shaking[0][0] < due):
@@ -249,9 +247,7 @@ class Server:
             return None
         return min(max(0.0, due - self._clock()), LONGEST_SLEEP)
 
-    def _check_deadlines(self) -> None:
-        due = self._due = self._service.next_deadline()
-        self._ask_due = False
+    def _check_deadlines(self, due: float | None) -> None:
         if due is None and not self._shaking and self._accept_again is None:
             return
         now = self._clock()
@@ -270,7 +266,6 @@ class Server:
                 self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
     def _guarded(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
-        self._ask_due = True
         try:
             self._queue(function() or ())
         except Exception:

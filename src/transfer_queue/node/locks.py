@@ -94,12 +94,16 @@ def hold_liveness(path: Path) -> int:
 
 
 class Liveness:
-    """A look at whether any process of a system lives; keeps looking at the same file after it was removed."""
+    """A look at whether any process of a system lives; keeps looking at the same file after it was removed.
+
+    OSError if the file is there and cannot be opened, as when this process has as many files open as it may: then
+    nobody knows.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             self._file = None
 
     def held(self) -> bool:
@@ -132,6 +136,6 @@ class Liveness:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a process holds this liveness file."""
+    """Whether a process holds this liveness file. OSError: see `Liveness`."""
     with Liveness(path) as liveness:
         return liveness.held()
