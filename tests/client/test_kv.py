@@ -329,6 +329,15 @@ class TestTags:
         a.kv_put("k", "p", tag={"zzz": DELETE})
         assert a.kv_list("p") == {"p": {"k": {"b": 2, "c": 3}}}
 
+    def test_what_a_put_returns_of_new_keys(self, a: Client) -> None:
+        """The controller does not say it: the client knows what it has put."""
+        meta = a.kv_batch_put(["k", "l"], "p", {"y": [1, 2], "x": [3, 4]}, tags=[{"a": DELETE, "b": {"c": (1, 2)}}, {}])
+        assert (meta.fields, meta.tags) == (["x", "y"], [{"b": {"c": (1, 2)}}, {}])
+        assert [a.kv_list("p")["p"][key] for key in meta.keys] == meta.tags
+        more = a.kv_batch_put(["m", "k"], "p", {"z": [5, 6]}, tags=[{"n": 1}, {"n": 2}])
+        assert (more.fields, more.tags) == (["z"], [{"n": 1}, {"b": {"c": (1, 2)}, "n": 2}])
+        assert (a.kv_put("n", "p", tag={"a": 1}).fields, a.kv_put("o", "p", {"x": 1}).tags) == ([], [{}])
+
     def test_samplers_see_exotic_tags_without_opening_them(self, start: Start) -> None:
         from transfer_queue.sampler import SeqlenBalancedSampler
 

@@ -55,7 +55,9 @@ def test_the_reply_of_a_put_by_keys(h: Harness) -> None:
     assert (reply.tags, reply.fields) == ([{"n": 1, "s": "new"}, {}], ["y"])
     assert h.ask(h.publish(1, ("z",), keys=["a"])).fields == ["x", "y", "z"]
     reply = h.ask(h.publish(1, None, keys=["c"], tags=[{"n": 3}]))
-    assert (reply.tags, reply.fields) == ([{"n": 3}], [])
+    assert (reply.tags, reply.fields) == (None, None), "who puts new keys knows what they have"
+    reply = h.ask(h.publish(1, None, keys=["c"], tags=[{"m": 4}]))
+    assert (reply.tags, reply.fields) == ([{"n": 3, "m": 4}], [])
 
 
 def test_tags_merge(h: Harness) -> None:

@@ -235,9 +235,14 @@ class KVOperations(Transfers):
             raise InvalidArgumentError("a put needs fields or tags; it has neither")
         if not keys:
             return KVBatchMeta(partition_id=partition_id, fields=[])
+        sent = self._tags(tags)
         reply = yield from self._publish(
             encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
-            tags=self._tags(tags), groups=groups, pre_allocate=pre_alloc_sample_num(),
+            tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(),
         )  # fmt: skip
-        merged = replies.tags(reply.tags, self._state.settings.allow_pickle)
-        return KVBatchMeta._made(keys, [{} for _ in keys] if merged is None else merged, partition_id, reply.fields)
+        fields, merged = reply.fields, reply.tags
+        if fields is None:  # none of the keys was known: what they have is what was put
+            fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
+            merged = None if sent is None else replies.tags_of_new(sent)
+        merged = replies.tags(merged, self._state.settings.allow_pickle)
+        return KVBatchMeta._made(keys, [{} for _ in keys] if merged is None else merged, partition_id, fields)

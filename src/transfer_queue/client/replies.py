@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from transfer_queue.field_columns import FieldColumn
-from transfer_queue.messages import ClaimReply, FieldType, StatusReply
+from transfer_queue.messages import DELETE_CODE, ClaimReply, FieldType, StatusReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.objects import decode_tag_value
@@ -64,6 +64,14 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
         else:
             columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(part.tolist())))
     return columns
+
+
+def tags_of_new(sent: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """What new rows have of the tags that were sent with them: nothing was there that an entry could have removed."""
+    return [
+        {name: value for name, value in (tag or {}).items() if getattr(value, "code", None) != DELETE_CODE}
+        for tag in sent
+    ]
 
 
 @sense_in("a server's reply")

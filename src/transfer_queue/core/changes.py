@@ -78,8 +78,12 @@ class Changes:
         """These rows changed."""
         for key, chunk, at, _ in self.rows.split(positions):
             chunk.changed[at] = version
-            self.newest.pop(key, None)
-            self.newest[key] = version
+            self.news(version, key)
+
+    def news(self, version: int, key: int) -> None:
+        """Rows of a chunk changed, and say so."""
+        self.newest.pop(key, None)
+        self.newest[key] = version
 
     def clear(self, version: int, chunk: Chunk, at: np.ndarray) -> None:
         """These rows of a chunk end. Who never changed was told to nobody, and is no news now."""

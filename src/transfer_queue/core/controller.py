@@ -540,27 +540,25 @@ class Controller:
         """Takes one record in, and notes who may have waited for it."""
         self.state.apply(record)
         self.records.append(record)
-        kind = type(record)
-        if kind in _NO_NEWS or (isinstance(record, r.Finished) and not record.freed):
+        if type(record) in _NO_NEWS or (isinstance(record, r.Finished) and not record.freed):
             return
-        if kind is r.StateLoaded:
+        name: str | None = getattr(record, "partition", None)
+        if name is not None:
+            change = self._changed.get(name)
+            if change is None:
+                change = self._changed[name] = Change()
+            change.note(record, self.state.partitions.get(name))
+        if isinstance(record, r.StateLoaded):
             self.moves.forget()
-        elif kind in (r.UnitLost, r.ExtentsLost):
+        elif isinstance(record, (r.UnitLost, r.ExtentsLost)):
             for partition in self.state.partitions.values():
                 if self.state.losses in partition.losses.events:
                     self._changed.setdefault(partition.name, Change())
-        name: str | None = getattr(record, "partition", None)
-        if name is None:
-            return
-        change = self._changed.get(name)
-        if change is None:
-            change = self._changed[name] = Change()
-        change.note(record, self.state.partitions.get(name))
-        if isinstance(record, r.ConsumptionForgotten):
+        elif isinstance(record, r.ConsumptionForgotten):
             self.works.forget(record.partition, record.task)
         elif isinstance(record, r.PartitionDropped):
-            self.movers.dropped(name)
-            self.warned.discard(name)
+            self.movers.dropped(record.partition)
+            self.warned.discard(record.partition)
 
     def _gone(self, client: str) -> None:
         """A client has no connection any more."""

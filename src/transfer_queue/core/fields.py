@@ -126,14 +126,14 @@ def shape_of(block: NewBlock) -> BlockShape:
     return block.schema, block.dims, block.rows
 
 
-def check_block(block: NewBlock, count: int, learnt: BlockShape | None = None) -> None:
-    """Raises InvalidArgumentError for a block that describes itself wrongly. learnt: a shape known to be right."""
+def check_block(block: NewBlock, count: int, known: bool = False) -> None:
+    """Raises InvalidArgumentError for a block that describes itself wrongly. known: its shape is known to be right."""
     if block.rows != count or count < 1:
         raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the block's place is no place of a block")
-    if learnt == shape_of(block):
+    if known:
         return
     names = [spec.name for spec in block.schema]
     if not names or len(set(names)) != len(names):

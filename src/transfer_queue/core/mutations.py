@@ -67,13 +67,13 @@ def reserve(core: Controller, client: str, peer: int, request: Reserve) -> Decis
 
 
 def publish(core: Controller, client: str, peer: int, request: Publish) -> Decision:
-    """The rows, and with keys their tags and common fields."""
-    records, indexes = puts.publish(core.state, client, request)
+    """The rows, and of keys of which some are known already their tags and common fields."""
+    records, indexes, new = puts.publish(core.state, client, request)
     if request.block is not None:
         core.counters["published_rows"] += request.count
 
     def reply() -> AnyReply:
-        if request.keys is None:
+        if new or request.keys is None:
             return PublishReply(indexes.tobytes(), epoch=core.state.epoch)
         partition = core.state.partitions[request.partition]
         positions = partition.rows.positions_of(indexes)

@@ -7,7 +7,7 @@ everything else only reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -216,33 +216,45 @@ class Partition:
         client: str,
     ) -> None:
         """See `records.RowsReserved`."""
-        owner = 0 if waiting else self.owners.setdefault(client, len(self.owners) + 1)
         positions = self.waiting[:taken]
+        start = self.rows.end
+        if waiting:
+            self.rows.append(first_index, count, waiting=True)
+            self.waiting += range(start, start + count)
+            return
+        owner = self.owner(client)
         del self.waiting[:taken]
         for p in positions:
             chunk = self.rows.chunks[p >> CHUNK_BITS]
             chunk.waiting[p & MASK] = 0
             chunk.owner[p & MASK] = owner
-        start = self.rows.append(first_index, count, waiting, owner)
-        if waiting:
-            self.waiting += range(start, start + count)
-        else:
-            self.admitted += taken + count
-            self.wants.arrived(client, taken + count)
-        if keys is not None or groups is not None:
-            positions += range(start, start + count)
+        self.rows.append(first_index, count, owner=owner)
+        self.arrived(client, taken + count)
+        if keys is None and groups is None:
+            return
+        positions += range(start, start + count)
         if keys is not None:
             self.keys.update(zip(keys, positions, strict=True))
-            where = np.array(positions, "i8")
-            done = 0
-            for _, chunk, at, _ in self.rows.split(where):  # they ascend
-                chunk.name(at, keys[done : done + len(at)])
-                done += len(at)
-            self.changes.mark(self.version, where)
+            for p, name in zip(positions, keys, strict=True):
+                self.rows.chunks[p >> CHUNK_BITS].key_list()[p & MASK] = name
+            self.changes.mark(self.version, np.array(positions, "i8"))
         if groups is not None:
             self.join(groups, positions)
 
-    def join(self, groups: list[str], positions: list[int]) -> None:
+    def owner(self, client: str) -> int:
+        """The number under which rows know the client that reserved them."""
+        number = self.owners.get(client)
+        if number is None:
+            number = self.owners[client] = len(self.owners) + 1
+        return number
+
+    def arrived(self, client: str, rows: int) -> None:
+        """A client has begun so many new rows."""
+        self.admitted += rows
+        if self.wants.promised:
+            self.wants.arrived(client, rows)
+
+    def join(self, groups: list[str], positions: Sequence[int]) -> None:
         """Makes rows members of declared groups; a row that is one already stays where it is."""
         if not self.groups.explicit:
             for ready in self.ready.values():

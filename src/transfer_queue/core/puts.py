@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
+from typing import Any
 
 import numpy as np
+from msgspec.msgpack import Ext
 
 from transfer_queue.core import admission, clears
 from transfer_queue.core import records as r
@@ -21,7 +24,15 @@ from transfer_queue.errors import (
     StorageKeyNotFoundError,
     UnitLostError,
 )
-from transfer_queue.messages import CreatePartition, NewBlock, PartitionOptions, Place, Publish, Reserve
+from transfer_queue.messages import (
+    DELETE_CODE,
+    CreatePartition,
+    NewBlock,
+    PartitionOptions,
+    Place,
+    Publish,
+    Reserve,
+)
 
 NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
@@ -73,17 +84,12 @@ class NewRows:
             self.records = create_partition(state, CreatePartition(name, pre_allocate))
             free = np.arange(first, first + pre_allocate)
             first += pre_allocate
+            check_capacity(state, count)
         else:
-            if count and partition.sealed:
-                raise SealedError(
-                    f"partition {name!r} is sealed: it takes new fields of its rows, but no new rows. "
-                    f"Put the {count} rows into another partition."
-                )
-            admission.check(partition, count)
+            _check_new(state, partition, count)
             free = NOBODYS
             if partition.waiting:
                 free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
-        check_capacity(state, count)
         taken = min(count, len(free))
         fresh = count - taken
         self.indexes = np.arange(first, first + fresh)
@@ -91,6 +97,17 @@ class NewRows:
             self.indexes = np.concatenate([free[:taken], self.indexes])
         if count:
             self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups, client=client))
+
+
+def _check_new(state: State, partition: Partition, count: int) -> None:
+    """Raises where a partition, or the system, does not take in `count` more rows."""
+    if count and partition.sealed:
+        raise SealedError(
+            f"partition {partition.name!r} is sealed: it takes new fields of its rows, but no new rows. "
+            f"Put the {count} rows into another partition."
+        )
+    admission.check(partition, count)
+    check_capacity(state, count)
 
 
 def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> None:
@@ -167,20 +184,67 @@ def _indexes_of_keys(
     return out
 
 
-def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Records, and the global indexes of the rows that are written, in the order of the put."""
+def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
+    """Records, the global indexes of the rows that are written, in the order of the put, and whether all are new."""
     if writer in state.fenced:
         raise ProtocolError("this writer was proven dead and its space taken back; it must not put any more")
     _check_shape(request)
     partition = state.partitions.get(request.partition)
     if request.block is not None:
-        check_block(request.block, request.count, None if partition is None else partition.learnt)
+        known = partition is not None and partition.learnt == shape_of(request.block)
+        check_block(request.block, request.count, known)
         _check_places(state, writer, request.block)
-        if partition is not None and partition.learnt != shape_of(request.block):
+        if partition is not None and not known:
             for spec in request.block.schema:
                 field = partition.fields.get(spec.name)
                 if field is not None:
                     field.check(spec)
+    new = request.rows is None and (
+        partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
+    )
+    if new and partition is not None and not partition.waiting:
+        records, indexes = _put_new(state, partition, writer, request)
+    else:
+        records, indexes = _put(state, partition, writer, request)
+    if request.groups is not None:
+        dropped = clears.unborn(partition, request.groups, indexes)
+        records += dropped
+        new = new and not dropped  # else there is less of them than was put
+    if request.closes:
+        records += close_extents(state, writer, request.closes)
+    return records, indexes, new
+
+
+def _put_new(state: State, partition: Partition, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray]:
+    """A put of new rows alone, none of them pre-allocated."""
+    count, first, tags = request.count, state.next_index, request.tags
+    if request.groups is not None:
+        _check_groups(partition, request.groups, [-1] * count)
+    _check_new(state, partition, count)
+    if tags is not None:
+        tags = _without_deletes(tags)
+    number = 0 if request.block is None else state.next_block
+    record = r.RowsPut(
+        request.partition, writer, first, count, request.keys, request.groups, tags, number, request.block
+    )
+    return [record], np.arange(first, first + count)
+
+
+def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+    """These tags of new rows, which have nothing that could be removed."""
+    kinds = map(type, chain.from_iterable(map(dict.values, filter(None, tags))))
+    if Ext not in kinds:
+        return tags
+    return [
+        tag and {name: value for name, value in tag.items() if getattr(value, "code", None) != DELETE_CODE}
+        for tag in tags
+    ]
+
+
+def _put(
+    state: State, partition: Partition | None, writer: str, request: Publish
+) -> tuple[list[r.AnyRecord], np.ndarray]:
+    """Any other put."""
     groups_left = request.groups
     if request.rows is not None:
         made: list[r.AnyRecord] = []
@@ -210,14 +274,15 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
                 request.block, request.tags, request.replace_tags, groups_left,
             )
         )  # fmt: skip
-    made += clears.unborn(partition, request.groups, indexes)
-    return made + close_extents(state, writer, request.closes), indexes
+    return made, indexes
 
 
 def _check_places(state: State, writer: str, block: NewBlock) -> None:
     """Raises where a block cannot lie where its writer says."""
-    places: list[Place | NewBlock] = [block, *block.copies]
-    if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
+    places: list[Place | NewBlock] = [block]
+    if block.copies:
+        places += block.copies
+    if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
         raise InvalidArgumentError(f"a block has {MOST_PLACES} places at most, each in another storage unit")
     for place in places:
         if place.unit in state.lost_units:

@@ -56,6 +56,24 @@ class Published(Record, frozen=True):
     groups: list[str] | None = None
 
 
+class RowsPut(Record, frozen=True):
+    """New rows begin with all that their put brings: as `RowsReserved` and `Published`, of which it is in one.
+
+    They are `count` rows from `first_index` on, none of them pre-allocated. client: who has put them. keys, groups,
+    tags: one entry for each row, None where rows have none; tags without entries to remove.
+    """
+
+    partition: str
+    client: str
+    first_index: int
+    count: int
+    keys: list[str] | None = None
+    groups: list[str] | None = None
+    tags: list[dict[str, Any] | None] | None = None
+    block_number: int = 0
+    block: NewBlock | None = None
+
+
 class ExtentsClosed(Record, frozen=True):
     """These extents take no more blocks. lengths: of each, where it is shorter than it was."""
 
@@ -385,5 +403,5 @@ AnyRecord = Union[
     RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, Leased, LeaseAcked,
     LeaseEnded, RankLeft,
     Moved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed,
-    StateLoaded, Inherited,
+    StateLoaded, Inherited, RowsPut,
 ]  # fmt: skip

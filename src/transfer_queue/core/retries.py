@@ -30,7 +30,7 @@ class Change:
 
     def note(self, record: r.AnyRecord, partition: Partition | None) -> None:
         """A record of this partition was applied; the partition is as it is after it."""
-        if isinstance(record, (r.Published, r.RowsReserved)):
+        if isinstance(record, (r.RowsPut, r.Published, r.RowsReserved)):
             self.everything |= record.groups is not None  # rows that join may leave others that can never be whole
         elif isinstance(record, r.Dealt):
             # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more

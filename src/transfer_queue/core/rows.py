@@ -25,7 +25,7 @@ CONSUMED, CLAIMED = 1, 2  # what a task has made of a row; 0: nothing
 
 Tags = list[Any]  # of dict[str, Any] | None
 
-Indexer = Any  # slice | np.ndarray: where in a chunk, or where in the caller's arrays
+Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the caller's arrays
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -113,16 +113,11 @@ class Chunk:
         out[: len(column)] = column
         return out
 
-    def name(self, at: np.ndarray, keys: list[str]) -> None:
-        """These rows of the chunk have these keys."""
+    def key_list(self) -> list[str | None]:
+        """The keys, made where missing."""
         if self.keys is None:
             self.keys = [None] * self.capacity
-        first, last = int(at[0]), int(at[-1])
-        if last - first + 1 == len(at):
-            self.keys[first : last + 1] = keys
-            return
-        for a, key in zip(at.tolist(), keys, strict=True):
-            self.keys[a] = key
+        return self.keys
 
     @property
     def tags(self) -> Tags | None:
@@ -227,6 +222,10 @@ class Chunk:
         self._packed = saved["tags"]
 
 
+# neighbours in one chunk: its number, the chunk, where they are in it, which is from `first` up to before `last`
+Run = tuple[int, Chunk, Indexer, int, int]
+
+
 class Rows:
     """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
 
@@ -241,31 +240,37 @@ class Rows:
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
         self._keys: list[int] = []  # the chunk numbers
 
-    def append(self, first_index: int, count: int, waiting: bool, owner: int = 0) -> int:
-        """Adds rows with consecutive global indexes; gives the position of the first."""
-        start = self.end
+    def append(self, first_index: int, count: int, waiting: bool = False, owner: int = 0) -> list[Run]:
+        """Adds rows with consecutive global indexes; where they are."""
+        runs = []
         done = 0
         while done < count:
-            position = self.end
-            key, at = position >> CHUNK_BITS, position & MASK
+            key, first = self.end >> CHUNK_BITS, self.end & MASK
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None
-            take = min(count - done, CHUNK - at)
-            chunk.ensure(at + take)
-            chunk.index[at : at + take] = np.arange(first_index + done, first_index + done + take)
-            chunk.alive[at : at + take] = 1
-            chunk.waiting[at : at + take] = waiting
-            chunk.owner[at : at + take] = owner
-            chunk.size = at + take
+            take = min(count - done, CHUNK - first)
+            last = first + take
+            if last > chunk.capacity:
+                chunk.ensure(last)
+            index = first_index + done
+            # numpy takes a number faster than a slice of one
+            at: Indexer = first if take == 1 else slice(first, last)
+            chunk.index[at] = index if take == 1 else np.arange(index, index + take)
+            chunk.alive[at] = 1
+            if waiting:
+                chunk.waiting[at] = 1
+            chunk.owner[at] = owner
+            chunk.size = last
             chunk.living += take
             self.end += take
             self.count += take
             done += take
-        return start
+            runs.append((key, chunk, at, first, last))
+        return runs
 
     def saved(self) -> dict[str, Any]:
         """See `core.saving`."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import acknowledged, values
+from transfer_queue.core import acknowledged, arrivals, values
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.intervals import Intervals
@@ -154,6 +154,12 @@ class State:
             values.publish(partition, positions, record.block_number, record.block, record.writer)
         if record.tags is not None or record.block is not None:
             partition.changes.mark(partition.version, positions)
+
+    def _rows_put(self, record: r.RowsPut) -> None:
+        arrivals.arrive(self._changed(record.partition), record)
+        self.next_index = max(self.next_index, record.first_index + record.count)
+        if record.block is not None:
+            self.next_block = max(self.next_block, record.block_number + 1)
 
     def _extents_closed(self, record: r.ExtentsClosed) -> None:
         self.blocks.shorten(record.extents, record.lengths)
@@ -370,6 +376,7 @@ _APPLY: dict[type, Any] = {
     r.PartitionMade: State._partition_made,
     r.RowsReserved: State._rows_reserved,
     r.Published: State._published,
+    r.RowsPut: State._rows_put,
     r.ExtentsClosed: State._extents_closed,
     r.Dealt: State._dealt,
     r.PassedOver: State._passed_over,

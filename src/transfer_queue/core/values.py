@@ -20,7 +20,7 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
     released = []
     parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
     losses = partition.losses if partition.losses.counts else None
-    _learn(partition, block)
+    learn(partition, block)
     for spec in block.schema:
         field = partition.fields[spec.name]
         for _, chunk, at, within in parts:
@@ -101,7 +101,7 @@ def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
         partition.nbytes -= partition.blocks.release(sources[chosen])
 
 
-def _learn(partition: Partition, block: NewBlock) -> None:
+def learn(partition: Partition, block: NewBlock) -> None:
     """Takes the row shapes of a block into the types of its fields."""
     known = shape_of(block)
     if known == partition.learnt:

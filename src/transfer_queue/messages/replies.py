@@ -46,8 +46,11 @@ class TopologyReply(Reply, frozen=True):
 
 
 class PublishReply(Reply, frozen=True):
-    """rows: i8 global indexes of the targets. tags: merged ones (None: all empty), fields: common and
-    sorted; both only for a put by keys. epoch: of the state (see `core.state`)."""
+    """rows: i8 global indexes of the targets. epoch: of the state (see `core.state`).
+
+    Of a put by keys of which some were known: tags, merged (None: all empty), and fields, common and sorted. fields
+    None: all of them are new, and what they have is what was put.
+    """
 
     rows: bytes
     tags: list[dict[str, Any]] | None = None
