@@ -34,7 +34,7 @@ PARTS = (
 )  # fmt: skip
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
-    State: {"waiting", "aging"},  # who waits asks again; derived
+    State: {"waiting", "aging", "counted"},  # who waits asks again; derived
     BlockTable: {"changes", "untold"},  # units are told of all that is freed when they register
     Partition: {
         "awaits",  # a method of the above

@@ -99,7 +99,7 @@ class BlockChunk:
     def __init__(self) -> None:
         self.alive = 0
         self.capacity = 16
-        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}
+        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in their order
         self.second: dict[str, np.ndarray] = {}
 
     def ensure(self, at: int) -> None:
@@ -142,7 +142,7 @@ class BlockChunk:
         """See `core.saving`."""
         self.alive = saved["alive"]
         self.capacity = saved["capacity"]
-        self.columns = dict(saved["columns"])
+        self.columns = {name: saved["columns"][name] for name, _ in _FIELDS}
         self.second = dict(saved["second"])
 
 
@@ -198,8 +198,8 @@ class BlockTable:
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
             self.schemas.add(tuple(block.schema)), self.dims.add(block.dims), values,
         )  # fmt: skip
-        for (name, _), value in zip(_FIELDS, row, strict=True):
-            chunk.columns[name][at] = value
+        for column, value in zip(chunk.columns.values(), row, strict=True):
+            column[at] = value
         chunk.alive += 1
         self.live_bytes += block.nbytes
         self._lies_in(block.unit, block.extent, block.length, writer)

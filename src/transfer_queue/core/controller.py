@@ -180,8 +180,9 @@ class Controller:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, None where nobody waits."""
         times = [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next(), self.moves.due()]
-        times += [retention.due(partition) for partition in self.state.aging.values()]
-        times += [deadline for _, _, deadline in self.drains.values()]
+        if self.state.aging or self.drains:
+            times += [retention.due(partition) for partition in self.state.aging.values()]
+            times += [deadline for _, _, deadline in self.drains.values()]
         return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
@@ -314,7 +315,9 @@ class Controller:
         for record in records:
             self.apply(record)
         answer = reply()
-        self.apply(r.Replied(client, envelope.sequence, envelope.acknowledged, answer, envelope.finished))
+        replied = r.Replied(client, envelope.sequence, envelope.acknowledged, answer, envelope.finished)
+        self.state.apply(replied)
+        self.records.append(replied)
         return [Send(peer, envelope.sequence, answer)]
 
     def finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
@@ -405,6 +408,11 @@ class Controller:
         while self._changed:
             name, change = self._changed.popitem()
             partition = self.state.partitions.get(name)
+            if not self.state.waiting.by_waiter:
+                if partition is not None:
+                    self._retain(partition)
+                    partition.gained.clear()
+                continue
             for waiter, reply in watching.told(self.state, name, self.peers):
                 effects.append(self._met(waiter, reply))
             gained: set[str] = set()
@@ -425,14 +433,16 @@ class Controller:
             if change.everything:
                 for waiting in list(self.state.waiting.space.values()):
                     effects += self._retry(waiting)
-        for unit, extents in self.state.blocks.take_freed(self.unit_peers, self.checkpoints).items():
-            self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
-            effects.append(FreeExtents(unit, extents))
+        if self.state.blocks.untold:
+            for unit, extents in self.state.blocks.take_freed(self.unit_peers, self.checkpoints).items():
+                self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
+                effects.append(FreeExtents(unit, extents))
         if self.drains:
             effects += draining.drained(self)
-        waits = self.works or self.checkpoints.cuts or self.moves.active
-        if not waits and self.movers.deadlocked(self.state, self.connections):
-            effects += self._end_deadlock()
+        if self.state.waiting.claims:  # else nothing can be in the way of anything
+            waits = self.works or self.checkpoints.cuts or self.moves.active
+            if not waits and self.movers.deadlocked(self.state, self.connections):
+                effects += self._end_deadlock()
         return effects
 
     def _end_deadlock(self) -> list[Effect]:

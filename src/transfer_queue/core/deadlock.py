@@ -72,11 +72,15 @@ class Movers:
 
     def acted(self, client: str, request: AnyRequest) -> None:
         """A client has asked for a change."""
-        if isinstance(request, _ACTS):
-            self.actors.setdefault(client, set()).add(request.partition)
+        if not isinstance(request, _ACTS):
+            return
+        partitions = self.actors.get(client)
+        if partitions is None:
+            partitions = self.actors[client] = set()
+        partitions.add(request.partition)
         if isinstance(request, SetPolicyVersion):
             self.policies.add(request.partition)
-        if isinstance(request, Watch):
+        elif isinstance(request, Watch):
             self.watchers.setdefault(client, set()).add(request.partition)
 
     def given(self, client: str, consumer: Consumer) -> None:

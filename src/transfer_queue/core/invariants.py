@@ -238,6 +238,8 @@ def _blocks(state: State, needed: Counter[int]) -> None:
     require(counted == dict(needed), "7: the live values a block are not what a recount gives")
     nbytes = sum(size for _, _, _, size in state.blocks.live_blocks())
     require(nbytes == state.blocks.live_bytes, "7: the bytes of live blocks are not what a recount gives")
+    rows = sum(partition.row_count for partition in state.partitions.values())
+    require(state.row_count == rows, "7: the rows of all partitions are not what a recount gives")
     require(
         sum(partition.nbytes for partition in state.partitions.values()) == nbytes, "7: partitions miscount their bytes"
     )

@@ -34,7 +34,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     state.blocks = loaded.blocks
     state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
     at_another_clock(loaded, record.time - tree["time"])
-    state.partitions, state.aging = loaded.partitions, loaded.aging
+    state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
     for partition in state.partitions.values():
         partition.awaits = state.waiting.awaits
         partition.version = partition.changes.made = state.changes

@@ -11,6 +11,7 @@ import numpy as np
 from transfer_queue.core import acknowledged, arrivals, values
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import BlockTable
+from transfer_queue.core.counting import RowCount
 from transfer_queue.core.intervals import Intervals
 from transfer_queue.core.leases import Lease
 from transfer_queue.core.losses import Loss, holding
@@ -50,8 +51,9 @@ class Kept:
         for first, last in finished:
             if len(self.finished.starts) < MAX_RUNS:  # an honest client has far fewer
                 self.finished.add(first, last)
-        self.finished.drop_up_to(self.acknowledged)
         some = bool(self.finished.starts)
+        if some:
+            self.finished.drop_up_to(self.acknowledged)
         for sequence in [s for s in self.replies if s <= self.acknowledged or (some and s in self.finished)]:
             del self.replies[sequence]
 
@@ -78,7 +80,7 @@ class State:
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     lost_units: number -> when, of those that will not come back. losses: how often values were lost.
     draining: those that everything is to be moved off.
-    aging: the partitions that drop rows by their age (derived).
+    aging: the partitions that drop rows by their age (derived). counted: how many rows there are (derived).
     origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
     capacity: most rows at a time, None without limit (configuration, not replayed).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
@@ -91,6 +93,7 @@ class State:
         self.watched: list[str] = []
         self.partitions: dict[str, Partition] = {}
         self.aging: dict[str, Partition] = {}
+        self.counted = RowCount()
         self.next_index = 0
         self.next_block = 1
         self.epoch = 0
@@ -109,7 +112,7 @@ class State:
     @property
     def row_count(self) -> int:
         """Rows of all partitions that count towards the capacity."""
-        return sum(partition.row_count for partition in self.partitions.values())
+        return self.counted.of(self.partitions)
 
     def apply(self, record: r.AnyRecord) -> None:
         """Takes one record in."""
@@ -118,6 +121,7 @@ class State:
     def enter(self, partition: Partition) -> None:
         """Adds a partition. Called when it is made or restored."""
         self.partitions[partition.name] = partition
+        self.counted.changed(partition.name)
         if partition.options.keep_seconds is not None:
             self.aging[partition.name] = partition
 
@@ -126,6 +130,7 @@ class State:
         partition = self.partitions[name]
         self.changes += 1
         partition.version = self.changes
+        self.counted.changed(name)
         return partition
 
     def _partition_made(self, record: r.PartitionMade) -> None:
@@ -264,6 +269,7 @@ class State:
 
     def _partition_dropped(self, record: r.PartitionDropped) -> None:
         self.partitions.pop(record.partition).drop()
+        self.counted.changed(record.partition)
         self.aging.pop(record.partition, None)
 
     def _consumption_forgotten(self, record: r.ConsumptionForgotten) -> None:
@@ -279,7 +285,9 @@ class State:
         self.waiting.remove((record.client, record.sequence))
 
     def _replied(self, record: r.Replied) -> None:
-        kept = self.clients.setdefault(record.client, Kept())
+        kept = self.clients.get(record.client)
+        if kept is None:
+            kept = self.clients[record.client] = Kept()
         if record.acknowledged > kept.acknowledged or record.finished:
             kept.advance(record.acknowledged, record.finished)
         if not kept.over(record.sequence):  # else nobody asks for it again

@@ -193,7 +193,7 @@ class SegmentWriter:
         self._durable = durable
         self._head = head
         self._frames = Frames(head)
-        self._pending = bytearray()  # not committed yet
+        self._pending = b""  # not committed yet
         self._written = 0  # of these
         self._end = 0  # bytes that are committed
         self._file = -1
@@ -221,10 +221,8 @@ class SegmentWriter:
         if self._file < 0:
             self._create()
         while self._written < len(self._pending):
-            # both views are released, also where an error keeps this frame: else the buffer could not be cleared
-            with memoryview(self._pending) as view, view[self._written :] as rest:
-                count = os.pwrite(self._file, rest, self._end + self._written)
-            self._written += count
+            rest = memoryview(self._pending)[self._written :] if self._written else self._pending
+            self._written += os.pwrite(self._file, rest, self._end + self._written)
         if self._durable:
             try:
                 _sync_data(self._file)
@@ -233,7 +231,7 @@ class SegmentWriter:
                 self._written = 0
                 raise
         self._end += len(self._pending)
-        self._pending.clear()
+        self._pending = b""
         self._written = 0
 
     def take_room(self) -> None:
