@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.dataloader.fetching import Batch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.tensors import is_plain_jagged, rows_of_jagged
+from transfer_queue.wire.jagged import is_plain_jagged, rows_of_jagged
 
 LENGTH_TAG = "total_lengths"
 

@@ -18,16 +18,17 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages import LookupReply
 from transfer_queue.wire.copies import LARGEST, allocate
+from transfer_queue.wire.jagged import Cut, cut_of
 from transfer_queue.wire.layout import ITEM_SIZES
 from transfer_queue.wire.locate import FieldRows, Memory, located
 from transfer_queue.wire.locate import gather as gather_bytes
 from transfer_queue.wire.raising import decode_object
 from transfer_queue.wire.sense import sense_in
-from transfer_queue.wire.tensors import DTYPES, Cut, nested_over, offsets_of, tensor_over
+from transfer_queue.wire.tensors import DTYPES, nested_over, tensor_over
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
-Cuts = dict[bytes, tuple[Cut, int]]  # row lengths -> how fields of these lengths are cut, and their sum
+Cuts = dict[bytes, Cut]  # row lengths -> how fields of these lengths are cut
 
 
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
@@ -97,11 +98,9 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts) -> torch.T
     shape = _common_shape(rows, ragged)
     lengths = np.ascontiguousarray(rows.shapes[:, ragged])
     key = lengths.tobytes()
-    if key not in cuts:
-        listed = lengths.tolist()
-        cut = Cut(offsets_of(lengths), min(listed, default=0), max(listed, default=0))
-        cuts[key] = cut, sum(listed)
-    cut, total = cuts[key]
+    cut = cuts.get(key)
+    if cut is None:
+        cut = cuts[key] = cut_of(lengths)
     leading = math.prod(shape[:ragged])
     if leading == 1 or not len(lengths):
         flat = rows.bytes(memory)
@@ -110,7 +109,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts) -> torch.T
         pieces = rows.lengths // max(leading, 1)
         starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
         flat = gather_bytes(memory, np.tile(rows.units, leading), starts, np.tile(pieces, leading))
-    shape[ragged] = total
+    shape[ragged] = cut.total
     return cut.over(tensor_over(flat, rows.type.dtype, shape), ragged + 1)
 
 

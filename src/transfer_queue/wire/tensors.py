@@ -1,11 +1,10 @@
-"""Tensors over plain memory: their dtypes by name, their bytes, dense, jagged and nested tensors over given bytes.
+"""Tensors over plain memory: their dtypes by name, their bytes, dense and strided nested tensors over given bytes.
 
-What the encoder, the gatherer and the object codec need of torch, in one place.
+What the encoder, the gatherer and the object codec need of torch, in one place; jagged tensors are `jagged`'s.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -115,87 +114,6 @@ def tensor_over(memory: U8, name: str, shape: Sequence[int]) -> torch.Tensor:
     # numpy's empty arrays have stride 0, which torch views as no other dtype
     flat = torch.from_numpy(memory) if count else torch.empty(0, dtype=torch.uint8)
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
-
-
-def offsets_of(lengths: I8) -> torch.Tensor:
-    """The offsets, from 0, of rows of these lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return torch.from_numpy(offsets)
-
-
-class Cut:
-    """Where one dimension of jagged tensors is cut. Tensors over one Cut are known to torch as equally ragged."""
-
-    __slots__ = ("_longest", "_offsets", "_seqlens", "_shortest")
-
-    def __init__(self, offsets: torch.Tensor, shortest: int, longest: int) -> None:
-        self._offsets = offsets
-        self._shortest, self._longest = shortest, longest
-        self._seqlens: dict[str, torch.Tensor] | None = None
-
-    def over(self, values: torch.Tensor, ragged: int) -> torch.Tensor:
-        """A jagged tensor cut in its dimension `ragged` (1 and up), which is dimension ragged - 1 of values."""
-        made = _nested_tensor()
-        if made is None:
-            return torch.nested.nested_tensor_from_jagged(
-                values, self._offsets, jagged_dim=ragged, min_seqlen=self._shortest, max_seqlen=self._longest
-            )
-        # the public function makes a view of the same, at three times the cost (63 against 20 us)
-        kind, stored = made
-        if self._seqlens is None:
-            self._seqlens = {"min_seqlen": stored(self._shortest), "max_seqlen": stored(self._longest)}
-        cut: torch.Tensor = kind(values, self._offsets, _ragged_idx=ragged, _metadata_cache=dict(self._seqlens))
-        return cut
-
-
-@functools.cache
-def _nested_tensor() -> tuple[Any, Any] | None:
-    """What makes jagged tensors, and how it wants numbers stored; None where this torch has it elsewhere."""
-    try:
-        from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
-    except ImportError:
-        return None
-    return NestedTensor, _store_val_in_tensor
-
-
-def is_plain_jagged(value: Any) -> bool:
-    """Whether this is a jagged tensor whose rows are ragged in their first dimension and follow one another."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_nested
-        and value.layout == torch.jagged
-        and value._ragged_idx == 1  # type: ignore[attr-defined]
-        and value.lengths() is None  # type: ignore[attr-defined]
-    )
-
-
-def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
-    """Rows start to stop of a plain jagged tensor, as views of its values."""
-    offsets = value.offsets()[start : stop + 1]
-    lengths = offsets.diff()
-    first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
-    shortest, longest = (int(lengths.min()), int(lengths.max())) if stop > start else (0, 0)
-    return Cut(offsets - first, shortest, longest).over(value.values()[first:last], 1)
-
-
-def jagged_from_parts(
-    values: Any, offsets: Any, lengths: Any, ragged: Any, shortest: Any, longest: Any
-) -> torch.Tensor:
-    """A jagged tensor of parts that may be wrong (ValueError and the like if they are)."""
-    if not isinstance(values, torch.Tensor) or not isinstance(offsets, torch.Tensor) or offsets.dim() != 1:
-        raise ValueError("a jagged tensor without values or offsets")
-    if not 1 <= ragged <= values.dim() or not len(offsets):
-        raise ValueError("a jagged tensor without its ragged dimension")
-    starts = offsets.numpy()
-    ends = starts[1:] if lengths is None else starts[:-1] + lengths.numpy()
-    if starts.dtype.kind not in "iu" or int(starts.min()) < 0 or (starts[:-1] > ends).any():
-        raise ValueError("the offsets of a jagged tensor are in no order")
-    if len(ends) and int(ends.max()) > values.size(ragged - 1):
-        raise ValueError("the offsets of a jagged tensor lie outside of its values")
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, lengths, jagged_dim=ragged, min_seqlen=shortest, max_seqlen=longest
-    )
 
 
 def nested_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:

@@ -14,6 +14,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from transfer_queue.wire import object_codes as codes
 from transfer_queue.wire.copies import U8
+from transfer_queue.wire.jagged import jagged_from_parts
 from transfer_queue.wire.lowering import Lowering
 from transfer_queue.wire.raising import Raising
 from transfer_queue.wire.tensors import (
@@ -21,7 +22,6 @@ from transfer_queue.wire.tensors import (
     dtype_name,
     flat_bytes,
     is_carriable,
-    jagged_from_parts,
     nested_from_rows,
     tensor_over,
 )
