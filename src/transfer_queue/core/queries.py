@@ -10,10 +10,11 @@ from transfer_queue.core import admission
 from transfer_queue.core.demand import missing
 from transfer_queue.core.fields import dims_parts
 from transfer_queue.core.listing import list_keys
+from transfer_queue.core.lookups import lookup
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
-from transfer_queue.errors import StorageKeyNotFoundError, UnknownPartitionError
+from transfer_queue.errors import UnknownPartitionError
 from transfer_queue.messages import (
     AnyReply,
     CheckConsumption,
@@ -26,9 +27,7 @@ from transfer_queue.messages import (
     ListKeys,
     ListPartitions,
     Lookup,
-    LookupReply,
     PartitionProgress,
-    Placement,
     PolicyProgress,
     ProductionStatus,
     RetrieveKeys,
@@ -113,88 +112,6 @@ def retrieve_keys(state: State, request: RetrieveKeys) -> AnyReply:
     """A key or None for each row."""
     partition = _known(state, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
-
-
-def lookup(state: State, request: Lookup) -> AnyReply:
-    """Where values lie."""
-    partition = state.partitions.get(request.partition)
-    if request.rows is not None:
-        positions, fields = _by_rows(partition, request)
-    else:
-        keys = partition.keys if partition is not None else {}
-        positions = np.array([keys[key] for key in request.keys or [] if key in keys], "i8")
-        if partition is not None:
-            _check_lost(partition, request.fields, positions)
-        fields = partition.common_fields(positions) if partition is not None else []
-        if len(positions) and not fields:
-            # count > 0 without types tells the client that the keys share no field at all
-            return LookupReply(len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
-        if request.fields is not None:
-            common = set(fields)
-            wanted = [name for name in dict.fromkeys(request.fields) if name in common]
-            if len(positions) and not wanted:
-                return LookupReply(-len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
-            fields = wanted
-    if partition is None or not len(positions) or not fields:
-        return LookupReply(len(positions), [], state.blocks.describe(np.zeros(0, "i8")), [])
-    return _placed(state, partition, positions, fields)
-
-
-def _by_rows(partition: Partition | None, request: Lookup) -> tuple[np.ndarray, list[str]]:
-    rows = indexes_in(request.rows or b"")
-    positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
-    gone = rows[positions < 0]
-    if len(gone):
-        raise StorageKeyNotFoundError(
-            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
-            f"among them global indexes {gone[:5].tolist()}{_dropped(partition, int(gone[0]))}"
-        )
-    if partition is None:
-        return positions, []
-    _check_lost(partition, request.fields, positions)
-    fields = list(dict.fromkeys(request.fields)) if request.fields is not None else partition.common_fields(positions)
-    return positions, fields
-
-
-def _check_lost(partition: Partition, fields: list[str] | None, positions: np.ndarray) -> None:
-    """Raises where values of these fields (None: of any) were lost."""
-    names = sorted(partition.losses.counts) if fields is None else fields
-    words = partition.losses.words(names, positions)
-    if words:
-        raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
-
-
-def _dropped(partition: Partition | None, row: int) -> str:
-    """Why the row is gone, where it was dropped."""
-    reason = None if partition is None else partition.drops.reason(row)
-    return "" if reason is None else f"; sample {row} was dropped: {reason}"
-
-
-def _placed(state: State, partition: Partition, positions: np.ndarray, fields: list[str]) -> LookupReply:
-    columns: list[tuple[list[str], np.ndarray, np.ndarray]] = []
-    for name in fields:
-        numbers, slots = partition.blocks_of(name, positions)
-        if not numbers.all():
-            lacking = partition.rows.indexes_of(positions[numbers == 0])
-            raise StorageKeyNotFoundError(
-                f"field {name!r} is not produced for {len(lacking)} of {len(positions)} samples of partition "
-                f"{partition.name!r}, among them global indexes {lacking[:5].tolist()}; "
-                f"tq.get_client().explain(...) says what they wait for"
-            )
-        for names, other, other_slots in columns:
-            if np.array_equal(numbers, other) and np.array_equal(slots, other_slots):
-                names.append(name)
-                break
-        else:
-            columns.append(([name], numbers, slots))
-    unique, inverse = np.unique(np.concatenate([c[1] for c in columns]), return_inverse=True)
-    placements = []
-    for i, (names, _, slots) in enumerate(columns):
-        mine = inverse[i * len(positions) : (i + 1) * len(positions)]
-        placements.append(Placement(names, mine.astype("i4").tobytes(), slots.astype("i4").tobytes()))
-    return LookupReply(
-        len(positions), [partition.fields[name].type() for name in fields], state.blocks.describe(unique), placements
-    )
 
 
 def production_status(state: State, request: ProductionStatus) -> AnyReply:

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
-from transfer_queue.messages import LookupReply
+from transfer_queue.messages import FieldType, LookupReply
 from transfer_queue.wire.copies import LARGEST, allocate
 from transfer_queue.wire.jagged import Cut, cut_of
 from transfer_queue.wire.layout import ITEM_SIZES
 from transfer_queue.wire.locate import FieldRows, Memory, located
 from transfer_queue.wire.locate import gather as gather_bytes
 from transfer_queue.wire.raising import decode_object
+from transfer_queue.wire.runs import Run, runs
 from transfer_queue.wire.sense import sense_in
-from transfer_queue.wire.tensors import DTYPES, nested_over, tensor_over
+from transfer_queue.wire.tensors import DTYPES, copied_tensor, nested_over, tensor_over
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
@@ -52,12 +53,16 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool) -> dict[str, Any]:
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
+    if layout == "jagged" and (found := runs(reply, memory)) is not None:
+        for field in reply.types:
+            columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts)
+        return columns
     for rows in located(reply, memory):
         name = rows.type.name
         if rows.type.kind == "object":
             columns[name] = _stack(_objects(rows, memory, allow_pickle), reply.count)
         elif rows.type.dtype not in DTYPES:
-            raise ProtocolError(f"field {name!r}: this torch has no dtype {rows.type.dtype}")
+            raise _unknown_dtype(rows.type)
         elif layout == "jagged":
             columns[name] = _by_type(rows, memory, cuts)
         elif layout == "list":
@@ -67,11 +72,38 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
     return columns
 
 
+def _unknown_dtype(field: FieldType) -> ProtocolError:
+    return ProtocolError(f"field {field.name!r}: this torch has no dtype {field.dtype}")
+
+
 def _table(columns: dict[str, Any], count: int) -> TensorDict:
     """A TensorDict of columns known to fit; its constructor's checks cost more than small gathers."""
     unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
     table: TensorDict = unchecked(columns, batch_size=torch.Size([count]))
     return table
+
+
+def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts) -> Any:
+    """The default container of a field whose rows follow one another in one block."""
+    field, shape = run.type, run.shape
+    if field.kind == "object":
+        return _stack(_objects(run.rows(), memory, allow_pickle), run.count)
+    if field.dtype not in DTYPES:
+        raise _unknown_dtype(field)
+    ragged = max(field.differs.bit_length() - 1, 0)
+    if (
+        shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
+        or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
+    ):  # fmt: skip
+        return _by_type(run.rows(), memory, cuts)
+    if not shape:
+        return copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, (run.count,))
+    key = shape[ragged].to_bytes(8, "little") * run.count
+    cut = cuts.get(key)
+    if cut is None:
+        cut = cuts[key] = cut_of(key)
+    whole = (*shape[:ragged], cut.total, *shape[ragged + 1 :])
+    return cut.over(copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, whole), ragged + 1)
 
 
 # ---------------------------------------------------------------- tensors
@@ -100,7 +132,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts) -> torch.T
     key = lengths.tobytes()
     cut = cuts.get(key)
     if cut is None:
-        cut = cuts[key] = cut_of(lengths)
+        cut = cuts[key] = cut_of(key)
     leading = math.prod(shape[:ragged])
     if leading == 1 or not len(lengths):
         flat = rows.bytes(memory)

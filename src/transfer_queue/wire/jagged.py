@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-I8 = NDArray[np.int64]
-
 KEPT = 64  # cuts that are kept for the next batch whose rows are so long
 KEPT_ROWS = 4096  # of a cut that is kept, at most
 
@@ -58,13 +56,17 @@ class Cut:
 
     def _first(self, ways: _Ways, values: torch.Tensor, ragged: int) -> torch.Tensor:
         if self._seqlens is None:
-            self._seqlens = {"min_seqlen": ways.stored(self._shortest), "max_seqlen": ways.stored(self._longest)}
+            with torch.inference_mode(False):
+                self._seqlens = {
+                    "min_seqlen": ways.stored(self._shortest), "max_seqlen": ways.stored(self._longest),
+                }  # fmt: skip
         made: torch.Tensor = ways.kind(values, self._offsets, _ragged_idx=ragged, _metadata_cache=dict(self._seqlens))
         return made
 
-    def holds(self, offsets: bytes) -> bool:
-        """Whether its offsets still are what they were: they are in the hands of all who got tensors over it."""
-        return bool(self._offsets.numpy().tobytes() == offsets)
+    @property
+    def place(self) -> int:
+        """Where its offsets lie in memory; they move when torch shares them with another process."""
+        return self._offsets.data_ptr()
 
 
 def _known(made: Any) -> _Known:
@@ -89,29 +91,39 @@ def _twin(kind: Any, known: _Known, values: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def cut_of(lengths: I8) -> Cut:
-    """The Cut of rows of these lengths."""
-    if len(lengths) > KEPT_ROWS:
-        return _made(lengths)[0]
-    key = lengths.tobytes()
-    cut, offsets = _kept(key)
-    if not cut.holds(offsets):
+def cut_of(lengths: bytes) -> Cut:
+    """The Cut of rows of these lengths (i8)."""
+    if len(lengths) > 8 * KEPT_ROWS:
+        return _made(lengths).cut
+    kept = _kept(lengths)
+    # its offsets are in the hands of all who got tensors over it
+    if kept.offsets.tobytes() != kept.were or kept.cut.place != kept.place:
         _kept.cache_clear()
-        cut, _ = _kept(key)
-    return cut
+        kept = _kept(lengths)
+    return kept.cut
 
 
-@functools.lru_cache(maxsize=KEPT)
-def _kept(lengths: bytes) -> tuple[Cut, bytes]:
-    return _made(np.frombuffer(lengths, np.int64))
+class _Kept(NamedTuple):
+    """A cut, its offsets, and what these were, and where, when it was made."""
+
+    cut: Cut
+    offsets: NDArray[np.int64]
+    were: bytes
+    place: int
 
 
-def _made(lengths: I8) -> tuple[Cut, bytes]:
-    listed = lengths.tolist()
+def _made(lengths: bytes) -> _Kept:
+    listed = np.frombuffer(lengths, np.int64)
     offsets = np.zeros(len(listed) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    cut = Cut(torch.from_numpy(offsets), min(listed, default=0), max(listed, default=0), int(offsets[-1]))
-    return cut, offsets.tobytes()
+    np.cumsum(listed, out=offsets[1:])
+    shortest, longest = (int(listed.min()), int(listed.max())) if len(listed) else (0, 0)
+    # what is made for inference must not be part of a graph, and this may come into one later
+    with torch.inference_mode(False):
+        cut = Cut(torch.from_numpy(offsets), shortest, longest, int(offsets[-1]))
+    return _Kept(cut, offsets, offsets.tobytes(), cut.place)
+
+
+_kept = functools.lru_cache(maxsize=KEPT)(_made)
 
 
 class _Ways(NamedTuple):

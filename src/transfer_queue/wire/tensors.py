@@ -5,6 +5,7 @@ What the encoder, the gatherer and the object codec need of torch, in one place;
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transfer_queue.wire.copies import U8, allocate
+from transfer_queue.wire.copies import HUGE, U8, allocate, copy_bytes
 from transfer_queue.wire.layout import ITEM_SIZES
 
 I8 = NDArray[np.int64]
@@ -114,6 +115,23 @@ def tensor_over(memory: U8, name: str, shape: Sequence[int]) -> torch.Tensor:
     # numpy's empty arrays have stride 0, which torch views as no other dtype
     flat = torch.from_numpy(memory) if count else torch.empty(0, dtype=torch.uint8)
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
+
+
+def copied_tensor(memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of its own with the elements that lie at memory[start : start + nbytes], just as many as it has.
+
+    The caller has checked that they lie within the memory.
+    """
+    if nbytes >= HUGE:
+        destination = allocate(nbytes)
+        copy_bytes(destination, memory[start : start + nbytes])
+        return tensor_over(destination, name, shape)
+    # an array and views of it would take three times as long
+    made = torch.empty(shape, dtype=DTYPES[name], device="cpu")
+    if made.nbytes != nbytes:
+        raise ValueError(f"{nbytes} bytes are no {name} of shape {shape}")
+    ctypes.memmove(made.data_ptr(), memory.ctypes.data + start, nbytes)
+    return made
 
 
 def nested_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:

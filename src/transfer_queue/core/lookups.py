@@ -1,0 +1,137 @@
+"""Where values lie: what a get asks before it copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.rows import indexes_in
+from transfer_queue.core.state import State
+from transfer_queue.errors import StorageKeyNotFoundError
+from transfer_queue.messages import AnyReply, Lookup, LookupReply, Placement
+
+# of a field's rows: their block numbers (i8), and where in these blocks they are (i4)
+Places = tuple[np.ndarray, np.ndarray]
+
+
+def lookup(state: State, request: Lookup) -> AnyReply:
+    """Where values lie."""
+    partition = state.partitions.get(request.partition)
+    if request.rows is not None:
+        return _by_rows(state, partition, request, indexes_in(request.rows))
+    keys = {} if partition is None else partition.keys
+    positions = np.array([p for key in request.keys or [] if (p := keys.get(key)) is not None], "i8")
+    if partition is None or not len(positions):
+        return _nothing(state, 0)
+    _check_lost(partition, request.fields, positions)
+    places = _common(partition, positions, request.fields)
+    if not places:
+        # count > 0 without types tells the client that the keys share no field at all
+        shared = request.fields is not None and _common(partition, positions, None)
+        return _nothing(state, -len(positions) if shared else len(positions))
+    return _placed(state, partition, len(positions), places)
+
+
+def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> AnyReply:
+    positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
+    gone = rows[positions < 0]
+    if len(gone):
+        raise StorageKeyNotFoundError(
+            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
+            f"among them global indexes {gone[:5].tolist()}{_dropped(partition, int(gone[0]))}"
+        )
+    if partition is None or not len(rows):
+        return _nothing(state, 0)
+    _check_lost(partition, request.fields, positions)
+    if request.fields is None:
+        places = _common(partition, positions, None)
+    else:
+        places = _places(partition, positions, dict.fromkeys(request.fields))
+        for name, (numbers, _) in places.items():
+            if np.count_nonzero(numbers) < len(positions):
+                raise _lacking(partition, name, positions[numbers == 0], len(positions))
+    if not places:
+        return _nothing(state, len(positions))
+    return _placed(state, partition, len(positions), places)
+
+
+def _nothing(state: State, count: int) -> LookupReply:
+    return LookupReply(count, [], state.blocks.describe(np.zeros(0, "i8")), [])
+
+
+def _common(partition: Partition, positions: np.ndarray, wanted: list[str] | None) -> dict[str, Places]:
+    """Where the fields lie that every one of these rows has, sorted, or in the order in which they are wanted."""
+    fields = partition.fields
+    names = sorted(fields) if wanted is None else [name for name in dict.fromkeys(wanted) if name in fields]
+    places = _places(partition, positions, names)
+    return {name: found for name, found in places.items() if np.count_nonzero(found[0]) == len(positions)}
+
+
+def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
+    """Where the values of these fields lie; block 0 where there is none."""
+    parts = list(partition.rows.split(positions))
+    if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
+        columns, at = parts[0][1].field, parts[0][2]
+        return {
+            name: (columns[name][0][at], columns[name][1][at])
+            if name in columns
+            else (np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4"))
+            for name in names
+        }
+    places = {}
+    for name in names:
+        numbers, slots = np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4")
+        for _, chunk, at, where in parts:
+            column = chunk.field.get(name)
+            if column is not None:
+                numbers[where], slots[where] = column[0][at], column[1][at]
+        places[name] = numbers, slots
+    return places
+
+
+def _placed(state: State, partition: Partition, count: int, places: Mapping[str, Places]) -> LookupReply:
+    alike: dict[tuple[bytes, bytes], list[str]] = {}
+    for name, (numbers, slots) in places.items():
+        alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
+    types = [partition.fields[name].type() for name in places]
+    if all(numbers == numbers[:8] * count for numbers, _ in alike):
+        # the rows of each field are in one block: no array is as quick as a number
+        blocks = sorted({int(places[names[0]][0][0]) for names in alike.values()})
+        placements = [
+            Placement(names, blocks.index(int(places[names[0]][0][0])).to_bytes(4, "little") * count, slots)
+            for (_, slots), names in alike.items()
+        ]
+        return LookupReply(count, types, state.blocks.describe(np.array(blocks, "i8")), placements)
+    unique, inverse = np.unique(np.concatenate([places[n[0]][0] for n in alike.values()]), return_inverse=True)
+    inverse = inverse.astype("i4")
+    placements = [
+        Placement(names, inverse[i * count : (i + 1) * count].tobytes(), slots)
+        for i, ((_, slots), names) in enumerate(alike.items())
+    ]
+    return LookupReply(count, types, state.blocks.describe(unique), placements)
+
+
+def _lacking(partition: Partition, name: str, positions: np.ndarray, count: int) -> StorageKeyNotFoundError:
+    rows = partition.rows.indexes_of(positions)
+    return StorageKeyNotFoundError(
+        f"field {name!r} is not produced for {len(rows)} of {count} samples of partition "
+        f"{partition.name!r}, among them global indexes {rows[:5].tolist()}; "
+        f"tq.get_client().explain(...) says what they wait for"
+    )
+
+
+def _check_lost(partition: Partition, fields: list[str] | None, positions: np.ndarray) -> None:
+    """Raises where values of these fields (None: of any) were lost."""
+    if not partition.losses.counts:
+        return
+    words = partition.losses.words(sorted(partition.losses.counts) if fields is None else fields, positions)
+    if words:
+        raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
+
+
+def _dropped(partition: Partition | None, row: int) -> str:
+    """Why the row is gone, where it was dropped."""
+    reason = None if partition is None else partition.drops.reason(row)
+    return "" if reason is None else f"; sample {row} was dropped: {reason}"

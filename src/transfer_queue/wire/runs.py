@@ -1,0 +1,167 @@
+"""Rows that follow one another in one block: what most gets ask for, located with plain numbers.
+
+An operation on an array of one element takes several times as long as one on a number, so the general way of
+`locate`, which is right for thousands of blocks, is the slow one for a single block.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
+from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, columns
+from transfer_queue.wire.locate import FieldRows, Memory
+
+I8 = NDArray[np.int64]
+
+_I4, _I8 = struct.Struct("<i"), struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows of one field that follow one another in an arena.
+
+    start, nbytes: where they lie in the arena of their unit. shape: of each row; None where they differ, then
+    starts [count] are those of the rows, shapes [count, ndim] and lengths [count] say how long each is.
+    """
+
+    type: FieldType
+    unit: int
+    start: int
+    nbytes: int
+    count: int
+    shape: tuple[int, ...] | None
+    starts: I8 | None = None
+    shapes: I8 | None = None
+    lengths: I8 | None = None
+
+    def rows(self) -> FieldRows:
+        """The same, row by row."""
+        units = np.full(self.count, self.unit, np.int32)
+        if self.starts is not None and self.shapes is not None and self.lengths is not None:
+            return FieldRows(self.type, units, self.starts, self.lengths, self.shapes)
+        shape = self.shape or ()
+        length = self.nbytes // self.count
+        starts = self.start + np.arange(self.count) * length
+        shapes = np.empty((self.count, len(shape)), np.int64)
+        shapes[:] = shape
+        return FieldRows(self.type, units, starts, np.full(self.count, length), shapes)
+
+
+def runs(reply: LookupReply, memory: Memory) -> Mapping[str, Run] | None:
+    """Each field's rows, where all of them are runs; None otherwise, and where the reply contradicts itself."""
+    try:
+        return _found(reply, memory) if reply.count else None
+    except (InvalidArgumentError, ValueError, KeyError, IndexError, struct.error):
+        return None  # the general way says what is wrong with it
+
+
+def _found(reply: LookupReply, memory: Memory) -> Mapping[str, Run] | None:
+    types = {field.name: field for field in reply.types}
+    found: dict[str, Run] = {}
+    for placement in reply.placements:
+        first = _first_of(placement, reply.count)
+        if first is None:
+            return None
+        block = _Block(reply.blocks, *first, reply.count, memory)
+        if not block.good:
+            return None
+        for name in placement.fields:
+            field = types.get(name)
+            run = None if field is None else block.run(field)
+            if run is None:
+                return None
+            found[name] = run
+    return found if len(found) == len(types) else None
+
+
+def _first_of(placement: Placement, count: int) -> tuple[int, int] | None:
+    """The block and the first slot of rows that follow one another in one block."""
+    block, slots = placement.block, placement.slot
+    if len(block) != 4 * count or len(slots) != 4 * count or block != block[:4] * count:
+        return None
+    first: int = _I4.unpack_from(slots)[0]
+    if count > 1 and slots != _following(first, count):
+        return None
+    return _I4.unpack_from(block)[0], first
+
+
+@functools.lru_cache(maxsize=16)
+def _following(first: int, count: int) -> bytes:
+    return np.arange(first, first + count, dtype="<i4").tobytes()
+
+
+class _Block:
+    """One block of a reply, and `count` rows in it from `first` on. good: they lie within it, and it in its arena."""
+
+    def __init__(self, blocks: Blocks, number: int, first: int, count: int, memory: Memory) -> None:
+        self.good = False
+        if number < 0 or 4 * number >= len(blocks.unit) or first < 0:
+            return
+        self.unit: int = _I4.unpack_from(blocks.unit, 4 * number)[0]
+        self._offset: int = _I8.unpack_from(blocks.offset, 8 * number)[0]
+        self._first, self._count = first, count
+        nbytes: int = _I8.unpack_from(blocks.nbytes, 8 * number)[0]
+        rows: int = _I4.unpack_from(blocks.rows, 4 * number)[0]
+        schema: int = _I4.unpack_from(blocks.schema, 4 * number)[0]
+        dims: int = _I4.unpack_from(blocks.dims, 4 * number)[0]
+        self._columns, end = _laid_out(tuple(blocks.schemas[schema]), blocks.dims_values[dims], rows)
+        self.good = (
+            first + count <= rows and 0 <= self._offset and end <= nbytes <= len(memory(self.unit)) - self._offset
+        )
+
+    def run(self, field: FieldType) -> Run | None:
+        """The rows of one field; None where the block has it otherwise than its type says."""
+        column = self._columns.get(field.name)
+        if column is None or column.spec.kind != field.kind or column.item_size != ITEM_SIZES.get(field.dtype):
+            return None
+        first, count = self._first, self._count
+        at = self._offset + column.offset
+        if column.starts is None or column.shapes is None or column.lengths is None:
+            return Run(field, self.unit, at + first * column.row, count * column.row, count, column.shape)
+        if column.spec.ndim == MIXED_RANK:
+            return None
+        part = slice(first, first + count)
+        starts, lengths = column.starts[part], column.lengths[part]
+        nbytes = int(starts[-1] + lengths[-1] - starts[0])
+        return Run(
+            field, self.unit, at + int(starts[0]), nbytes, count, None, at + starts, column.shapes[part], lengths
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A field of a block: where it begins, bytes and shape of each row; where rows differ, those of all of them."""
+
+    spec: FieldSpec
+    item_size: int
+    offset: int
+    row: int
+    shape: tuple[int, ...]
+    starts: I8 | None
+    shapes: I8 | None
+    lengths: I8 | None
+
+
+@functools.lru_cache(maxsize=64)
+def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, _Column], int]:
+    """The columns of such a block by name, and where the last one ends. Readers ask for few kinds, again and again."""
+    found, end = {}, 0
+    for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
+        offset, end = int(column.offsets[0]), int(column.offsets[0] + column.nbytes[0])
+        if column.starts is None:
+            shape = tuple(column.shapes[0, 0].tolist())
+            alone = _Column(column.spec, column.item_size, offset, int(column.lengths[0, 0]), shape, None, None, None)
+        else:
+            alone = _Column(
+                column.spec, column.item_size, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0]
+            )
+        found[column.spec.name] = alone
+    return found, end
