@@ -30,7 +30,6 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
 
-
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
 
 

@@ -23,6 +23,7 @@ _FIELDS = (
     ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
     ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"),
 )  # fmt: skip
+_TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # what a reply says of each block by itself
 MOST_PLACES = 2
 PLACE = ("unit", "extent", "offset", "generation")
 
@@ -36,6 +37,14 @@ def _counted(values: np.ndarray) -> list[tuple[int, int]]:
         return [(int(values[0]), 1)]
     unique, counts = np.unique(values, return_counts=True)
     return list(zip(unique.tolist(), counts.tolist(), strict=True))
+
+
+def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
+    """The distinct values, and for each (i4) which of them it is."""
+    if len(values) and (values == values[0]).all():
+        return [int(values[0])], bytes(4 * len(values))
+    distinct, at = np.unique(values, return_inverse=True)
+    return distinct.tolist(), at.astype("i4").tobytes()
 
 
 class Interned(Generic[T]):
@@ -410,39 +419,44 @@ class BlockTable:
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """One column of these blocks, in order."""
+        return self._columns([name], numbers)[name]
+
+    def _columns(self, names: Sequence[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Some columns of these blocks, in order."""
         keys = numbers >> CHUNK_BITS
         at = numbers & (CHUNK - 1)
         if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
-            column: np.ndarray = self.chunks[int(keys[0])].columns[name][at]
-            return column
-        out = np.empty(len(numbers), dict(_FIELDS)[name])
+            columns = self.chunks[int(keys[0])].columns
+            return {name: columns[name][at] for name in names}
+        kinds = dict(_FIELDS)
+        out = {name: np.empty(len(numbers), kinds[name]) for name in names}
         for key in np.unique(keys).tolist():
             mine = keys == key
-            out[mine] = self.chunks[key].columns[name][at[mine]]
+            columns, there = self.chunks[key].columns, at[mine]
+            for name in names:
+                out[name][mine] = columns[name][there]
         return out
 
     def describe(self, numbers: np.ndarray) -> Blocks:
         """These blocks as a reply carries them."""
         if len(numbers) == 1:  # the usual one is spared what it takes to find those that are alike
             only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
-            place = [
-                only[name][at : at + 1].tobytes() for name in ("unit", "offset", "generation", "nbytes", "rows")
-            ]
-            schema, dims = int(only["schema"][at]), int(only["dims"][at])
-            return Blocks(*place, bytes(4), bytes(4), [list(self.schemas[schema])], [self.dims[dims]])
-        columns = {name: self.column(name, numbers) for name, _ in _FIELDS[:8] if name != "extent"}
-        schema_numbers, schema_at = np.unique(columns["schema"], return_inverse=True)
-        dims_numbers, dims_at = np.unique(columns["dims"], return_inverse=True)
+            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _TOLD)
+            schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
+            return Blocks(unit, offset, generation, nbytes, rows, bytes(4), bytes(4), [list(schema)], [shapes])
+        columns = self._columns([*_TOLD, "schema", "dims"], numbers)
+        schemas, schema_at = _numbered(columns["schema"])
+        dims, dims_at = _numbered(columns["dims"])
         return Blocks(
             unit=columns["unit"].tobytes(),
             offset=columns["offset"].tobytes(),
             generation=columns["generation"].tobytes(),
             nbytes=columns["nbytes"].tobytes(),
             rows=columns["rows"].tobytes(),
-            schema=schema_at.astype("i4").tobytes(),
-            dims=dims_at.astype("i4").tobytes(),
-            schemas=[list(self.schemas[n]) for n in schema_numbers.tolist()],
-            dims_values=[self.dims[n] for n in dims_numbers.tolist()],
+            schema=schema_at,
+            dims=dims_at,
+            schemas=[list(self.schemas[n]) for n in schemas],
+            dims_values=[self.dims[n] for n in dims],
         )
 
     def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:

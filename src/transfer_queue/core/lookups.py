@@ -104,8 +104,12 @@ def _placed(state: State, partition: Partition, count: int, places: Mapping[str,
             for (_, slots), names in alike.items()
         ]
         return LookupReply(count, types, state.blocks.describe(np.array(blocks, "i8")), placements)
-    unique, inverse = np.unique(np.concatenate([places[n[0]][0] for n in alike.values()]), return_inverse=True)
-    inverse = inverse.astype("i4")
+    named = np.concatenate([places[names[0]][0] for names in alike.values()])
+    if (named[1:] > named[:-1]).all():  # a block a row, in the order in which they were put
+        unique, inverse = named, np.arange(count, dtype="i4")
+    else:
+        unique, inverse = np.unique(named, return_inverse=True)
+        inverse = inverse.astype("i4")
     placements = [
         Placement(names, inverse[i * count : (i + 1) * count].tobytes(), slots)
         for i, ((_, slots), names) in enumerate(alike.items())

@@ -78,7 +78,7 @@ def _known(made: Any) -> _Known:
 def _twin(kind: Any, known: _Known, values: torch.Tensor) -> torch.Tensor:
     """A jagged tensor like the one of which this is known, over other values of the same shape and strides."""
     size, strides, kept = known
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
         kind, size, strides, 0, torch.contiguous_format, values.dtype, torch.jagged, values.device, False, False,
         "sizes", False, True, _keys(), storage_size=values.untyped_storage().size(),
     )  # fmt: skip

@@ -114,7 +114,7 @@ class _Block:
         dims: int = _I4.unpack_from(blocks.dims, 4 * number)[0]
         self._columns, end = _laid_out(tuple(blocks.schemas[schema]), blocks.dims_values[dims], rows)
         self.good = (
-            first + count <= rows and 0 <= self._offset and end <= nbytes <= len(memory(self.unit)) - self._offset
+            first + count <= rows and self._offset >= 0 and end <= nbytes <= len(memory(self.unit)) - self._offset
         )
 
     def run(self, field: FieldType) -> Run | None:

@@ -1,0 +1,109 @@
+"""Jagged tensors made after the first of their kind are what torch's own constructor makes, and share what they may."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.wire import jagged
+from transfer_queue.wire.jagged import KEPT_ROWS, cut_of
+
+
+def i8(*lengths):
+    return np.array(lengths, np.int64).tobytes()
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    jagged._kept.cache_clear()
+
+
+def test_this_torch_has_twins():
+    """Where it had none all would be right, and slow; this is how a new torch says so."""
+    assert jagged._ways().twins
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=5), st.lists(st.integers(1, 3), max_size=2), st.integers(0, 2),
+    st.sampled_from([torch.float32, torch.int64, torch.bfloat16]),
+)  # fmt: skip
+def test_a_twin_is_what_torch_makes(lengths, others, ragged, dtype):
+    at = min(ragged, len(others))
+    shape = [*others[:at], sum(lengths), *others[at:]]
+    if torch.Size(others[:at]).numel() != 1:
+        shape[:at] = [1] * at
+    cut = cut_of(i8(*lengths))
+    values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+    first, twin = cut.over(values.clone(), at + 1), cut.over(values.clone(), at + 1)
+    theirs = torch.nested.nested_tensor_from_jagged(
+        values, twin.offsets(), jagged_dim=at + 1, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
+    for ours in (first, twin):
+        assert ours.shape == theirs.shape
+        assert ours.stride() == theirs.stride()
+        assert ours.dtype == theirs.dtype
+        assert ours._ragged_idx == theirs._ragged_idx
+        assert (ours._maybe_min_seqlen, ours._maybe_max_seqlen) == (min(lengths), max(lengths))
+        assert ours.is_contiguous() == theirs.is_contiguous()
+        assert all(map(torch.equal, ours.unbind(), theirs.unbind()))
+        assert all(map(torch.equal, pickle.loads(pickle.dumps(ours)).unbind(), theirs.unbind()))
+    assert set(twin.__dict__) == set(first.__dict__)
+    twin.values().zero_()
+    assert torch.equal(first.values(), values)
+
+
+def test_what_is_set_on_one_is_not_on_the_next():
+    cut = cut_of(i8(1, 2))
+    first = cut.over(torch.zeros(3), 1)
+    first.mark = "mine"
+    first._metadata_cache["other"] = torch.zeros(1)
+    twin = cut.over(torch.zeros(3), 1)
+    assert not hasattr(twin, "mark")
+    assert set(twin._metadata_cache) == {"min_seqlen", "max_seqlen"}
+
+
+def test_batches_of_the_same_lengths_share_a_cut_and_can_be_added():
+    a, b = cut_of(i8(1, 2)).over(torch.ones(3), 1), cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    assert a.offsets() is b.offsets()
+    assert (a + b).values().tolist() == [2, 2, 2]
+
+
+def test_offsets_that_somebody_wrote_into_are_not_used_again():
+    taken = cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    taken.offsets()[1] = 2
+    assert cut_of(i8(1, 2)).over(torch.ones(3), 1).offsets().tolist() == [0, 1, 3]
+
+
+def test_offsets_that_are_shared_with_another_process_are_not_used_again():
+    taken = cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    taken.offsets().share_memory_()
+    after = cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    assert after.offsets() is not taken.offsets()
+    assert not after.offsets().is_shared()
+
+
+def test_what_came_under_inference_mode_can_be_trained_with_later():
+    with torch.inference_mode():
+        cut_of(i8(1, 2)).over(torch.ones(3, 2), 1)
+    weight = torch.ones(2, 2, requires_grad=True)
+    torch.nn.functional.linear(cut_of(i8(1, 2)).over(torch.ones(3, 2), 1), weight).values().sum().backward()
+    assert weight.grad.tolist() == [[3, 3], [3, 3]]
+
+
+def test_many_rows_are_cut_anew_each_time():
+    lengths = i8(*[1] * (KEPT_ROWS + 1))
+    assert cut_of(lengths) is not cut_of(lengths)
+    assert jagged._kept.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("ways", [None, "no twins"])
+def test_torches_that_have_it_elsewhere(monkeypatch, ways):
+    known = jagged._ways()
+    monkeypatch.setattr(jagged, "_ways", lambda: None if ways is None else known._replace(twins=False))
+    for _ in range(2):
+        made = cut_of(i8(1, 2)).over(torch.arange(3), 1)
+        assert [row.tolist() for row in made.unbind()] == [[0], [1, 2]]
+        assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (1, 2)
