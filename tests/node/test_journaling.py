@@ -167,7 +167,7 @@ def test_what_was_replayed_counts_towards_the_next_snapshot(tmp_path: Path, monk
     """A controller that is killed again and again must not let its journal grow without end."""
     served = Served(tmp_path)
     served.put(10)
-    monkeypatch.setattr(journaling, "SNAPSHOT_RECORDS", 31)
+    monkeypatch.setattr(journaling, "SNAPSHOT_RECORDS", 22)
     again = Served(tmp_path)
     again.sequence = 10
     assert again.put()
