@@ -106,6 +106,11 @@ def runtime_dir() -> str | None:
     return _environment_folder("TQ_RUNTIME_DIR")
 
 
+def ray_address() -> str | None:
+    """RAY_ADDRESS: the Ray cluster that this process belongs to; None where unset."""
+    return _environment("RAY_ADDRESS")
+
+
 def process_environment() -> MutableMapping[str, str]:
     """This process's environment, in which the starter of a system leaves TQ_ADDRESS for its children."""
     return os.environ
@@ -217,6 +222,30 @@ def _checked_folder(key: str, value: object) -> str:
     return os.fspath(value)
 
 
+def _checked_text(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _refuse(key, value, "a text that is not empty")
+    return value
+
+
+def _checked_options(key: str, value: object) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
+    if not isinstance(plain, Mapping):
+        raise _refuse(key, plain, "a mapping of options of Ray actors")
+    try:
+        options: dict[str, Any] = json.loads(json.dumps(plain))
+    except (TypeError, ValueError) as error:
+        raise _refuse(key, plain, f"a mapping of plain values ({error})") from None
+    fixed = sorted({"name", "namespace", "lifetime", "get_if_exists"} & set(options))
+    if fixed:
+        raise _refuse(
+            key, plain, f"options other than {', '.join(fixed)}: see system.name, ray.namespace, ray.detached"
+        )
+    return options
+
+
 def _checked_tls(key: str, value: object) -> dict[str, str] | None:
     if value is None:
         return None
@@ -268,6 +297,9 @@ class Settings:
     tls: dict[str, str] | None
     start_timeout: float
     call_timeout: float
+    ray_namespace: str
+    ray_detached: bool
+    ray_actor_options: dict[str, Any]
 
     @classmethod
     def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
@@ -301,6 +333,9 @@ class Settings:
             tls=_checked_tls(KEYS["tls"], given["tls"]),
             start_timeout=_checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
             call_timeout=_checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
+            ray_namespace=_checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
+            ray_detached=_checked_bool(KEYS["ray_detached"], given["ray_detached"]),
+            ray_actor_options=_checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -309,10 +344,9 @@ class Settings:
 
     def refuse_unbuilt(self) -> None:
         """NotBuiltError for what the conf may say and this release cannot start."""
-        if self.runtime == "ray" or self.storage_backend != "SimpleStorage":
-            key, value = ("runtime", "ray") if self.runtime == "ray" else ("storage_backend", self.storage_backend)
-            built = "local (or auto)" if self.runtime == "ray" else "SimpleStorage"
-            raise NotBuiltError(f"{KEYS[key]} {value} comes with a later release; this one has {built}")
+        if self.storage_backend != "SimpleStorage":
+            key, value = KEYS["storage_backend"], self.storage_backend
+            raise NotBuiltError(f"{key} {value} comes with a later release; this one has SimpleStorage")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
@@ -341,6 +375,9 @@ KEYS = {
     "tls": "security.tls",
     "start_timeout": "timeouts.start",
     "call_timeout": "timeouts.call",
+    "ray_namespace": "ray.namespace",
+    "ray_detached": "ray.detached",
+    "ray_actor_options": "ray.actor_options",
 }
 
 

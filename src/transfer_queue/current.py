@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.client import TransferQueueClient
+from transfer_queue.config import Settings
 from transfer_queue.errors import NotInitializedError
 from transfer_queue.node.launcher import RunningSystem, find
+from transfer_queue.on_ray import launcher as on_ray
 
 
 class Current:
@@ -28,11 +30,22 @@ class Current:
 CURRENT = Current()
 
 
+def find_system(settings: Settings | None = None) -> RunningSystem | None:
+    """The running system that the settings mean, None if there is none: by TQ_ADDRESS, its name, or Ray's actor.
+
+    settings: None for the defaults.
+    """
+    if on_ray.is_used("auto" if settings is None else settings.runtime):
+        settings = settings or Settings.from_config()
+        return on_ray.find(settings.name, settings.ray_namespace, settings.start_timeout)
+    return find(None if settings is None else settings.name)
+
+
 def attach() -> TransferQueueClient | None:
     """The client of the attached system, attaching to a running one if need be; None where there is none."""
     with CURRENT.lock:
         if CURRENT.client is None:
-            found = find()
+            found = find_system()
             if found is None:
                 return None
             CURRENT.system, CURRENT.client = found, TransferQueueClient(found)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue.client import TransferQueueClient, checkpoint_folder
 from transfer_queue.config import Settings, address, as_json, merge, process_environment, sampler_object
-from transfer_queue.current import CURRENT, current_client
+from transfer_queue.current import CURRENT, current_client, find_system
 from transfer_queue.errors import InvalidArgumentError, NotInitializedError
 from transfer_queue.kv import (
     async_kv_batch_get,
@@ -28,7 +28,8 @@ from transfer_queue.kv import (
     kv_list,
     kv_put,
 )
-from transfer_queue.node.launcher import RunningSystem, find, start_local
+from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.on_ray import launcher as on_ray
 from transfer_queue.utils.logging_utils import get_logger
 
 __all__ = [
@@ -61,6 +62,8 @@ _TQ_CONTROLLER: RunningSystem | None = None
 def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Mapping[str, Any] | None:
     """Starts a system, or attaches to the one that runs.
 
+    Under Ray (`runtime` in the conf) the named actor TransferQueueController holds it.
+
     conf: laid over the defaults of `transfer_queue/config.yaml`; unknown keys are kept. A system is found by the
     environment variable TQ_ADDRESS, else by its name (`system.name`, TQ_SYSTEM, one per user by default). The first
     call starts it, and its process's `close` or end stops it; every later call, in any process, attaches.
@@ -71,7 +74,8 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
 
     Raises:
         InvalidArgumentError: a value of conf is not allowed, or the sampler is unknown (a ValueError).
-        NotBuiltError: the conf asks for Ray or for another store, which this release does not have.
+        NotBuiltError: the conf asks for another store, or the system is on another node of a Ray cluster, which this
+            release does not have.
         StartError: the system did not come up; the message carries the server's traceback and its log's place.
     """
     global _TQ_CONTROLLER
@@ -84,19 +88,23 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
             _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
             close()
         settings = Settings.from_config(conf)
-        found = find(settings.name)
+        found = find_system(settings)
         if found is None:
             settings.refuse_unbuilt()
             if settings.name is None and address() is not None:
                 _logger.warning("TQ_ADDRESS names %s, where no system runs; init starts one by name", address())
             merged = merge(conf)
-            found = start_local(
-                settings.name,
-                {"settings": settings.to_json(), "conf": as_json(merged)},
-                sampler_object(conf),
-                timeout=settings.start_timeout,
-                environment=process_environment(),
-            )
+            plain = {"settings": settings.to_json(), "conf": as_json(merged)}
+            if on_ray.is_used(settings.runtime):
+                found = on_ray.start(settings, merged, plain, sampler_object(conf))
+            else:
+                found = start_local(
+                    settings.name,
+                    plain,
+                    sampler_object(conf),
+                    timeout=settings.start_timeout,
+                    environment=process_environment(),
+                )
         CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
         _TQ_CONTROLLER = found
         if not found.owned:
@@ -125,8 +133,8 @@ def close() -> None:
         CURRENT.client = CURRENT.system = _TQ_CONTROLLER = None
     if client is not None:
         client.close()
-    if system is not None and system.owned:
-        system.stop()
+    if system is not None:
+        system.stop() if system.owned else system.leave()
 
 
 def get_client() -> TransferQueueClient:

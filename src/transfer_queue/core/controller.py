@@ -248,6 +248,14 @@ class Controller:
             effects = [self.failure(peer, sequence, error)]
         return [*effects, *self.settle()]
 
+    def use_sampler(self, sampler: BaseSampler) -> list[Effect]:
+        """From now on this one deals. What was dealt stays as it is; who waits is looked at again."""
+        self.samplers = claims.Samplers(sampler)
+        self.state.watched = ranked_tags(sampler)
+        for name in self.state.partitions:
+            self._changed.setdefault(name, Change()).everything = True
+        return self.settle()
+
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""
         around = {f"connections_{name}": value for name, value in self.of_connections.items()}

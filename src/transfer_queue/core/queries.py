@@ -13,6 +13,7 @@ from transfer_queue.core.listing import list_keys
 from transfer_queue.core.lookups import lookup
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
+from transfer_queue.core.snapshots import take_snapshot
 from transfer_queue.core.state import State
 from transfer_queue.errors import UnknownPartitionError
 from transfer_queue.messages import (
@@ -36,6 +37,7 @@ from transfer_queue.messages import (
     Show,
     StatusReply,
     SystemStatus,
+    TakeSnapshot,
     TaskProgress,
 )
 
@@ -205,4 +207,5 @@ QUERIES: dict[type, Any] = {
     ConsumptionStatus: consumption_status,
     CheckProduction: check_production,
     CheckConsumption: check_consumption,
+    TakeSnapshot: take_snapshot,
 }

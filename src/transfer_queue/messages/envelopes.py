@@ -17,6 +17,7 @@ from transfer_queue.messages.replies import (
     LookupReply,
     PublishReply,
     SlotReply,
+    SnapshotReply,
     StatusReply,
     SystemStatus,
     TopologyReply,
@@ -57,7 +58,9 @@ from transfer_queue.messages.requests import (
     SetPolicyVersion,
     Show,
     Status,
+    TakeSnapshot,
     Topology,
+    UseSampler,
     Want,
     Wanted,
     Watch,
@@ -86,11 +89,11 @@ AnyRequest = Union[
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
-    Move, Moved, Drain, Drained, Recalled,
+    Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
-    SlotReply, UnitStatusReply, ChangeReply, CutReply, KeysReply,
+    SlotReply, UnitStatusReply, ChangeReply, CutReply, KeysReply, SnapshotReply,
 ]  # fmt: skip
 
 

@@ -139,6 +139,24 @@ class StatusReply(Reply, frozen=True):
     matrix: bytes = b""
 
 
+class SnapshotReply(Reply, frozen=True):
+    """A page of a partition's rows. known: False for an unknown partition. made: see `TakeSnapshot`.
+
+    rows i8, ascending; produced i1, rows x fields; consumed: task -> i1, a number a row; keys None where no row has
+    one, tags None where all are empty. start: of the next page, None where this was the last.
+    """
+
+    known: bool
+    made: int = 0
+    rows: bytes = b""
+    fields: list[str] = []
+    produced: bytes = b""
+    consumed: dict[str, bytes] = {}
+    keys: list[str | None] | None = None
+    tags: list[dict[str, Any]] | None = None
+    start: int | None = None
+
+
 class SystemStatus(Reply, frozen=True):
     """All partitions, counters of the controller, and what users' samplers cost it.
 

@@ -268,6 +268,17 @@ class ConsumptionStatus(Request, frozen=True):
     task: str
 
 
+class TakeSnapshot(Request, frozen=True):
+    """What a partition holds, a page of its rows at a time. start: the position from which on.
+
+    made: of the first page, so that a partition made anew under the name is not taken for the one that was asked for.
+    """
+
+    partition: str
+    made: int | None = None
+    start: int = 0
+
+
 class CheckProduction(Request, frozen=True):
     """Whether every row has every one of these fields."""
 
@@ -344,6 +355,15 @@ class BeginCheckpoint(Request, frozen=True):
 
 class EndCheckpoint(Request, frozen=True):
     """The asking client is through with a checkpoint; answered by whether all of it was there until now."""
+
+    name: str
+
+
+class UseSampler(Request, frozen=True):
+    """The sampler in the file of this name, in the system's folder of samplers, becomes the system's.
+
+    name: 32 hex digits. Who can write there is the system's user; no code ever comes with a request.
+    """
 
     name: str
 

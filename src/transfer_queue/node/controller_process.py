@@ -25,6 +25,7 @@ from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.presence import Departed, lives
+from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler.base import BaseSampler
@@ -58,7 +59,8 @@ def build_controller(
     Raises whatever the user's sampler raises when it is made; JournalError where the journal is damaged.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    made = _sampler(settings, sampler)
+    files = SamplerFiles(system.samplers)
+    made = files.current() or _sampler(settings, sampler)
     clock = Clock.now()
     recovered = None if journal is None else _recover(journal, clock, settings, made)
     controller = Controller(
@@ -73,7 +75,7 @@ def build_controller(
     if journal is not None and recovered is not None:
         durable = settings.journal_durability == "sync"
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
-    service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients))
+    service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients), files)
     server = Server(service, key, max_payload=0, commit=service.commit)  # requests to a controller carry none
     service.attach(server.call_soon)
     controller.of_connections = server.counters

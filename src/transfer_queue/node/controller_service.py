@@ -22,6 +22,7 @@ from transfer_queue.core.effects import (
 )
 from transfer_queue.core.queries import QUERIES
 from transfer_queue.messages import (
+    Done,
     Envelope,
     Explain,
     Failure,
@@ -35,12 +36,14 @@ from transfer_queue.messages import (
     SpaceShort,
     Status,
     Topology,
+    UseSampler,
     WriterGone,
 )  # fmt: skip
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.presence import Departed
+from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.service import EnvelopeService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.state_writer import StateWriter
@@ -60,7 +63,7 @@ class ControllerService(EnvelopeService):
     """A `net.server.Service` that serves one controller.
 
     states: where it is saved to and loaded from. journaling: None: nobody keeps what it records. departed: told of
-    clients that have no connection any more.
+    clients that have no connection any more. samplers: where one that replaces the system's is found.
     """
 
     name = "controller"
@@ -71,8 +74,10 @@ class ControllerService(EnvelopeService):
         states: StateFiles,
         journaling: Journaling | None = None,
         departed: Departed | None = None,
+        samplers: SamplerFiles | None = None,
     ) -> None:
         super().__init__()
+        self._samplers = samplers
         self._departed = departed
         self._controller = controller
         self._states = states
@@ -132,6 +137,9 @@ class ControllerService(EnvelopeService):
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
+        if isinstance(envelope.body, UseSampler) and self._samplers is not None:
+            self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
+            return ()
         return self._carried_out(self._controller.handle(hello.client_id, peer, envelope, now))
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
@@ -196,6 +204,20 @@ class ControllerService(EnvelopeService):
             call_soon(lambda: self._carried_out(self._controller.state_read(read.client, read.sequence, tree, now())))
 
         self._worker.begin(lambda: self._states.read(read.name), done)
+
+    def _use_sampler(self, peer: int, sequence: int, samplers: SamplerFiles, name: str) -> None:
+        """Reads a user's code, which may import for seconds, beside the loop."""
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def taken(outcome: Any) -> list[Outgoing]:
+            if isinstance(outcome, Exception):
+                words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
+                return [self.answer(peer, sequence, Failure("SamplerError", words))]
+            met = self._carried_out(self._controller.use_sampler(outcome))
+            return [self.answer(peer, sequence, Done()), *met]
+
+        self._worker.begin(lambda: samplers.take(name), lambda outcome: call_soon(lambda: taken(outcome)))
 
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
         return list(self._outgoing(effects))

@@ -132,6 +132,9 @@ class RunningSystem:
                 supervisor.close()
         self._sweep()
 
+    def leave(self) -> None:
+        """This process does not use the system any more, which goes on."""
+
     def _ours(self) -> bool:
         """Whether what lies in the folder is this system, and no later one of its name."""
         try:
@@ -193,12 +196,15 @@ def start_local(
     detached: bool = False,
     timeout: float = START_SECONDS,
     environment: MutableMapping[str, str] | None = None,
+    heirs: float = 0.0,
 ) -> RunningSystem:
     """The running system of this name (None: TQ_SYSTEM, else the user's default); started if there is none.
 
     config: JSON values, what attaching clients get; `config["settings"]` is `Settings.to_json()`. sampler: an object
-    or class that the settings do not name. detached: it outlives this process. timeout: seconds until it must be up.
-    environment: gets TQ_ADDRESS while this process owns the system (`os.environ`, so that its children attach).
+    or class that the settings do not name, or one that was pickled elsewhere. detached: it outlives this process.
+    timeout: seconds until it must be up. environment: gets TQ_ADDRESS while this process owns the system
+    (`os.environ`, so that its children attach). heirs: for so many seconds after the death of this process another
+    may take its place (`take_over`); the supervisor is then nobody's child, as some end their children when they die.
 
     StartError with the server's traceback or the end of the logs; nothing is left of the attempt.
     """
@@ -213,8 +219,10 @@ def start_local(
             if not liveness.wait(max(0.0, limit - time.monotonic())):
                 raise StartError(f"the system in {folder.folder} is ending and does not end; see {folder.logs}")
         folder.sweep()
-        message = samplers.dump(sampler) if sampler is not None else None
-        started = _start(folder, config, message, detached, max(0.1, limit - time.monotonic()), environment)
+        pickled = sampler is None or isinstance(sampler, samplers.PickledSampler)
+        message: Any = sampler if pickled else samplers.dump(sampler)
+        seconds = max(0.1, limit - time.monotonic())
+        started = _start(folder, config, message, detached, seconds, environment, heirs)
     if environment is not None and not detached:
         environment[_ADDRESS] = str(folder.folder)
     return started
@@ -222,7 +230,7 @@ def start_local(
 
 def _start(
     folder: SystemFolder, config: dict[str, Any], sampler: samplers.PickledSampler | None, detached: bool,
-    seconds: float, environment: MutableMapping[str, str] | None,
+    seconds: float, environment: MutableMapping[str, str] | None, heirs: float,
 ) -> RunningSystem:  # fmt: skip
     key = folder.create()
     identity = folder.identity()
@@ -244,6 +252,7 @@ def _start(
                 starter_user=processes.user(),
                 detached=detached,
                 seconds=seconds,
+                heirs=heirs,
             )
             _converse(folder, channel, message, seconds)
         description = folder.read_description()
@@ -258,6 +267,16 @@ def _start(
         if supervisor is not None:
             supervisor.close()
     return RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
+
+
+def take_over(system: str) -> RunningSystem | None:
+    """The running system of this name, whose starter has died, as this process's own; None where it does not run."""
+    folder = SystemFolder.of(system)
+    found = _find(folder)
+    if found is None:
+        return None
+    folder.inherit(os.getpid(), processes.start_time(os.getpid()))
+    return RunningSystem(folder, found.description, found.key, os.getpid())
 
 
 def _converse(folder: SystemFolder, channel: socket.socket, message: startup.Start, seconds: float) -> None:

@@ -3,12 +3,14 @@
     <runtime dir>/<name>/         0700, this user's
         key                       0600, 32 random bytes; who can read it may use the system
         system.json               `Description`; there exactly while the system can be used
+        heir                      the process that took the place of the starter, where one did
         alive                     locked by every process of the system (`node.locks`)
         arena                     link to the folder of the arenas, which is best in memory
         journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
         clients/                  locks of the clients that live (`node.presence`)
         slots-0/                  slot locks of writers (`storage.ownership`)
         states/                   states of the controller, while clients save or load (`node.state_files`)
+        samplers/                 samplers that came to a running system (`node.sampler_files`)
         controller.sock, unit-0.sock
         logs/                     supervisor.log, controller.log, unit-0.log
     <runtime dir>/.<name>.lock    while somebody starts or removes the system
@@ -36,6 +38,7 @@ DEFAULT_NAME = "default"
 KEY_BYTES = 32
 ARENA_PREFIX = "transfer_queue-"
 
+_Heir = tuple[int, int | None]  # pid, and see `processes.start_time`
 _LONGEST = "controller.sock"  # of the sockets in the folder, up to a million units
 
 
@@ -99,12 +102,14 @@ class SystemFolder:
         self.name = folder.name
         self.key = folder / "key"
         self.description = folder / "system.json"
+        self.heir = folder / "heir"
         self.alive = folder / "alive"
         self.arena = folder / "arena"
         self.logs = folder / "logs"
         self.journal = folder / "journal"
         self.clients = folder / "clients"
         self.states = folder / "states"
+        self.samplers = folder / "samplers"
         self.controller = folder / "controller.sock"
 
     @classmethod
@@ -144,6 +149,7 @@ class SystemFolder:
             self.logs.mkdir(mode=0o700)
             self.clients.mkdir(mode=0o700)
             self.states.mkdir(mode=0o700)
+            self.samplers.mkdir(mode=0o700)
             key = secrets.token_bytes(KEY_BYTES)
             _write(self.key, key)
         except OSError as error:
@@ -163,7 +169,22 @@ class SystemFolder:
         _write(draft, msgspec.json.encode(description))
         draft.replace(self.description)
 
+    def inherit(self, pid: int, started: int | None) -> None:
+        """Says that this process takes the place of the system's starter, which has died or is about to."""
+        draft = self.heir.with_suffix(f".{pid}")
+        _write(draft, msgspec.json.encode((pid, started)))
+        draft.replace(self.heir)
+
     # ------------------------------------------------------------ reading
+
+    def read_heir(self) -> _Heir | None:
+        """The process that took the place of the starter, see `inherit`; None where none did."""
+        try:
+            with open(self.heir, "rb", opener=no_link) as file:
+                heir: _Heir = msgspec.json.decode(file.read(), type=_Heir)
+                return heir
+        except FileNotFoundError:
+            return None
 
     def check_private(self) -> None:
         """AttachError unless the folder is this user's alone, and no link."""

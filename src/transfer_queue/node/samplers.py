@@ -34,9 +34,12 @@ class PickledSampler(msgspec.Struct, frozen=True):
     main: dict[str, str]
 
 
-def dump(sampler: object) -> PickledSampler:
-    """The sampler, ready to travel. StartError, saying what to do, if it cannot be pickled."""
-    main = _main()
+def dump(sampler: object, alone: bool = False) -> PickledSampler:
+    """The sampler, ready to travel. StartError, saying what to do, if it cannot be pickled.
+
+    alone: this process's script is not there where it is unpickled; what is defined in it travels by value.
+    """
+    main = {} if alone else _main()
     try:
         pickled = pickle.dumps(sampler)
         # a class of an interactive session is pickled by a name that no other process knows

@@ -26,7 +26,8 @@ class Start(msgspec.Struct, frozen=True):
 
     folder: of the system, made by the launcher; identity: see `SystemFolder.identity`. config: JSON text for
     attaching clients; its "settings" are `config.Settings`. started: see `processes.start_time`. detached:
-    outlives its starter. seconds: until all servers must be up.
+    outlives its starter. seconds: until all servers must be up. heirs: for so long after its starter's death another
+    process may take its place (`SystemFolder.heir`); seconds.
     """
 
     folder: str
@@ -40,6 +41,7 @@ class Start(msgspec.Struct, frozen=True):
     starter_user: str
     detached: bool
     seconds: float
+    heirs: float = 0.0
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

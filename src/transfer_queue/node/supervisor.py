@@ -5,7 +5,7 @@ these, after the imports. A server that dies is forked anew with the same socket
 journal. It waits for the first of these, whereupon it ends everything and removes every file:
 
     SIGTERM            `close`, or `tq stop`
-    the starter died   in whatever way; not for a detached system
+    the starter died   in whatever way, and no heir has come in time (`Start.heirs`); not for a detached system
     a server is lost   it does not come up again, or cannot be resumed (a controller without journal): which is logged;
                        the logs then stay, until the next start or `RunningSystem.stop`
 
@@ -82,6 +82,7 @@ class Supervisor:
         self._lifeline, self._life = os.pipe()
         self._take_possession()
         self._starter = None if start.detached else processes.Process(start.starter_pid, start.starter_started)
+        self._orphaned: float | None = None  # since when the starter is dead
 
     def _take_possession(self) -> None:
         """Locks the folder; StartError if the launcher has died and the folder is a later one's, or gone."""
@@ -239,7 +240,7 @@ class Supervisor:
         while not until():
             self._check_end()
             poll = select.poll()
-            watched = [self._wake, None if self._starter is None else self._starter.descriptor]
+            watched = [self._wake, None if self._starter is None or self._orphaned else self._starter.descriptor]
             for descriptor in [*watched, *(child.ready for child in self._children)]:
                 if descriptor is not None:
                     poll.register(descriptor, select.POLLIN)
@@ -257,7 +258,7 @@ class Supervisor:
         times = [child.deadline for child in self._children if child.ready is not None]
         times += [child.due for child in self._children if child.due is not None]
         waits = [max(0.0, when - time.monotonic()) for when in times]
-        if self._starter is not None and self._starter.descriptor is None:
+        if self._starter is not None and (self._orphaned or self._starter.descriptor is None):
             waits.append(WATCH_SECONDS)
         return min(waits) * 1000 + 1 if waits else None
 
@@ -265,7 +266,26 @@ class Supervisor:
         if self._asked:
             raise _End("asked to")
         if self._starter is not None and self._starter.gone():
-            raise _End(f"its starter, process {self._start.starter_pid}, has ended")
+            now = time.monotonic()
+            self._orphaned = self._orphaned or now
+            if self._start.heirs and now < self._orphaned + self._start.heirs:
+                self._look_for_heir()
+            else:
+                raise _End(f"its starter, process {self._starter.pid}, has ended")
+
+    def _look_for_heir(self) -> None:
+        """Goes on with the process that has taken the dead starter's place, if one has."""
+        assert self._starter is not None
+        found = self._system.read_heir()
+        if found is None or found[0] == self._starter.pid:
+            return
+        heir = processes.Process(*found)
+        if heir.gone():
+            heir.close()
+            return
+        logger.info("process %d takes the place of the starter, process %d", heir.pid, self._starter.pid)
+        self._starter.close()
+        self._starter, self._orphaned = heir, None
 
     def _hear(self, child: Child) -> None:
         child.hear()
@@ -399,7 +419,10 @@ def main() -> None:
     channel = socket.socket(fileno=CHANNEL)
     channel.set_inheritable(False)
     try:
-        supervisor = Supervisor(startup.receive(channel, startup.Start, RECEIVE_SECONDS), channel)
+        start = startup.receive(channel, startup.Start, RECEIVE_SECONDS)
+        if start.heirs and os.fork():
+            os._exit(0)  # what goes on is nobody's child: it is to outlive who started it
+        supervisor = Supervisor(start, channel)
     except (EOFError, TimeoutError, StartError):
         logger.exception("no system was started")
         sys.exit(1)

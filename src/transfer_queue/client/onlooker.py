@@ -1,4 +1,4 @@
-"""Asks a system's controller questions that change nothing: a client without torch, which takes seconds to import."""
+"""A client that moves no samples, and needs no torch, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ class Onlooker:
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
         """See `TransferQueueClient.status`."""
-        return self._ask(Status(), SystemStatus, timeout)
+        return self.ask(Status(), SystemStatus, timeout)
 
     def explain(
         self, partition_id: str, global_index: int | None, key: str | None, task: str | None, fields: list[str] | None
     ) -> str:
         """See `TransferQueueClient.explain`."""
-        return str(self._ask(Explain(partition_id, global_index, key, task, fields), Done).value)
+        return str(self.ask(Explain(partition_id, global_index, key, task, fields), Done).value)
 
-    def _ask(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
+    def close(self) -> None:
+        """Ends its connections."""
+        self._session.close()
+
+    def ask(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
+        """The controller's answer to any request, which is of this kind. The request's error, if it has one."""
+
         def operation() -> Generator[Call, AnyReply, AnyReply]:
             return (yield Call(CONTROLLER, request, within=timeout))
 
@@ -53,4 +59,4 @@ class Onlooker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._session.close()
+        self.close()

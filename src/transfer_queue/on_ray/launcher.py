@@ -1,0 +1,245 @@
+"""Starts a system under Ray, and finds it from any process of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+import uuid
+from typing import Any
+
+from transfer_queue import config
+from transfer_queue.config import Settings
+from transfer_queue.errors import AttachError, NotBuiltError, StartError
+from transfer_queue.node import samplers
+from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
+from transfer_queue.node.launcher import find as find_local
+from transfer_queue.on_ray.actor import ControllerActor, Order, Place
+
+ACTOR = "TransferQueueController"
+CALLS_AT_ONCE = 16  # of the actor's methods; one that waits holds up no other
+PAUSE = 0.05  # seconds between two looks at an actor whose system is being started
+
+_ADDRESS = "TQ_ADDRESS"
+
+logger = logging.getLogger(__name__)
+
+_forked = False  # of a parent in which Ray may have run: Ray does not work in a forked child
+
+
+def is_used(runtime: str) -> bool:
+    """Whether a system of this process is Ray's. runtime: of the conf.
+
+    "auto": where this process has initialised Ray, or RAY_ADDRESS is set.
+    """
+    if runtime == "ray":
+        return True
+    return runtime == "auto" and (_initialised() or (config.ray_address() is not None and not _forked))
+
+
+def _initialised() -> bool:
+    """Whether Ray works in this process. Ray is not imported for that."""
+    ray = sys.modules.get("ray")
+    return ray is not None and not _forked and bool(ray.is_initialized())
+
+
+def _ray() -> Any:
+    """Ray, initialised: with RAY_ADDRESS where the program has not done it. StartError where it cannot be."""
+    try:
+        import ray
+    except ImportError as error:
+        raise StartError(
+            f"runtime: ray needs Ray, which is not installed ({error}): pip install 'transfer_queue[ray]'"
+        ) from error
+    if not ray.is_initialized():
+        address = config.ray_address()
+        if address is None:
+            raise StartError("runtime: ray needs a Ray cluster: call ray.init() before tq.init(), or set RAY_ADDRESS")
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            raise StartError(f"the Ray cluster at RAY_ADDRESS={address} cannot be joined: {error}") from error
+    return ray
+
+
+class RaySystem(RunningSystem):
+    """A system that an actor holds, on the actor's node, as seen from a process there.
+
+    While a process is attached to it TQ_ADDRESS names it, so that the children of the process find it without Ray.
+    """
+
+    def __init__(self, found: RunningSystem, name: str | None, handle: Any, owned: bool) -> None:
+        owner = os.getpid() if owned else None
+        super().__init__(found._system, found.description, found.key, owner)
+        self.name = name or ACTOR
+        self._handle = handle
+        self._named = owner is not None or config.address() is None
+        if self._named:
+            config.process_environment()[_ADDRESS] = str(self.folder)
+
+    def leave(self) -> None:
+        """This process does not use the system any more."""
+        self._withdraw_address()
+
+    def _withdraw_address(self) -> None:
+        environment = config.process_environment()
+        if self._named and environment.get(_ADDRESS) == str(self.folder):
+            del environment[_ADDRESS]
+
+    def stop(self, timeout: float = STOP_SECONDS) -> None:
+        """Ends the servers and the actor. Where Ray has been shut down before, both end by themselves."""
+        self._withdraw_address()
+        if not _initialised():
+            return
+        import ray
+
+        try:
+            ray.get(self._handle.stop.remote(), timeout=timeout + END_SECONDS)
+        except ray.exceptions.RayError as error:
+            logger.warning("the actor of system %s cannot be asked to end it: %s", self.name, error)
+            super().stop(timeout)
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self._handle, no_restart=True)
+
+
+def _actor_name(system: str | None) -> str:
+    return ACTOR if system is None else f"{ACTOR}-{system}"
+
+
+def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | None:
+    """The system that the cluster's actor of this name holds; None if there is none.
+
+    system: its name; None: TQ_ADDRESS, else TQ_SYSTEM, else the one without a name. seconds: for one that is being
+    started. NotBuiltError where it is on another node; AttachError where its actor does not say where it is.
+    """
+    if system is None and config.address() is not None:
+        found = find_local(None)
+        if found is not None:
+            return found
+    system = system or config.system_name()
+    ray = _ray()
+    try:
+        handle = ray.get_actor(_actor_name(system), namespace=namespace)
+    except ValueError:
+        return None
+    place = _place(ray, handle, seconds)
+    return None if place is None else RaySystem(_on_this_node(place, ray), system, handle, owned=False)
+
+
+def _place(ray: Any, handle: Any, seconds: float) -> Place | None:
+    """Where an actor's system is, once it is up; None where the actor has ended."""
+    limit = time.monotonic() + seconds
+    while True:
+        try:
+            place: Place = ray.get(handle.place.remote(), timeout=max(0.0, limit - time.monotonic()))
+        except ray.exceptions.GetTimeoutError as error:
+            raise AttachError(f"the actor {ACTOR} has not answered within {seconds:g} s") from error
+        except StartError as error:
+            if time.monotonic() > limit:
+                raise AttachError(f"the actor {ACTOR} has no system after {seconds:g} s: {error}") from error
+            time.sleep(PAUSE)  # another process is starting it
+        except ray.exceptions.ActorDiedError:
+            return None
+        except ray.exceptions.RayError as error:
+            raise AttachError(f"the actor {ACTOR} cannot be asked where its system is: {error}") from error
+        else:
+            return place
+
+
+def _on_this_node(place: Place, ray: Any) -> RunningSystem:
+    """The system at a place. Nodes of a simulated cluster are one machine: what counts is the folder."""
+    found = find_local(place.folder)
+    if found is None:
+        here = ray.get_runtime_context().get_node_id()
+        if place.node != here:
+            raise NotBuiltError(
+                f"the system is on node {place.address}, and this process is on {ray.util.get_node_ip_address()}; in "
+                f"this release a system's processes are all on one node"
+            )
+        raise AttachError(f"the system of the actor {ACTOR} is not in {place.folder}: it has just ended")
+    return found
+
+
+def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object | None) -> RunningSystem:
+    """The system of the settings' name; started if there is none, held by an actor on this node.
+
+    conf: the merged DictConfig, for `get_config`. plain: see `start_local`. sampler: an object or class that the
+    settings do not name. StartError, and nothing is left of the attempt; it says what Ray lacks.
+    """
+    ray = _ray()
+    limit = time.monotonic() + settings.start_timeout
+    name = settings.name or config.system_name()
+    pickled = None if sampler is None else samplers.dump(sampler, alone=True)
+    order = Order(f"ray-{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout)
+    options = _options(ray, settings, name)
+    while True:
+        try:
+            handle = ray.remote(ControllerActor).options(**options).remote(order)
+            break
+        except ValueError as error:  # the name is taken: another process was faster, or an actor is about to end
+            found = find(name, settings.ray_namespace, max(0.0, limit - time.monotonic()))
+            if found is not None:
+                return found
+            if time.monotonic() > limit:
+                raise StartError(f"the actor {options['name']} cannot be made: {error}") from error
+            time.sleep(PAUSE)
+    try:
+        place: Place = ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
+        return RaySystem(_on_this_node(place, ray), name, handle, owned=not settings.ray_detached)
+    except BaseException as error:
+        _roll_back(ray, handle)
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            raise StartError(_what_lacks(ray, settings, options)) from error
+        if isinstance(error, StartError):
+            raise StartError(str(getattr(error, "cause", error))) from None
+        if isinstance(error, ray.exceptions.RayError):
+            raise StartError(f"the actor {options['name']} ended before its system was up: {error}") from error
+        raise
+
+
+def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    here = ray.get_runtime_context().get_node_id()
+    return {
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_concurrency": CALLS_AT_ONCE,
+        "scheduling_strategy": strategy(here, soft=False),
+        **settings.ray_actor_options,
+        "name": _actor_name(name),
+        "namespace": settings.ray_namespace,
+        "lifetime": "detached" if settings.ray_detached else None,
+    }
+
+
+def _roll_back(ray: Any, handle: Any) -> None:
+    """Leaves nothing of a start that failed: the servers end with their actor's system."""
+    with contextlib.suppress(Exception):
+        ray.get(handle.stop.remote(), timeout=END_SECONDS)
+    with contextlib.suppress(Exception):
+        ray.kill(handle, no_restart=True)
+
+
+def _what_lacks(ray: Any, settings: Settings, options: dict[str, Any]) -> str:
+    """Why an actor does not come up in time, as far as Ray's resources tell."""
+    wanted = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
+    there = ray.available_resources()
+    lacking = [
+        f"{amount:g} {name} (there are {there.get(name, 0):g})"
+        for name, amount in wanted.items()
+        if amount and there.get(name, 0) < amount
+    ]
+    words = f"the actor {options['name']} was not up within {settings.start_timeout:g} s"
+    if lacking:
+        return f"{words}: ray.actor_options ask for {', '.join(lacking)}; ask for less, or add nodes"
+    return f"{words}; see the logs of Ray, or set timeouts.start"
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
