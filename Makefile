@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test fuzz soak chaos torn docs contract lint types bench bench-peer ci clean
+.PHONY: help venv demo test ray fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -11,12 +11,14 @@ PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
 	@echo "make test      the tests, in a process more than there are cores (4 at most; PROCESSES=1: in turn)"
+	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine"
 	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
+	@echo "make contract-ray  the same under Ray"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, pyright on user code"
 	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); tq bench NAME is one alone"
@@ -30,7 +32,11 @@ demo: venv
 	.venv/bin/tq demo $(ARGS)
 
 test: venv
-	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py $(ARGS)
+	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py \
+		--ignore=tests/e2e/test_ray.py $(ARGS)
+
+ray: venv
+	.venv/bin/python -m pytest tests/e2e/test_ray.py $(ARGS)
 
 fuzz: venv
 	.venv/bin/python tests/fuzz/run.py $(ARGS)
@@ -51,8 +57,11 @@ docs: venv
 
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }
-	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=tools .venv/bin/python -m pytest -p contract_later -p no:cacheprovider \
+	PYTHONDONTWRITEBYTECODE=1 .venv/bin/python -m pytest -p no:cacheprovider \
 		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(ARGS)
+
+contract-ray:
+	@CONTRACT_RAY=1 $(MAKE) --no-print-directory contract
 
 lint: venv
 	.venv/bin/ruff check .

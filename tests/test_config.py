@@ -132,6 +132,10 @@ class TestSettings:
             "tls": None,
             "start_timeout": 30.0,
             "call_timeout": 60.0,
+            "ray_namespace": "transfer_queue",
+            "ray_detached": False,
+            "ray_restart_seconds": 60.0,
+            "ray_actor_options": {},
         }
 
     def test_json(self):
@@ -169,6 +173,11 @@ class TestSettings:
             ("system.name", "x" * 65),
             ("system.name", 5),
             ("runtime", "cluster"),
+            ("ray.namespace", ""),
+            ("ray.detached", "yes"),
+            ("ray.restart_seconds", 0),
+            ("ray.actor_options", 5),
+            ("ray.actor_options", {"name": "other"}),
             ("controller", None),
             ("controller", "SequentialSampler"),
             ("controller.max_deliveries", -1),

@@ -299,6 +299,7 @@ class Settings:
     call_timeout: float
     ray_namespace: str
     ray_detached: bool
+    ray_restart_seconds: float
     ray_actor_options: dict[str, Any]
 
     @classmethod
@@ -335,6 +336,7 @@ class Settings:
             call_timeout=_checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
             ray_namespace=_checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
             ray_detached=_checked_bool(KEYS["ray_detached"], given["ray_detached"]),
+            ray_restart_seconds=_checked_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
             ray_actor_options=_checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
         )
 
@@ -377,6 +379,7 @@ KEYS = {
     "call_timeout": "timeouts.call",
     "ray_namespace": "ray.namespace",
     "ray_detached": "ray.detached",
+    "ray_restart_seconds": "ray.restart_seconds",
     "ray_actor_options": "ray.actor_options",
 }
 

@@ -57,7 +57,7 @@ from transfer_queue.net.connection import Connection
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node import launcher
-from transfer_queue.node.launcher import RunningSystem, find, start_local
+from transfer_queue.node.launcher import RunningSystem, find, start_local, take_over
 from transfer_queue.node.locks import StartLock
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.wire.framing import pack_frame
@@ -529,6 +529,36 @@ def test_a_starter_killed_in_the_middle_of_a_start(place: Place) -> None:
         until(lambda: not place.processes(), place.story())
         place.start().stop()
         assert place.is_empty(), place.story()
+
+
+HEIRS = STARTER.replace("environment=os.environ)", "heirs=100.0)")
+
+
+def test_an_heir_takes_the_place_of_a_killed_starter(place: Place) -> None:
+    """The servers go on; then the heir's end is theirs, where no other heir comes."""
+    starter = Starter(place, HEIRS + WAIT)
+    starter.said()
+    found = find("s")
+    assert found is not None
+    assert ask(found, CreatePartition("p")) == Done(True)
+    starter.process.kill()
+    starter.process.communicate()
+    heir = take_over("s")
+    assert heir is not None
+    assert heir.owned
+    log = heir.logs / "supervisor.log"
+    until(lambda: f"process {os.getpid()} takes the place of the starter" in log.read_text(), place.story())
+    assert ask(heir, CreatePartition("p")) == Done(False)
+    heir.stop()
+    assert take_over("s") is None
+
+
+def test_without_an_heir_in_time_a_system_ends(place: Place) -> None:
+    starter = Starter(place, HEIRS.replace("heirs=100.0", "heirs=0.2") + WAIT)
+    starter.said()
+    starter.process.kill()
+    starter.process.communicate()
+    until(place.is_empty, place.story())
 
 
 def test_ctrl_c_at_the_terminal_does_not_reach_the_servers(place: Place) -> None:

@@ -229,7 +229,7 @@ class TestBadInput:
     def test_before_there_is_a_system(self) -> None:
         """All in one process, which each refusal has left as it was."""
         names = [{"system": {"name": name}} for name in ("a/b", "..", "", "x" * 100)]
-        unbuilt = [{"runtime": "ray"}, {"backend": {"storage_backend": "RayStore"}}]
+        unbuilt = [{"backend": {"storage_backend": "RayStore"}}]
         script = f"""
 import json, transfer_queue as tq
 def told(call, *arguments):

@@ -10,6 +10,7 @@ from transfer_queue.errors import AttachError
 if TYPE_CHECKING:
     from transfer_queue.node.launcher import RunningSystem
 
+ATTACH_SECONDS = 30.0  # for a system under Ray that is being started
 Commands = Any  # argparse has no public name for what `add_subparsers` returns
 
 
@@ -19,10 +20,12 @@ def add_name(command: argparse.ArgumentParser) -> None:
 
 
 def found(name: str | None) -> RunningSystem:
-    """The running system of this name. AttachError, saying what to do, where there is none."""
+    """The running system of this name; with RAY_ADDRESS, of that cluster first. AttachError where there is none."""
     from transfer_queue.node.launcher import find
+    from transfer_queue.on_ray import launcher as on_ray
 
-    system = find(name)
+    system = on_ray.find(name, on_ray.NAMESPACE, ATTACH_SECONDS) if on_ray.is_used("auto") else None
+    system = system or find(name)
     if system is None:
         raise AttachError("no system is running under this name; `tq start` starts one, `--name` names another")
     return system

@@ -33,20 +33,21 @@ from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
 from transfer_queue.partition_snapshot import PartitionSnapshot
 
-HEIR_SECONDS = 60.0  # for Ray to restart an actor that was killed
 TRIES = 5  # of a snapshot in pages, until none of its fields changed meanwhile
 
 
 @dataclass(frozen=True)
 class Order:
     """What is to be started. name: of the system on its node. conf: the merged DictConfig, pickled, as it may hold
-    objects of the driver's. config: see `start_local`. seconds: until it must be up."""
+    objects of the driver's. config: see `start_local`. seconds: until it must be up. restart_seconds: for which the
+    servers live on after the actor was killed."""
 
     name: str
     conf: bytes
     config: dict[str, Any]
     sampler: PickledSampler | None
     seconds: float
+    restart_seconds: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class ControllerActor:
             if self._system is None:
                 order = self._order
                 self._system = take_over(order.name) or start_local(
-                    order.name, order.config, order.sampler, timeout=order.seconds, heirs=HEIR_SECONDS
+                    order.name, order.config, order.sampler, timeout=order.seconds, heirs=order.restart_seconds
                 )
                 self._asking = Onlooker(self._system)
             return self._place(self._system)

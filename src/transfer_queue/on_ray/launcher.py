@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ from transfer_queue.node.launcher import find as find_local
 from transfer_queue.on_ray.actor import ControllerActor, Order, Place
 
 ACTOR = "TransferQueueController"
+NAMESPACE = "transfer_queue"  # where a conf names no other
 CALLS_AT_ONCE = 16  # of the actor's methods; one that waits holds up no other
 PAUSE = 0.05  # seconds between two looks at an actor whose system is being started
 
@@ -36,11 +38,14 @@ def is_used(runtime: str) -> bool:
     """
     if runtime == "ray":
         return True
-    return runtime == "auto" and (_initialised() or (config.ray_address() is not None and not _forked))
+    if runtime != "auto" or _forked:
+        return False
+    asked = config.ray_address() is not None and importlib.util.find_spec("ray") is not None
+    return asked or _initialised()
 
 
 def _initialised() -> bool:
-    """Whether Ray works in this process. Ray is not imported for that."""
+    """Whether Ray runs in this process. Ray is not imported for that."""
     ray = sys.modules.get("ray")
     return ray is not None and not _forked and bool(ray.is_initialized())
 
@@ -89,10 +94,11 @@ class RaySystem(RunningSystem):
             del environment[_ADDRESS]
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Ends the servers and the actor. Where Ray has been shut down before, both end by themselves."""
-        self._withdraw_address()
+        """Ends the servers and the actor. Where Ray was shut down before, the actor has ended already."""
         if not _initialised():
+            super().stop(timeout)
             return
+        self._withdraw_address()
         import ray
 
         try:
@@ -172,7 +178,10 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     limit = time.monotonic() + settings.start_timeout
     name = settings.name or config.system_name()
     pickled = None if sampler is None else samplers.dump(sampler, alone=True)
-    order = Order(f"ray-{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout)
+    order = Order(
+        f"ray-{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
+        settings.ray_restart_seconds,
+    )  # fmt: skip
     options = _options(ray, settings, name)
     while True:
         try:
@@ -190,12 +199,12 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
         return RaySystem(_on_this_node(place, ray), name, handle, owned=not settings.ray_detached)
     except BaseException as error:
         _roll_back(ray, handle)
-        if isinstance(error, ray.exceptions.GetTimeoutError):
-            raise StartError(_what_lacks(ray, settings, options)) from error
         if isinstance(error, StartError):
             raise StartError(str(getattr(error, "cause", error))) from None
         if isinstance(error, ray.exceptions.RayError):
-            raise StartError(f"the actor {options['name']} ended before its system was up: {error}") from error
+            late = isinstance(error, ray.exceptions.GetTimeoutError)
+            how = f"was not up within {settings.start_timeout:g} s" if late else f"did not come up: {error}"
+            raise StartError(f"the actor {options['name']} {how}; {_what_lacks(ray, options)}") from error
         raise
 
 
@@ -222,8 +231,8 @@ def _roll_back(ray: Any, handle: Any) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _what_lacks(ray: Any, settings: Settings, options: dict[str, Any]) -> str:
-    """Why an actor does not come up in time, as far as Ray's resources tell."""
+def _what_lacks(ray: Any, options: dict[str, Any]) -> str:
+    """Why an actor does not come up, as far as Ray's resources tell, and what to do."""
     wanted = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
     there = ray.available_resources()
     lacking = [
@@ -231,10 +240,9 @@ def _what_lacks(ray: Any, settings: Settings, options: dict[str, Any]) -> str:
         for name, amount in wanted.items()
         if amount and there.get(name, 0) < amount
     ]
-    words = f"the actor {options['name']} was not up within {settings.start_timeout:g} s"
     if lacking:
-        return f"{words}: ray.actor_options ask for {', '.join(lacking)}; ask for less, or add nodes"
-    return f"{words}; see the logs of Ray, or set timeouts.start"
+        return f"ray.actor_options ask for {', '.join(lacking)}: ask for less, or add nodes"
+    return "see the logs of Ray, or set timeouts.start"
 
 
 def _note_fork() -> None:
