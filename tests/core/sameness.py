@@ -37,8 +37,9 @@ LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting", "aging", "counted"},  # who waits asks again; derived
     BlockTable: {"changes", "untold"},  # units are told of all that is freed when they register
     Partition: {
-        "awaits",  # a method of the above
-        "ready",  # derived
+        "awaited",  # a method of the above
+        "ready",  # derived, as
+        "unseen",
         "gained",  # what the controller has not looked at yet; it looks after every event
         "learnt",  # a shortcut
     },

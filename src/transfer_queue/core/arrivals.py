@@ -14,7 +14,6 @@ from transfer_queue.core import values
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import RowsPut
 from transfer_queue.core.rows import Run
-from transfer_queue.messages import NewBlock
 
 
 def arrive(partition: Partition, put: RowsPut) -> None:
@@ -54,8 +53,11 @@ def arrive(partition: Partition, put: RowsPut) -> None:
         _note(partition, runs, put.tags)
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
-    if block is not None:
-        _become_ready(partition, runs, block)
+    if block is not None and partition.ready:
+        fields = frozenset(spec.name for spec in block.schema)
+        for key, chunk, _, first, last in runs:
+            partition.unseen.run(fields, key, chunk, first, last)
+        partition.published(fields)
 
 
 def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
@@ -70,16 +72,3 @@ def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | Non
                 chunk.note(name, *map(list, zip(*having)))
                 for ready in partition.ready.values():
                     ready.retagged(key, name)
-
-
-def _become_ready(partition: Partition, runs: list[Run], block: NewBlock) -> None:
-    """Tells the ready sets that ask for fields of the block."""
-    if not partition.ready:
-        return
-    fields = {spec.name for spec in block.schema}
-    for ready in partition.ready.values():
-        if fields.isdisjoint(ready.fields):
-            continue
-        for key, chunk, _, first, last in runs:
-            if ready.update(key, chunk, np.arange(first, last), partition.groups):
-                partition.gained.add(ready.task)

@@ -5,6 +5,7 @@ The numbers are those of the invariants that the architecture page lists.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import numpy as np
@@ -197,6 +198,9 @@ def _holds(partition: Partition) -> None:
 
 
 def _ready(partition: Partition, ready: ReadySet) -> None:
+    if ready.seen < partition.unseen.newest:
+        ready = copy.deepcopy(ready)  # as it will be once it has looked; the set itself is left behind
+        copy.copy(partition.unseen).show(ready)
     fresh = ReadySet(ready.task, ready.fields)
     fresh.build(partition.rows)
     require(fresh.total == ready.total and fresh.counts == ready.counts, f"3: ready set {ready.fields} miscounts")

@@ -36,7 +36,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     at_another_clock(loaded, record.time - tree["time"])
     state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
     for partition in state.partitions.values():
-        partition.awaits = state.waiting.awaits
+        partition.awaited = state.waiting.awaited
         partition.version = partition.changes.made = state.changes
         partition.epoch = state.epoch
         _forget_clients(partition)

@@ -7,7 +7,7 @@ everything else only reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -26,10 +26,13 @@ from transfer_queue.core.losses import Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows
+from transfer_queue.core.unseen import Fields, Unseen
 from transfer_queue.core.wants import Wants
 from transfer_queue.messages import DELETE_CODE, PartitionOptions
 
 MAX_READY_SETS = 64
+
+ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
 
 
 class Partition:
@@ -41,7 +44,8 @@ class Partition:
     consumed_ever: task -> rows consumed so far.
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
-    awaits: whether a parked claim waits for rows of a (partition, task, fields); its ready set is never dropped.
+    awaited: of which (task, fields) parked claims wait for rows of a partition; their ready sets are never dropped,
+    and look at what is published at once. unseen: what the others have yet to look at.
     losses: values that were lost with their storage.
     epoch: see `State`. version: grows with every change. changes: which rows changed, and which were cleared, when.
     learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
@@ -57,12 +61,12 @@ class Partition:
         name: str,
         options: PartitionOptions,
         blocks: BlockTable,
-        awaits: Callable[[str, str, tuple[str, ...]], bool],
+        awaited: Callable[[str], Collection[ReadyKey]],
         epoch: int = 0,
     ) -> None:
         self.name = name
         self.epoch = epoch
-        self.awaits = awaits
+        self.awaited = awaited
         self.blocks = blocks
         self.nbytes = 0
         self.options = options
@@ -88,7 +92,8 @@ class Partition:
         self.consumed_ever: dict[str, int] = {}
         self.dealt: dict[str, DealtBatches] = {}
         self.passed = PassedRows(self.rows)
-        self.ready: dict[tuple[str, tuple[str, ...]], ReadySet] = {}
+        self.ready: dict[ReadyKey, ReadySet] = {}
+        self.unseen = Unseen(self.rows, self.groups)
         self.version = 0
         self.gained: set[str] = set()
         self.learnt: BlockShape | None = None
@@ -112,10 +117,14 @@ class Partition:
         if found is None:
             found = ReadySet(task, fields)
             found.build(self.rows)
+            self.unseen.looked(found)
             spare = len(self.ready) + 1 - MAX_READY_SETS
             if spare > 0:
-                for old in [old for old in self.ready if not self.awaits(self.name, *old)][:spare]:
+                awaited = self.awaited(self.name)
+                for old in [old for old in self.ready if old not in awaited][:spare]:
                     del self.ready[old]
+        elif found.seen < self.unseen.newest:
+            self.unseen.show(found)
         self.ready[key] = found
         return found
 
@@ -267,6 +276,14 @@ class Partition:
             for ready in self.ready.values():
                 ready.joined(p, group.number, self.groups)
 
+    def published(self, fields: Fields) -> None:
+        """Rows got these fields, of which `unseen` knows already: who waits for them sees it at once."""
+        for key in self.awaited(self.name):
+            ready = self.ready.get(key)
+            if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.show(ready):
+                self.gained.add(ready.task)
+        self.unseen.trim(self.ready.values())
+
     def fewer(self, name: str, count: int) -> None:
         """So many values of a field are there no more."""
         field = self.fields[name]
@@ -370,6 +387,7 @@ class Partition:
     def drop(self) -> None:
         """All rows end, and the partition with them."""
         self.ready.clear()
+        self.unseen.forget()
         self.clear(self.rows.live_positions())
 
     def clear(self, positions: np.ndarray) -> None:
@@ -446,7 +464,7 @@ class Partition:
     # ------------------------------------------------------------ saving
 
     def saved(self) -> dict[str, Any]:
-        """See `core.saving`. Ready sets, what `awaits`, `gained` and `learnt` tell, and the blocks are not in it."""
+        """See `core.saving`. Ready sets, what is `awaited` or `unseen`, `gained`, `learnt` and the blocks are not."""
         return {
             "options": msgspec.to_builtins(self.options),
             "nbytes": self.nbytes,

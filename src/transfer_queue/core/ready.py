@@ -36,6 +36,7 @@ class ReadySet:
 
     bits: chunk number -> 0/1 by position. counts: chunk number -> how many, no entry where none, ascending
     as `keys` (sorted chunk numbers with ready rows). total: all of them. rankings: those asked for, by key.
+    seen: up to here it has looked at what was published (`unseen.Unseen`).
     """
 
     def __init__(self, task: str, fields: tuple[str, ...]) -> None:
@@ -47,6 +48,7 @@ class ReadySet:
         self.total = 0
         self.whole: dict[int, WholeGroups] = {}
         self.rankings: dict[Key, Ranking] = {}
+        self.seen = 0
 
     def build(self, rows: Rows) -> None:
         """Computes the set from scratch."""

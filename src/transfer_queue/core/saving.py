@@ -87,7 +87,7 @@ def _restore(state: State, tree: Any) -> None:
     state.blocks.restore(tree["blocks"])
     for name, partition in tree["partitions"].items():
         options = msgspec.convert(partition["options"], PartitionOptions)
-        made = Partition(name, options, state.blocks, state.waiting.awaits, state.epoch)
+        made = Partition(name, options, state.blocks, state.waiting.awaited, state.epoch)
         state.enter(made)
         made.restore(partition)
         for tag in state.watched:

@@ -134,7 +134,7 @@ class State:
         return partition
 
     def _partition_made(self, record: r.PartitionMade) -> None:
-        self.enter(Partition(record.partition, record.options, self.blocks, self.waiting.awaits, self.epoch))
+        self.enter(Partition(record.partition, record.options, self.blocks, self.waiting.awaited, self.epoch))
         partition = self._changed(record.partition)
         partition.changes.made = partition.version
         for tag in self.watched:

@@ -38,13 +38,10 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
     if released:
         partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
     if partition.ready:
-        fields = {spec.name for spec in block.schema}
-        for ready in partition.ready.values():
-            if fields.isdisjoint(ready.fields):
-                continue
-            for key, chunk, at, _ in parts:
-                if ready.update(key, chunk, at, partition.groups):
-                    partition.gained.add(ready.task)
+        fields = frozenset(spec.name for spec in block.schema)
+        for key, chunk, at, _ in parts:
+            partition.unseen.rows(fields, key, chunk, at)
+        partition.published(fields)
 
 
 def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:

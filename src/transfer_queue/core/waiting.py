@@ -246,10 +246,9 @@ class WaitingRoom:
         """Task -> queue of one partition."""
         return self.claims.get(partition, {})
 
-    def awaits(self, partition: str, task: str, fields: tuple[str, ...]) -> bool:
-        """Whether a parked claim waits for rows of this ready set."""
-        queue = self.of_partition(partition).get(task)
-        return queue is not None and fields in queue.wanted
+    def awaited(self, partition: str) -> list[tuple[str, tuple[str, ...]]]:
+        """The (task, fields) of a partition for which parked claims wait."""
+        return [(task, fields) for task, queue in self.of_partition(partition).items() for fields in queue.wanted]
 
     def _trim(self) -> None:
         while self._deadlines:
