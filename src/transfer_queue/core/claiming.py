@@ -90,7 +90,7 @@ def _give(
     leased = acks.grant(core.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.Leased) else 0
     handed = demand.handed(partition, client, claim, rows) if not token else []
-    warning = _spanning(core, partition, claim, rows)
+    warning = spanning(core, partition, claim, rows)
     count = acks.deliveries(partition, claim.task, rows) if token else None
 
     def reply() -> AnyReply:
@@ -130,7 +130,7 @@ def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | N
         core.finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
 
 
-def _spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
     size = claims.group_size(core.samplers.of(claim, partition))
     if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:

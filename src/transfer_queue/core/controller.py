@@ -13,7 +13,7 @@ event that completes it, in order of arrival per (partition, task).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from transfer_queue.core import (
     draining,
     puts,
     retention,
+    together,
     watching,
 )
 from transfer_queue.core import records as r
@@ -40,7 +41,7 @@ from transfer_queue.core.moves import Moves
 from transfer_queue.core.mutations import MUTATIONS, Decide, wanted
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, status
-from transfer_queue.core.retries import Change, worth_a_try
+from transfer_queue.core.retries import Change, all_of, worth_a_try
 from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiter, Waiting
@@ -73,7 +74,7 @@ from transfer_queue.sampler.wrapper import ranked_tags
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 # records after which nobody who waits for rows has a better chance
-_NO_NEWS = frozenset({r.Handed, r.Inherited, r.Aged, r.Leased, r.Replied})
+_NO_NEWS = frozenset({r.Handed, r.Inherited, r.Aged, r.Leased, r.Replied, r.Answered})
 
 
 class Controller:
@@ -431,13 +432,14 @@ class Controller:
                     effects += self._retry_wanted(waiting)
             for task, queue in list(self.state.waiting.of_partition(name).items()):
                 if partition is None or change.everything or task in change.tasks:
-                    worth: Iterable[Waiting] = list(queue.claims.values())
+                    worth = all_of(self.samplers, partition, queue, self.peers)
                 else:
                     shares = change.shares.get(task, ())
                     consumed = task in change.consumed
-                    worth = worth_a_try(self.samplers, partition, task, queue, task in gained, shares, consumed)
-                for waiting in worth:
-                    effects += self._retry(waiting)
+                    grown = change.joined or task in gained
+                    worth = worth_a_try(self.samplers, partition, task, queue, grown, shares, consumed, self.peers)
+                for some in worth:
+                    effects += self._retry(some[0]) if len(some) == 1 else together.meet(self, some)
             if change.everything:
                 for waiting in list(self.state.waiting.space.values()):
                     effects += self._retry(waiting)

@@ -51,8 +51,9 @@ class DealtBatches:
         self.issued.setdefault(dp_rank, Intervals()).add(batch_index)
         self.counts[dp_rank] = self.counts.get(dp_rank, 0) + 1
         self.sizes[dp_rank] = batch_size
-        self.round_count += batch_index not in self.rounds
-        self.rounds.add(batch_index)
+        if batch_index not in self.rounds:
+            self.round_count += 1
+            self.rounds.add(batch_index)
         if len(rows):
             self.by_key[dp_rank, batch_index] = number
             self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
@@ -63,10 +64,14 @@ class DealtBatches:
         number = self.by_key.get((dp_rank, batch_index))
         return None if number is None else self.batches[number]
 
+    def was(self, dp_rank: int, batch_index: int) -> bool:
+        """Whether a batch was ever dealt under this key."""
+        issued = self.issued.get(dp_rank)
+        return issued is not None and batch_index in issued
+
     def gone(self, dp_rank: int, batch_index: int) -> bool:
         """Whether a batch was dealt under this key and is not kept any more: its rows are cleared, or its rank gone."""
-        issued = self.issued.get(dp_rank)
-        return issued is not None and batch_index in issued and (dp_rank, batch_index) not in self.by_key
+        return (dp_rank, batch_index) not in self.by_key and self.was(dp_rank, batch_index)
 
     def lacks(self, dp_rank: int) -> Iterator[int]:
         """The rounds that others were dealt and this rank was not, ascending."""

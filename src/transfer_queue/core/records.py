@@ -302,6 +302,12 @@ class Replied(Record, frozen=True):
     finished: list[tuple[int, int]] = []
 
 
+class Answered(Record, frozen=True):
+    """Parked requests were met: they wait no longer, and their replies are kept. answers: client, sequence, reply."""
+
+    answers: list[tuple[str, int, AnyReply]]
+
+
 class ClientForgotten(Record, frozen=True):
     """A client that left long ago: its kept replies go."""
 
@@ -403,5 +409,5 @@ AnyRecord = Union[
     RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, Leased, LeaseAcked,
     LeaseEnded, RankLeft,
     Moved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed,
-    StateLoaded, Inherited, RowsPut,
+    StateLoaded, Inherited, RowsPut, Answered,
 ]  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
-from transfer_queue.core import claims
+from transfer_queue.core import claims, together
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
-from transfer_queue.core.waiting import Queue, ShareKey, Waiting
+from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
 from transfer_queue.messages import Claim
 from transfer_queue.sampler.base import BaseSampler
 
@@ -16,14 +16,16 @@ class Change:
     """What happened to one partition since its parked claims were last looked at.
 
     everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. consumed: of these
-    tasks, those for whom a wholly consumed partition is the end. shares: task -> the batches that were dealt. Beyond
-    these, a claim can be met only where rows became ready for its task.
+    tasks, those for whom a wholly consumed partition is the end. shares: task -> the batches that were dealt. joined:
+    rows joined groups, so that some may be whole now. Beyond these, a claim can be met only where rows became ready
+    for its task.
     """
 
-    __slots__ = ("consumed", "everything", "shares", "tasks")
+    __slots__ = ("consumed", "everything", "joined", "shares", "tasks")
 
     def __init__(self) -> None:
         self.everything = False
+        self.joined = False
         self.tasks: set[str] = set()
         self.consumed: set[str] = set()
         self.shares: dict[str, set[ShareKey]] = {}
@@ -31,7 +33,9 @@ class Change:
     def note(self, record: r.AnyRecord, partition: Partition | None) -> None:
         """A record of this partition was applied; the partition is as it is after it."""
         if isinstance(record, (r.RowsPut, r.Published, r.RowsReserved)):
-            self.everything |= record.groups is not None  # rows that join may leave others that can never be whole
+            assert partition is not None
+            self.joined |= record.groups is not None
+            self.everything |= self.joined and partition.sealed  # they may leave others that can never be whole
         elif isinstance(record, r.Dealt):
             # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more
             if record.batch_index is not None:
@@ -57,16 +61,19 @@ def worth_a_try(
     gained: bool,
     shares: Iterable[ShareKey],
     consumed: bool,
-) -> Iterator[Waiting]:
+    connected: Container[Waiter],
+) -> Iterator[list[Waiting]]:
     """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before.
 
+    Several at a time are to be met together. Each must be looked at before the next are asked for.
     gained: rows became ready for the task. shares: the batches of it that were dealt. consumed: all rows are consumed.
+    connected: those who can be answered.
     """
-    for key in shares:
-        yield from queue.of_share(key)
-    yield from [queue.claims[waiter] for waiter in queue.watchers]
+    of_shares = [waiting for key in shares for waiting in queue.of_share(key)]
+    yield from together.shares(partition, samplers, of_shares, connected)
+    yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
-        yield from [queue.claims[waiter] for waiter in queue.finite]
+        yield from [[queue.claims[waiter]] for waiter in queue.finite]
     others = not claims.deals_itself(samplers.default)  # a user's sampler may look at anything
     if not gained and not others:
         return
@@ -74,20 +81,24 @@ def worth_a_try(
     unmet: set[object] = set()  # as these, no other claim can be met
     if not others and not partition.sealed and not _enough(partition, task, queue):
         return
-    for waiting in list(queue.claims.values()):
+    queued = list(queue.claims.items())
+    for at, (waiter, waiting) in enumerate(queued):
+        if waiter not in connected or waiter not in queue.claims:
+            continue  # nobody to answer, or met with another
         claim = waiting.claim
         fields = tuple(claim.fields)
         sampler = samplers.of(claim, partition)
         if others and not claims.deals_itself(sampler):
-            yield waiting
+            yield [waiting]
             continue
         ready = partition.ready_set(task, fields)
         alike = fields, claim.count, _but_for_its_share(claim)
         if alike in unmet:
             continue
-        if claims.available(partition, ready, sampler) >= claim.count:
-            yield waiting
-            if not partition.sealed and waiting.waiter in queue.claims:
+        have = claims.available(partition, ready, sampler)
+        if have >= claim.count:
+            yield from _with_others(samplers, partition, queue, queued, at, have, connected)
+            if not partition.sealed and waiter in queue.claims:
                 unmet.add(alike)
             if not others and not partition.sealed and not _enough(partition, task, queue):
                 return
@@ -95,8 +106,42 @@ def worth_a_try(
             if (fields, sampler) not in hopes:
                 hopes[fields, sampler] = claims.is_final(partition, ready, sampler)
             if hopes[fields, sampler]:
-                yield waiting
+                yield [waiting]
     queue.recount()
+
+
+def all_of(
+    samplers: claims.Samplers, partition: Partition | None, queue: Queue, connected: Container[Waiter]
+) -> Iterator[list[Waiting]]:
+    """Everybody in a queue, those who can be met together at a time."""
+    queued = list(queue.claims.items())
+    for at, (waiter, waiting) in enumerate(queued):
+        if waiter not in connected or waiter not in queue.claims:
+            continue
+        sampler = samplers.of(waiting.claim, partition)
+        if partition is None or partition.sealed or not claims.deals_itself(sampler):
+            yield [waiting]
+            continue
+        ready = partition.ready_set(waiting.claim.task, tuple(waiting.claim.fields))
+        have = claims.available(partition, ready, sampler)
+        yield from _with_others(samplers, partition, queue, queued, at, have, connected)
+
+
+def _with_others(
+    samplers: claims.Samplers,
+    partition: Partition,
+    queue: Queue,
+    queued: Sequence[tuple[Waiter, Waiting]],
+    at: int,
+    have: int,
+    connected: Container[Waiter],
+) -> Iterator[list[Waiting]]:
+    """One of a queue with those who are to be met with it, then those for whom its deal had shares."""
+    waiter, waiting = queued[at]
+    yield together.run(partition, samplers.of(waiting.claim, partition), queued, at, have, connected)
+    if waiter not in queue.claims:
+        found = together.dealt_with(partition, waiting.claim, queue)
+        yield from together.shares(partition, samplers, found, connected)
 
 
 def _enough(partition: Partition, task: str, queue: Queue) -> bool:

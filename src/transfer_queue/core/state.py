@@ -293,6 +293,15 @@ class State:
         if not kept.over(record.sequence):  # else nobody asks for it again
             kept.replies[record.sequence] = record.reply
 
+    def _answered(self, record: r.Answered) -> None:
+        for client, sequence, reply in record.answers:
+            self.waiting.remove((client, sequence))
+            kept = self.clients.get(client)
+            if kept is None:
+                kept = self.clients[client] = Kept()
+            if not kept.over(sequence):
+                kept.replies[sequence] = reply
+
     def _client_forgotten(self, record: r.ClientForgotten) -> None:
         self.clients.pop(record.client, None)
 
@@ -416,4 +425,5 @@ _APPLY: dict[type, Any] = {
     r.RankLeft: State._rank_left,
     r.Moved: State._moved,
     r.UnitDraining: State._unit_draining,
+    r.Answered: State._answered,
 }

@@ -102,6 +102,10 @@ class BaseSampler(ABC):
         """
         return len(ready_indexes)
 
+    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
+        """Whether callers that ask alike, one after the other, get what one of them would who asked for it all."""
+        return False
+
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
         """Rows that the task shall never be dealt, by reason. Changes nothing; asked before every deal.
 

@@ -35,6 +35,10 @@ class GRPOGroupNSampler(RankConsistentSampler):
         """All whole groups."""
         return sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt)) * self.n_samples_per_prompt
 
+    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
+        """It does where a deal is for the rank that asks alone."""
+        return self.ranks(sampling_config) is None
+
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """(dp_rank, batch_index); None unless both are given."""
         rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")

@@ -44,6 +44,10 @@ class RankAwareSampler(RankConsistentSampler):
         kwargs.update(dp_rank=dp_rank, batch_index=batch_index, task_name=task_name, partition_id=partition_id)
         return super().sample(ready_indexes, batch_size, *args, **kwargs)
 
+    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
+        """It does where a deal is for the rank that asks alone."""
+        return self.ranks(sampling_config) is None
+
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
         """(dp_rank, batch_index), both required."""
         rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")

@@ -15,6 +15,10 @@ class SequentialSampler(BaseSampler):
         """Raises InvalidArgumentError for a negative batch_size."""
         check_batch_size(batch_size)
 
+    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
+        """It does."""
+        return True
+
     def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
         """(sampled, consumed), both ready_indexes[:batch_size]."""
         check_batch_size(batch_size)
