@@ -18,7 +18,7 @@ def claim(partition: Partition, task: str, positions: np.ndarray) -> None:
         fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
         column[fresh] = CLAIMED
         partition.claimed[task] = partition.claimed.get(task, 0) + len(fresh)
-        partition.retaken(task, key, chunk, fresh)
+        partition.taken_up(task, key, chunk, fresh)
 
 
 def give_back(partition: Partition, task: str, positions: np.ndarray) -> None:

@@ -74,7 +74,7 @@ from transfer_queue.sampler.wrapper import ranked_tags
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
 # records after which nobody who waits for rows has a better chance
-_NO_NEWS = frozenset({r.Handed, r.Inherited, r.Aged, r.Leased, r.Replied, r.Answered})
+_NO_NEWS = frozenset({r.Handed, r.Inherited, r.Aged, r.Leased, r.Replied, r.Answered, r.Unparked})
 
 
 class Controller:

@@ -134,12 +134,13 @@ class Partition:
 
     def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
         """The tags of these rows, None where all are empty."""
+        tagged = [part for part in self.rows.split(positions) if part[1].tags is not None]
+        if not tagged:
+            return None
         out: list[dict[str, Any]] = [{}] * len(positions)
         some = False
-        for _, chunk, at, where in self.rows.split(positions):
-            tags = chunk.tags
-            if tags is None:
-                continue
+        for _, chunk, at, where in tagged:
+            tags = chunk.tag_list()
             places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
             for place, a in zip(places, at.tolist(), strict=True):
                 tag = tags[a]
@@ -320,18 +321,28 @@ class Partition:
         """The task has consumed these rows."""
         for key, chunk, at, _ in self.rows.split(positions):
             column = chunk.consumed_column(task)
-            fresh = at[(column[at] != CONSUMED) & (chunk.alive[at] == 1)]
-            self.unclaimed(task, column[fresh])
+            before = column[at]
+            if before.any() or not chunk.alive[at].all():
+                fresh = at[(before != CONSUMED) & (chunk.alive[at] == 1)]
+                self.unclaimed(task, column[fresh])
+            else:
+                fresh = at
             column[fresh] = CONSUMED
             self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
-            self.retaken(task, key, chunk, fresh)
+            self.taken_up(task, key, chunk, fresh)
 
     def unclaimed(self, task: str, before: np.ndarray) -> None:
         """Rows were of these states before, and are not claimed any more."""
         count = int(np.count_nonzero(before == CLAIMED))
         if count:
             self.claimed[task] -= count
+
+    def taken_up(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
+        """The task was given these rows of a chunk."""
+        for ready in self.ready.values():
+            if ready.task == task:
+                ready.take(key, chunk, at, self.groups)
 
     def retaken(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
         """What the task has made of these rows of a chunk has changed."""

@@ -104,6 +104,24 @@ class ReadySet:
             self._changed(key)
         return gained > 0
 
+    def take(self, key: int, chunk: Chunk, at: np.ndarray, groups: Groups) -> None:
+        """The task was given the rows `at` of a chunk: none of them is ready, whatever else is true of them."""
+        bits = self.bits.get(key)
+        if bits is None or len(bits) < chunk.capacity:
+            self.update(key, chunk, at, groups)
+            return
+        ready = bits[at].view(bool)
+        count = int(np.count_nonzero(ready))
+        if not count:
+            return
+        if self.whole:
+            off = (at if count == len(at) else at[ready]) + (key << CHUNK_BITS)
+            for whole in self.whole.values():
+                whole.change(off[:0], off, groups)
+        bits[at] = 0
+        self._count(key, -count)
+        self._changed(key)
+
     def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: Groups) -> bool:
         """The same for one row without arrays: twenty ready sets beside puts of single rows are usual."""
         new = self._is_ready(chunk, at)

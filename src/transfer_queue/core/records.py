@@ -303,7 +303,7 @@ class Replied(Record, frozen=True):
 
 
 class Answered(Record, frozen=True):
-    """Parked requests were met: they wait no longer, and their replies are kept. answers: client, sequence, reply."""
+    """Answers to requests that were met at once, kept like those in `Replied`: client, sequence, reply."""
 
     answers: list[tuple[str, int, AnyReply]]
 

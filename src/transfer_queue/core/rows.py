@@ -349,6 +349,9 @@ class Rows:
             return np.array([self.position_of(int(indexes[0]))])
         if not self.chunks or not len(indexes):
             return np.full(len(indexes), -1, "i8")
+        start = self._run_at(indexes)
+        if start >= 0:
+            return np.arange(start, start + len(indexes))
         starts = self._chunk_starts()
         low = bisect_right(starts, int(indexes.min())) - 1
         if low >= 0 and (low + 1 == len(starts) or int(indexes.max()) < starts[low + 1]):
@@ -359,6 +362,23 @@ class Rows:
             mine = at == k
             out[mine] = self._positions_in(self._keys[k], indexes[mine])
         return out
+
+    def _run_at(self, indexes: np.ndarray) -> int:
+        """The position of the first, where these are the indexes of rows of a chunk one behind the other that all live.
+
+        As most batches are. -1 where they are not.
+        """
+        first = int(indexes[0])
+        if int(indexes[-1]) - first != len(indexes) - 1:
+            return -1
+        start = self.position_of(first)
+        if start < 0:
+            return -1
+        chunk, at = self.chunks[start >> CHUNK_BITS], start & MASK
+        stop = at + len(indexes)
+        if stop > chunk.size or not chunk.alive[at:stop].all() or (chunk.index[at:stop] != indexes).any():
+            return -1
+        return start
 
     def _positions_in(self, key: int, indexes: np.ndarray) -> np.ndarray:
         """The same for indexes that are in this chunk or nowhere; none is below its first."""

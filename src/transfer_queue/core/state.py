@@ -295,7 +295,6 @@ class State:
 
     def _answered(self, record: r.Answered) -> None:
         for client, sequence, reply in record.answers:
-            self.waiting.remove((client, sequence))
             kept = self.clients.get(client)
             if kept is None:
                 kept = self.clients[client] = Kept()

@@ -163,11 +163,14 @@ def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
         msgspec.structs.replace(reply, held=bool(held), warning=None if at else warning)
         for at, (reply, held) in enumerate(zip(_cut(whole, batches), handed, strict=True))
     ]
+    peers = [core.peers[waiting.waiter] for waiting in waits]
+    for waiting in waits:
+        core.unpark(waiting.waiter)
     core.apply(r.Answered([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)]))
     effects: list[Effect] = []
-    for waiting, reply in zip(waits, replies, strict=True):
+    for waiting, peer, reply in zip(waits, peers, replies, strict=True):
         core.movers.given(waiting.client, demand.consumer_of(waiting.claim))
-        effects.append(Send(core.peers.pop(waiting.waiter), waiting.sequence, reply))
+        effects.append(Send(peer, waiting.sequence, reply))
     return effects
 
 

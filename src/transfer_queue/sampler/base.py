@@ -12,6 +12,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 import numpy as np
@@ -241,10 +242,18 @@ class RankConsistentSampler(BaseSampler):
 
 def overrides_sample(sampler: BaseSampler) -> bool:
     """Whether a user wrote this sampler's `sample`, so that `deal` does not stand for it."""
-    if "sample" in vars(sampler):
-        return True
-    owner = next(each for each in type(sampler).__mro__ if "sample" in vars(each))
-    return owner.__module__.rpartition(".")[0] != __package__
+    return "sample" in vars(sampler) or not _samples_as_here(type(sampler))
+
+
+@lru_cache(maxsize=256)
+def _samples_as_here(kind: type[BaseSampler]) -> bool:
+    return of_package(next(each for each in kind.__mro__ if "sample" in vars(each)))
+
+
+@lru_cache(maxsize=256)
+def of_package(kind: type) -> bool:
+    """Whether a class is one of this package."""
+    return kind.__module__.rpartition(".")[0] == __package__
 
 
 # --- shared by the built-in samplers

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, Share, overrides_sample
+from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, Share, of_package, overrides_sample
 
 
 class SamplerWrapper(BaseSampler):
@@ -106,7 +106,7 @@ def ranked_tags(sampler: BaseSampler) -> list[str]:
 
 def built_in(sampler: BaseSampler) -> bool:
     """Whether the outcome depends on the ready rows alone: a sampler of this package, and around none of a user's."""
-    if type(sampler).__module__.rpartition(".")[0] != __package__ or "sample" in vars(sampler):
+    if not of_package(type(sampler)) or "sample" in vars(sampler):
         return False
     return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
 
