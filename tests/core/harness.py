@@ -221,8 +221,12 @@ class Harness:
         return reply
 
     def ask(self, request: AnyRequest, name: str = "w") -> Any:
-        """Sends a request and gives its reply (None: parked); raises what it failed with."""
-        return self.result(self.send(request, name), name)
+        """Sends a request, has long clears done, and gives its reply (None: parked); raises what it failed with."""
+        sequence = self.send(request, name)
+        jobs = self.controller.clearing.jobs
+        while any((job.client, job.envelope.sequence) == (name, sequence) for job in jobs):
+            self.tick(self.now)
+        return self.result(sequence, name)
 
     def look(self, request: AnyRequest) -> Any:
         """The reply to a request that changes nothing, without the check of the whole state that follows events."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
-from transfer_queue.core.rows import CHUNK_BITS, indexes_in
+from transfer_queue.core.rows import CHUNK_BITS, ascending, indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Drop
@@ -22,7 +22,7 @@ def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord
     partition = state.partitions.get(name)
     if partition is None or not len(indexes):
         return []
-    indexes = np.unique(indexes)
+    indexes = ascending(indexes)
     live = indexes[partition.rows.positions_of(indexes) >= 0]
     return [r.RowsCleared(name, live.tobytes())] if len(live) else []
 
@@ -45,7 +45,7 @@ def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
     partition = state.partitions.get(request.partition)
     if partition is None:
         return [], 0
-    positions = partition.rows.positions_of(np.unique(indexes_in(request.rows)))
+    positions = partition.rows.positions_of(ascending(indexes_in(request.rows)))
     positions = positions[positions >= 0]
     unborn: list[tuple[str, int]] = []
     members: list[int] = []

@@ -33,8 +33,9 @@ from transfer_queue.core import (
     watching,
 )
 from transfer_queue.core import records as r
+from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit
+from transfer_queue.core.effects import Effect, FreeExtents, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.moves import Moves
@@ -46,7 +47,7 @@ from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.core.works import Works
-from transfer_queue.errors import CapacityError, DeadlockError, ProtocolError, SamplerError, TransferQueueError
+from transfer_queue.errors import CapacityError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
     AnyReply,
     Cancel,
@@ -128,6 +129,7 @@ class Controller:
         self.moves = Moves(self, replicas)
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
+        self.clearing = Clearing()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self.trouble = ""
         self._changed: dict[str, Change] = {}  # by partition, since the last settling
@@ -184,6 +186,8 @@ class Controller:
         if self.state.aging or self.drains:
             times += [retention.due(partition) for partition in self.state.aging.values()]
             times += [deadline for _, _, deadline in self.drains.values()]
+        if self.clearing.jobs:
+            times.append(self._now)
         return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
@@ -204,6 +208,7 @@ class Controller:
             self.unpark(waiter)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
+        effects += self.clearing.step(self)
         records, orders = self.moves.step(now)
         for record in records:
             self.apply(record)
@@ -308,6 +313,8 @@ class Controller:
             self.park(client, peer, sequence, body, now, body.wait)
             return self.settle()
         self.movers.acted(client, body)
+        if self.clearing.begin(self.state, client, peer, envelope):
+            return []
         try:
             records, reply = decide(self, client, peer, body)
         except CapacityError:
@@ -440,7 +447,7 @@ class Controller:
                     worth = worth_a_try(self.samplers, partition, task, queue, grown, shares, consumed, self.peers)
                 for some in worth:
                     effects += self._retry(some[0]) if len(some) == 1 else together.meet(self, some)
-            if change.everything:
+            if change.everything or change.space:
                 for waiting in list(self.state.waiting.space.values()):
                     effects += self._retry(waiting)
         if self.state.blocks.untold:
@@ -450,21 +457,9 @@ class Controller:
         if self.drains:
             effects += draining.drained(self)
         if self.state.waiting.claims:  # else nothing can be in the way of anything
-            waits = self.works or self.checkpoints.cuts or self.moves.active
+            waits = self.works or self.checkpoints.cuts or self.moves.active or self.clearing.jobs
             if not waits and self.movers.deadlocked(self.state, self.connections):
-                effects += self._end_deadlock()
-        return effects
-
-    def _end_deadlock(self) -> list[Effect]:
-        """Fails all that waits for space, saying what waits for what."""
-        told = deadlock.words(self.state, self.movers.short.values())
-        effects: list[Effect] = []
-        for waiting in list(self.state.waiting.space.values()):
-            peer = self.peers.get(waiting.waiter)
-            self.unpark(waiting.waiter)
-            if peer is not None:
-                effects.append(self.failure(peer, waiting.sequence, DeadlockError(told)))
-        effects += [RefuseLeases(unit, told) for unit, short in self.movers.short.items() if short.writers]
+                effects += deadlock.end(self)
         return effects
 
     def _retry_watch(self, waiting: Waiting) -> list[Effect]:

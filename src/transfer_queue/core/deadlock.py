@@ -21,13 +21,16 @@ have acted in every partition that there is.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transfer_queue.core.effects import Effect, RefuseLeases
 from transfer_queue.core.explain import nearest
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiting
+from transfer_queue.errors import DeadlockError
 from transfer_queue.messages import (
     AnyRequest,
     Claim,
@@ -42,6 +45,9 @@ from transfer_queue.messages import (
     Wanted,
     Watch,
 )
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
 
 Consumer = tuple[str, str, int]  # partition, task, dp_rank
 SHOWN = 3  # of each kind, in the words
@@ -149,6 +155,19 @@ def _is_there_for_others(partition: Partition, tasks: Iterable[str]) -> bool:
         return False
     positions = partition.rows.live_positions()
     return bool(np.logical_and.reduce([partition.consumed(task, positions) == 1 for task in tasks]).any())
+
+
+def end(core: Controller) -> list[Effect]:
+    """Fails all that waits for space, saying what waits for what."""
+    told = words(core.state, core.movers.short.values())
+    effects: list[Effect] = []
+    for waiting in list(core.state.waiting.space.values()):
+        peer = core.peers.get(waiting.waiter)
+        core.unpark(waiting.waiter)
+        if peer is not None:
+            effects.append(core.failure(peer, waiting.sequence, DeadlockError(told)))
+    effects += [RefuseLeases(unit, told) for unit, short in core.movers.short.items() if short.writers]
+    return effects
 
 
 def words(state: State, short: Collection[SpaceShort]) -> str:

@@ -453,18 +453,20 @@ class Partition:
             self.fewer(name, count)
         if released:
             self.nbytes -= self.blocks.release(np.concatenate(released))
-        if chunk.tags is not None:
+        tags = chunk.tags
+        if tags is not None:
             for a in at.tolist():
-                chunk.tags[a] = None
+                tags[a] = None
             for tag, numbers in chunk.numbers.items():
                 numbers[at] = math.nan
                 chunk.wrong[tag].difference_update(at.tolist())
-        if chunk.keys is not None:
+        names, keys = chunk.keys, self.keys
+        if names is not None:
             for a in at.tolist():
-                key = chunk.keys[a]
+                key = names[a]
                 if key is not None:
-                    del self.keys[key]
-                    chunk.keys[a] = None
+                    del keys[key]
+                    names[a] = None
 
     def seal(self) -> None:
         """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""

@@ -18,14 +18,15 @@ class Change:
     everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. consumed: of these
     tasks, those for whom a wholly consumed partition is the end. shares: task -> the batches that were dealt. joined:
     rows joined groups, so that some may be whole now. Beyond these, a claim can be met only where rows became ready
-    for its task.
+    for its task. space: rows ended, for which puts may wait.
     """
 
-    __slots__ = ("consumed", "everything", "joined", "shares", "tasks")
+    __slots__ = ("consumed", "everything", "joined", "shares", "space", "tasks")
 
     def __init__(self) -> None:
         self.everything = False
         self.joined = False
+        self.space = False
         self.tasks: set[str] = set()
         self.consumed: set[str] = set()
         self.shares: dict[str, set[ShareKey]] = {}
@@ -46,6 +47,9 @@ class Change:
                 self.tasks.add(record.task)
             elif partition.wholly_consumed(record.task):
                 self.consumed.add(record.task)
+        elif isinstance(record, (r.RowsCleared, r.RowsDropped)) and partition is not None and not partition.sealed:
+            self.space = True
+            self.consumed |= {task for task in partition.tasks if partition.wholly_consumed(task)}
         elif isinstance(record, (r.PassedOver, r.LeaseAcked, r.LeaseEnded, r.RankLeft)):
             self.everything |= bool(getattr(record, "freed", b""))
             self.tasks.add(record.task)

@@ -63,6 +63,11 @@ class Core:
                 effects = effects + self.controller.worked(effect.number, outcome, self.now)
                 took = max(took, time.thread_time() - began)
                 self.controller.take_records()
+        while self.controller.clearing.jobs:
+            began = time.thread_time()
+            effects = effects + self.controller.tick(self.now)
+            took = max(took, time.thread_time() - began)
+            self.controller.take_records()
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.reply, Failure):
                 raise AssertionError(f"{type(request).__name__} failed: {effect.reply.message}")
