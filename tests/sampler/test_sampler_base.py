@@ -252,7 +252,18 @@ def test_rank_consistent_is_abstract():
 def test_imports_are_pure():
     """Numpy, the exception tree and each other at import; the logger only where something is logged."""
     allowed = {"__future__", "numpy", "transfer_queue"}
-    stdlib = {"abc", "collections", "copy", "dataclasses", "heapq", "itertools", "math", "numbers", "operator"}
+    stdlib = {
+        "abc",
+        "collections",
+        "copy",
+        "dataclasses",
+        "functools",
+        "heapq",
+        "itertools",
+        "math",
+        "numbers",
+        "operator",
+    }
     stdlib |= {"reprlib", "typing"}
     for path in Path(transfer_queue.sampler.__file__).parent.glob("*.py"):
         for node in ast.parse(path.read_text()).body:
