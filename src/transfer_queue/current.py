@@ -45,7 +45,7 @@ def attach() -> TransferQueueClient | None:
     """The client of the attached system, attaching to a running one if need be; None where there is none."""
     with CURRENT.lock:
         if CURRENT.client is None:
-            found = find_system()
+            found = find_system() or find()  # of this machine, where Ray runs and has none
             if found is None:
                 return None
             CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
@@ -58,7 +58,7 @@ def current_client() -> TransferQueueClient:
     if client is None:
         raise NotInitializedError(
             "no system is running: call tq.init() first, or start one with `tq start` (looked at "
-            "TQ_ADDRESS, then for a system of this user by name)"
+            "TQ_ADDRESS, then for Ray's actor where Ray is initialised, then for a system of this user by name)"
         )
     return client
 

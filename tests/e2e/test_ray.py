@@ -442,3 +442,10 @@ def test_the_local_runtime_beside_it() -> None:
     assert conf is not None
     assert actor() is None
     assert Path(conf.system.folder).name == "default"
+
+
+def test_workers_find_a_local_system_where_ray_has_none() -> None:
+    """By its name, as their node has it."""
+    tq.init({"runtime": "local"})
+    tq.kv_batch_put(keys(2), "p", numbers(2))
+    assert ray.get(reader.remote(2), timeout=SECONDS) == ([0, 1], True)
