@@ -449,3 +449,14 @@ def test_workers_find_a_local_system_where_ray_has_none() -> None:
     tq.init({"runtime": "local"})
     tq.kv_batch_put(keys(2), "p", numbers(2))
     assert ray.get(reader.remote(2), timeout=SECONDS) == ([0, 1], True)
+
+
+@pytest.mark.parametrize("example", ["collocated", "streamed"])
+def test_the_examples_learn(cluster: str, example: str) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "on_ray" / f"{example}.py"
+    command = [sys.executable, "-W", "ignore", str(script), "--steps", "4"]
+    environment = {**os.environ, "RAY_ADDRESS": cluster}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=2 * SECONDS)
+    assert run.returncode == 0, run.stdout + run.stderr
+    first, last = map(float, run.stdout.splitlines()[-1].removeprefix("reward: ").split(" -> "))
+    assert last > first + 0.1

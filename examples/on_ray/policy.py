@@ -1,0 +1,64 @@
+"""A policy small enough to read: from each digit of a prompt it draws the digit to answer with.
+
+It learns to answer with the next digit (9 is followed by 0). What is around it is what matters here: who makes which
+field, and who waits for what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PROMPTS = 64
+SAMPLES = 8  # of each prompt: a group
+LONGEST = 24
+LEARNING_RATE = 4.0
+
+
+def prompts(step: int) -> list[Tensor]:
+    """PROMPTS prompts, int64 [length], of lognormal lengths."""
+    draw = torch.Generator().manual_seed(step)
+    lengths = torch.exp(torch.randn(PROMPTS, generator=draw) * 0.6 + 2).clamp(2, LONGEST).long().tolist()
+    return [torch.randint(0, 10, (length,), generator=draw) for length in lengths]
+
+
+@dataclass
+class Policy:
+    """logits: float32 [10, 10], of the answer's digit by the prompt's."""
+
+    logits: Tensor
+
+    @classmethod
+    def new(cls) -> Policy:
+        """One that answers at random."""
+        return cls(torch.zeros(10, 10))
+
+    def log_probs(self, prompt: Tensor, response: Tensor) -> Tensor:
+        """float32 [length]: of each digit of the response."""
+        return self.logits.log_softmax(-1)[prompt, response]
+
+    def sample(self, prompt: Tensor) -> Tensor:
+        """int64 [length]: a response."""
+        return torch.multinomial(self.logits.softmax(-1)[prompt], 1).squeeze(-1)
+
+
+def reward(prompt: Tensor, response: Tensor) -> float:
+    """The part of the response that is right, 0 to 1."""
+    return float((response == (prompt + 1) % 10).float().mean())
+
+
+def advantages(rewards: Tensor) -> Tensor:
+    """float32 [groups, SAMPLES]: rewards, centred and scaled in their groups, as GRPO has it (arXiv 2402.03300)."""
+    return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-6)
+
+
+def gradient(policy: Policy, batch: list[tuple[Tensor, Tensor, float]]) -> Tensor:
+    """float32 [10, 10]: the sum over samples (prompt, response, advantage) of what would make them likelier."""
+    logits = policy.logits.clone().requires_grad_()
+    total = torch.zeros(())
+    for prompt, response, advantage in batch:
+        total = total + advantage * logits.log_softmax(-1)[prompt, response].mean()
+    (found,) = torch.autograd.grad(total, logits)
+    return found
