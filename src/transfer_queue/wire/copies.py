@@ -7,7 +7,10 @@ threads that the parent had. Knows nothing of blocks, fields or torch.
 
 from __future__ import annotations
 
+import _thread
+import bisect
 import contextlib
+import itertools
 import mmap
 import os
 import threading
@@ -19,9 +22,11 @@ from numpy.typing import NDArray
 
 U8 = NDArray[np.uint8]
 I8 = NDArray[np.int64]
+Copies = list[tuple[U8, U8]]  # (destination, source) of each
 
 HUGE = 4 << 20  # destinations from here on come from huge pages
-PARALLEL = 8 << 20  # copies from here on are split between two threads
+PARALLEL = 8 << 20  # copies from here on are shared by two threads
+LEAST_PART = 1 << 20  # what one of them takes at a time, at least
 HUGE_PAGE = 2 << 20
 KEPT = 1 << 30  # bytes of given back memory that are kept warm, at most
 LARGEST = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes of memory that this machine has
@@ -89,60 +94,93 @@ def _keep_pages(pages: mmap.mmap) -> None:
             _kept.pop(0)
 
 
-def in_halves(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
-    """work(0, count), or, where nbytes are many, its two halves in two threads."""
+def in_turns(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
+    """work(0, count), or, where nbytes are many, in parts that two threads take in turn.
+
+    Parts get smaller towards the end, and nobody waits for a part that was not begun: where no core is free for the
+    second thread, it costs nothing.
+    """
     if nbytes < PARALLEL or _CORES < 2 or count < 2:
         work(0, count)
         return
-    half = count // 2
+    bounds = _bounds(count, nbytes)
+    turns = iter(range(len(bounds) - 1))  # taking the next is one step of the interpreter
+    busy = threading.Lock()
     failures: list[BaseException] = []
+    todo = [work]  # which a thread that runs at last, when all is done, must not keep alive
 
     def other() -> None:
-        try:
-            work(half, count)
-        except BaseException as error:  # raised again below, in the caller's thread
-            failures.append(error)
+        while not failures:
+            with busy:
+                turn = next(turns, None)
+                if turn is None:
+                    return
+                try:
+                    todo[0](bounds[turn], bounds[turn + 1])
+                except BaseException as error:  # raised again below, in the caller's thread
+                    failures.append(error)
 
-    thread = threading.Thread(target=other, name="tq-copy")
+    with contextlib.suppress(RuntimeError):  # no thread is to be had, or the interpreter is shutting down
+        _thread.start_new_thread(other, ())  # a Thread would wait until it runs
     try:
-        thread.start()
-    except RuntimeError:  # the interpreter is shutting down
-        work(0, count)
-        return
-    try:
-        work(0, half)
+        for turn in turns:
+            work(bounds[turn], bounds[turn + 1])
     finally:
-        thread.join()
+        for _ in turns:  # where this thread was interrupted
+            pass
+        with busy:
+            todo.clear()
     if failures:
         raise failures[0]
 
 
+def _bounds(count: int, nbytes: int) -> list[int]:
+    """Where parts of nbytes in count steps begin and end: a quarter of what is left each, and LEAST_PART at least."""
+    bounds, least = [0], max(1, LEAST_PART * count // nbytes)
+    while bounds[-1] < count:
+        bounds.append(min(count, bounds[-1] + max(least, (count - bounds[-1]) // 4)))
+    return bounds
+
+
 def copy_bytes(destination: U8, source: U8) -> None:
     """destination[:] = source, both contiguous and of equal length."""
+    copy_all([(destination, source)])
 
-    if len(source) < PARALLEL:
-        destination[:] = source
+
+def copy_all(copies: Copies) -> None:
+    """destination[:] = source of each (destination, source), contiguous and of equal length: all as one copy."""
+    ends = list(itertools.accumulate(len(source) for _, source in copies))
+    if not ends or ends[-1] < PARALLEL:
+        for destination, source in copies:
+            destination[:] = source
         return
 
     def work(start: int, stop: int) -> None:
-        destination[start:stop] = source[start:stop]
+        at = bisect.bisect_right(ends, start)
+        while start < stop:
+            destination, source = copies[at]
+            begin = ends[at] - len(source)
+            end = min(stop, ends[at])
+            destination[start - begin : end - begin] = source[start - begin : end - begin]
+            start, at = end, at + 1
 
-    in_halves(len(source), len(source), work)
+    in_turns(ends[-1], ends[-1], work)
 
 
-def gather_pieces(memory: U8, starts: I8, lengths: I8) -> U8:
+def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
     """The pieces memory[starts[i] : starts[i] + lengths[i]] one after the other, in fresh memory.
 
+    later: where a large copy may be noted, for a `copy_all` of the caller's, instead of being made.
     The caller has checked that the pieces lie within the memory.
     """
     if len(starts) == 1:
-        return _copied(memory, int(starts[0]), int(lengths[0]))
+        return copied(memory, int(starts[0]), int(lengths[0]), later)
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.uint8)
     runs, run_lengths = _runs(starts, lengths)
     if len(runs) == 1:
-        return _copied(memory, int(runs[0]), total)
+        return copied(memory, int(runs[0]), total, later)
     if len(runs) * RUN <= total or len(runs) <= 8:
         return _gather_runs(memory, runs, run_lengths, total)
     base, cell = _cells(starts, lengths)
@@ -156,9 +194,14 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8) -> U8:
     return _gather_runs(memory, runs, run_lengths, total)
 
 
-def _copied(memory: U8, start: int, length: int) -> U8:
+def copied(memory: U8, start: int, length: int, later: Copies | None = None) -> U8:
+    """memory[start : start + length] in fresh memory; later: see `gather_pieces`."""
     destination = allocate(length)
-    copy_bytes(destination, memory[start : start + length])
+    copies = [(destination, memory[start : start + length])]
+    if later is not None and length >= LEAST_PART:
+        later += copies
+    else:
+        copy_all(copies)
     return destination
 
 
@@ -184,7 +227,7 @@ def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
                 destination[place : place + length] = memory[origin : origin + length]
 
         if len(runs) >= 16:
-            in_halves(len(runs), total, work)
+            in_turns(len(runs), total, work)
         else:
             for place, origin, length in runs:
                 copy_bytes(destination[place : place + length], memory[origin : origin + length])
@@ -226,5 +269,5 @@ def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) ->
         # mode "clip" writes straight into `out`; "raise" would go through a buffer
         np.take(cells, index[start:stop], out=into[start:stop], mode="clip")
 
-    in_halves(len(index), total, work)
+    in_turns(len(index), total, work)
     return destination

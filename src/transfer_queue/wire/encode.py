@@ -19,7 +19,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages import FieldSpec
-from transfer_queue.wire.copies import PARALLEL, U8, copy_bytes
+from transfer_queue.wire.copies import LEAST_PART, U8, Copies, copy_all
 from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, aligned
 from transfer_queue.wire.lowering import Refusal, encode_parts
 from transfer_queue.wire.object_codes import Buffer
@@ -34,8 +34,8 @@ _NUMERIC = "biufc"
 class Source(Protocol):
     """What a column is copied from."""
 
-    def write(self, memory: U8, address: int, start: int) -> None:
-        """Copies the column to memory[start:]; address is where memory begins."""
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
+        """Copies the column to memory[start:]; address is where memory begins. Large copies it may note in `later`."""
 
 
 class EncodedBlock:
@@ -67,8 +67,10 @@ class EncodedBlock:
         if array.nbytes < self.nbytes or not array.flags.writeable or not array.flags.c_contiguous:
             raise ValueError(f"a block of {self.nbytes} bytes does not fit {array.nbytes} writable bytes in one piece")
         address = int(array.ctypes.data)
+        later: Copies = []
         for start, source in self._sources:
-            source.write(array, address, start)
+            source.write(array, address, start, later)
+        copy_all(later)
 
 
 def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
@@ -130,12 +132,12 @@ class _Memory:
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
 
-    def write(self, memory: U8, address: int, start: int) -> None:
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         nbytes = self._tensor.nbytes
-        if nbytes < PARALLEL:
+        if nbytes < LEAST_PART:
             ctypes.memmove(address + start, self._tensor.data_ptr(), nbytes)
         else:
-            copy_bytes(memory[start : start + nbytes], bits(self._tensor).reshape(-1).view(np.uint8))
+            later.append((memory[start : start + nbytes], bits(self._tensor).reshape(-1).view(np.uint8)))
 
 
 class _Strided:
@@ -146,7 +148,7 @@ class _Strided:
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
 
-    def write(self, memory: U8, address: int, start: int) -> None:
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         copy_elements(memory[start : start + self._tensor.nbytes], self._tensor)
 
 
@@ -158,11 +160,11 @@ class _Array:
     def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]):
         self._array, self._dtype = array, dtype
 
-    def write(self, memory: U8, address: int, start: int) -> None:
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         nbytes = self._array.size * self._dtype.itemsize
         into = memory[start : start + nbytes]
         if self._array.dtype == self._dtype and self._array.flags.c_contiguous:
-            copy_bytes(into, self._array.reshape(-1).view(np.uint8))
+            later.append((into, self._array.reshape(-1).view(np.uint8)))
         else:
             np.copyto(into.view(self._dtype).reshape(self._array.shape), self._array)
 
@@ -175,9 +177,9 @@ class _Pieces:
     def __init__(self, pieces: list[tuple[int, Source]]):
         self._pieces = pieces
 
-    def write(self, memory: U8, address: int, start: int) -> None:
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         for nbytes, source in self._pieces:
-            source.write(memory, address, start)
+            source.write(memory, address, start, later)
             start += nbytes
 
 
@@ -189,14 +191,14 @@ class _Bytes:
     def __init__(self, parts: list[Buffer]):
         self._parts = parts
 
-    def write(self, memory: U8, address: int, start: int) -> None:
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         view = memory.data
         for part in self._parts:
             end = start + len(part)
             if end - start < _MANY:
                 view[start:end] = part
             else:
-                copy_bytes(memory[start:end], np.frombuffer(part, np.uint8))
+                later.append((memory[start:end], np.frombuffer(part, np.uint8)))
             start = end
 
 

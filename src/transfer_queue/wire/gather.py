@@ -17,7 +17,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages import FieldType, LookupReply
-from transfer_queue.wire.copies import LARGEST, allocate
+from transfer_queue.wire.copies import LARGEST, Copies, allocate, copy_all
 from transfer_queue.wire.jagged import Cut, cut_of
 from transfer_queue.wire.layout import ITEM_SIZES
 from transfer_queue.wire.locate import FieldRows, Memory, located
@@ -47,15 +47,19 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
     if layout not in get_args(Layout):
         raise InvalidArgumentError(f"layout {layout!r}: wanted one of {', '.join(get_args(Layout))}")
     with sense_in("a lookup's reply"):
-        return _table(_columns(reply, memory, layout, allow_pickle), reply.count)
+        later: Copies = []
+        columns = _columns(reply, memory, layout, allow_pickle, later)
+        copy_all(later)
+        return _table(columns, reply.count)
 
 
-def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool) -> dict[str, Any]:
+def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
+    """The fields; what is noted in `later` is still to be copied into them."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
     if layout == "jagged" and (found := runs(reply, memory)) is not None:
         for field in reply.types:
-            columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts)
+            columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts, later)
         return columns
     for rows in located(reply, memory):
         name = rows.type.name
@@ -64,7 +68,7 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
         elif rows.type.dtype not in DTYPES:
             raise _unknown_dtype(rows.type)
         elif layout == "jagged":
-            columns[name] = _by_type(rows, memory, cuts)
+            columns[name] = _by_type(rows, memory, cuts, later)
         elif layout == "list":
             columns[name] = _stack(_rows(rows, memory), reply.count)
         else:
@@ -83,7 +87,7 @@ def _table(columns: dict[str, Any], count: int) -> TensorDict:
     return table
 
 
-def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts) -> Any:
+def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
     """The default container of a field whose rows follow one another in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
@@ -95,21 +99,21 @@ def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts) -> Any:
         shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
         or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
     ):  # fmt: skip
-        return _by_type(run.rows(), memory, cuts)
+        return _by_type(run.rows(), memory, cuts, later)
     if not shape:
-        return copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, (run.count,))
+        return copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, (run.count,), later)
     key = shape[ragged].to_bytes(8, "little") * run.count
     cut = cuts.get(key)
     if cut is None:
         cut = cuts[key] = cut_of(key)
     whole = (*shape[:ragged], cut.total, *shape[ragged + 1 :])
-    return cut.over(copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, whole), ragged + 1)
+    return cut.over(copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, whole, later), ragged + 1)
 
 
 # ---------------------------------------------------------------- tensors
 
 
-def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts) -> Any:
+def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
     """The default container of a field's rows."""
     field = rows.type
     if field.mixed_rank:
@@ -117,15 +121,15 @@ def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts) -> Any:
     if rows.shapes.shape[1] != field.ndim or (rows.shapes < 0).any():
         raise ProtocolError(f"field {field.name!r}: rows of {field.ndim} dimensions by their type, not in their blocks")
     if field.ndim == 0:
-        return tensor_over(rows.bytes(memory), field.dtype, (len(rows.starts),))
+        return tensor_over(rows.bytes(memory, later), field.dtype, (len(rows.starts),))
     if field.differs & (field.differs - 1):
         flat = _flat(rows, memory)
         # an empty strided nested tensor has no rank of its own
         return nested_over(flat, rows.shapes) if len(rows.starts) else torch.nested.nested_tensor([], dtype=flat.dtype)
-    return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), cuts)
+    return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), cuts, later)
 
 
-def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts) -> torch.Tensor:
+def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Copies) -> torch.Tensor:
     """A jagged tensor whose row dimension `ragged` is cut."""
     shape = _common_shape(rows, ragged)
     lengths = np.ascontiguousarray(rows.shapes[:, ragged])
@@ -135,7 +139,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts) -> torch.T
         cut = cuts[key] = cut_of(key)
     leading = math.prod(shape[:ragged])
     if leading == 1 or not len(lengths):
-        flat = rows.bytes(memory)
+        flat = rows.bytes(memory, later)
     else:
         # such values have the leading dimensions outside: a row is as many pieces as these have elements
         pieces = rows.lengths // max(leading, 1)

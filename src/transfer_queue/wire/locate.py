@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages import FieldSpec, FieldType, LookupReply, Placement
-from transfer_queue.wire.copies import U8, gather_pieces
+from transfer_queue.wire.copies import U8, Copies, gather_pieces
 from transfer_queue.wire.layout import ITEM_SIZES, MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
 
 I4 = NDArray[np.int32]
@@ -37,18 +37,18 @@ class FieldRows:
     lengths: I8
     shapes: I8
 
-    def bytes(self, memory: Memory) -> U8:
-        """All rows, one after the other, in fresh memory."""
-        return gather(memory, self.units, self.starts, self.lengths)
+    def bytes(self, memory: Memory, later: Copies | None = None) -> U8:
+        """All rows, one after the other, in fresh memory; later: see `copies.gather_pieces`."""
+        return gather(memory, self.units, self.starts, self.lengths, later)
 
 
-def gather(memory: Memory, units: I4, starts: I8, lengths: I8) -> U8:
-    """Pieces of several arenas one after the other, in fresh memory."""
+def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
+    """Pieces of several arenas one after the other, in fresh memory; later: see `copies.gather_pieces`."""
     if not len(units):
         return np.empty(0, np.uint8)
     first = int(units[0])
     if len(units) == 1 or (units == first).all():
-        return gather_pieces(memory(first), starts, lengths)
+        return gather_pieces(memory(first), starts, lengths, later)
     # each unit's pieces together first, then all into their order: two vectorised passes
     parts, origins, end = [], np.empty(len(units), np.int64), 0
     for unit in np.unique(units).tolist():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transfer_queue.wire.copies import HUGE, U8, allocate, copy_bytes
+from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copied
 from transfer_queue.wire.layout import ITEM_SIZES
 
 I8 = NDArray[np.int64]
@@ -117,15 +117,16 @@ def tensor_over(memory: U8, name: str, shape: Sequence[int]) -> torch.Tensor:
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
 
 
-def copied_tensor(memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def copied_tensor(
+    memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...], later: Copies
+) -> torch.Tensor:
     """A tensor of its own with the elements that lie at memory[start : start + nbytes], just as many as it has.
 
+    later: where a large copy is noted, for a `copy_all` of the caller's, instead of being made.
     The caller has checked that they lie within the memory.
     """
-    if nbytes >= HUGE:
-        destination = allocate(nbytes)
-        copy_bytes(destination, memory[start : start + nbytes])
-        return tensor_over(destination, name, shape)
+    if nbytes >= LEAST_PART:
+        return tensor_over(copied(memory, start, nbytes, later), name, shape)
     # an array and views of it would take three times as long
     made = torch.empty(shape, dtype=DTYPES[name], device="cpu")
     if made.nbytes != nbytes:
