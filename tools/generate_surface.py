@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-NAMES = ("operations", "kv_operations", "lease_operations", "checkpoint_operations")
+NAMES = ("operations", "fetch_operations", "kv_operations", "lease_operations", "checkpoint_operations")
 WITH_FILES = "checkpoint_operations"  # these read and write them
 SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in NAMES)
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from harness import Harness, rows_of
 
@@ -18,6 +19,7 @@ from transfer_queue.messages import (
     Done,
     Envelope,
     Failure,
+    Lookup,
     ResetConsumption,
     Seal,
     Show,
@@ -593,3 +595,15 @@ def test_a_claim_for_one_rank_does_not_wait_behind_one_for_all() -> None:
     h.put(1)
     assert h.reply(whole, "r0") is None
     assert h.reply(single, "r1") is not None
+
+
+def test_a_reply_says_where_values_lie_only_once(h: Harness) -> None:
+    """The reply that is kept is given again much later, when what lay there may be gone, and its arena, too."""
+    h.put(3)
+    sequence = h.send(Claim("p", "t", ["x"], 2, places=True), "r")
+    reply = h.result(sequence, "r")
+    assert reply.places == h.look(Lookup("p", reply.rows, None, ["x"]))
+    h.send(Claim("p", "t", ["x"], 2, places=True), "r", sequence)
+    again = h.result(sequence, "r")
+    assert again == msgspec.structs.replace(reply, places=None)
+    assert h.result(h.claim(1), "r").places is None

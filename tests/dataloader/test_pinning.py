@@ -120,6 +120,9 @@ class Nothing(Surface):
     def await_batch(self, *arguments: Any, **more: Any) -> Any:
         return BatchMeta(), True
 
+    def await_data(self, *arguments: Any, **more: Any) -> Any:
+        return None, BatchMeta(), True
+
     async def async_await_batch(self, *arguments: Any, **more: Any) -> Any:
         return BatchMeta(), True
 

@@ -656,6 +656,14 @@ class TestErrors:
 
         monkeypatch.setattr(b, "get_data", late)
         with pytest.raises(StorageKeyNotFoundError):
+            next(iter(dataset(fetch_batch_fn=default_fetch_batch_fn)))
+
+    @pytest.mark.design("clearing part of a dealt batch: later callers get StorageKeyNotFoundError naming the rows")
+    def test_rows_of_a_dealt_batch_that_are_cleared(self, a: Client, dataset: Build) -> None:
+        meta = a.put(numbers(4), partition_id="p")
+        next(iter(dataset()))
+        a.clear_samples(meta[:1])
+        with pytest.raises(StorageKeyNotFoundError, match="0"):
             next(iter(dataset()))
 
     def test_a_batch_size_that_replicas_do_not_share(self, a: Client, dataset: Build) -> None:

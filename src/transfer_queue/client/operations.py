@@ -16,27 +16,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from transfer_queue.client import arguments, replies
 from transfer_queue.client.arguments import DataParser, Tags
 from transfer_queue.client.changes import PartitionChange, partition_change
 from transfer_queue.client.checkpoint_operations import CheckpointOperations
+from transfer_queue.client.fetch_operations import FetchOperations
 from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lease_operations import LeaseOperations
-from transfer_queue.client.lookups import joined
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy
 from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
     InvalidArgumentError,
-    WaitTimeoutError,
 )
 from transfer_queue.messages import (
     ChangeReply,
     CheckConsumption,
     CheckProduction,
-    Claim,
     ClaimReply,
     ClearPartition,
     ClearRows,
@@ -48,8 +46,6 @@ from transfer_queue.messages import (
     Explain,
     Finish,
     ListPartitions,
-    Lookup,
-    LookupReply,
     PartitionOptions,
     ProductionStatus,
     Reserve,
@@ -76,7 +72,7 @@ class Readiness(NamedTuple):
     version: int
 
 
-class Operations(KVOperations, LeaseOperations, CheckpointOperations):
+class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOperations):
     """The operations of one client, over its state."""
 
     # ------------------------------------------------------------ metadata interface
@@ -159,18 +155,10 @@ class Operations(KVOperations, LeaseOperations, CheckpointOperations):
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
         """
-        yield from self._state.learn()
-        timeout = get_metadata_timeout() if timeout is None else timeout
-        fields = arguments.names(data_fields, "data_fields")
-        claim = self._claim(
-            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite,
-            hold=hold, lease=lease, replicas=replicas,
-        )  # fmt: skip
-        try:
-            reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
-        except WaitTimeoutError:
-            return BatchMeta(), False
-        return self._meta(partition_id, reply, claim.lease), reply.ended
+        found = yield from self._awaited(
+            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout
+        )
+        return found.meta, found.ended
 
     def await_ready(
         self,
@@ -306,38 +294,6 @@ class Operations(KVOperations, LeaseOperations, CheckpointOperations):
         metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))
         metadata._tags_saved()
         return metadata
-
-    def get_data(
-        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
-    ) -> Operation[TensorDict]:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
-
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors).
-
-        Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
-        """
-        arguments.batch_meta(metadata)
-        yield from self._state.learn()
-        if not len(metadata):
-            return TensorDict({}, batch_size=0)
-        fields = metadata.field_names
-        if not fields:
-            return TensorDict({}, batch_size=len(metadata))
-        parts = metadata._split_by_partition()
-        requests = [
-            Lookup(name, metadata._rows()[positions].tobytes(), None, fields, metadata._epoch)
-            for name, positions in parts
-        ]
-
-        def look() -> Operation[LookupReply]:
-            found = []
-            for request in requests:
-                found.append((yield from self._ask(request, LookupReply, timeout)))
-            return found[0] if len(found) == 1 else joined(found, [positions for _, positions in parts])
-
-        return (yield from self._read(look, layout))
 
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
         """Replaces the tag of each of these samples by the metadata's custom_meta."""
@@ -551,28 +507,3 @@ class Operations(KVOperations, LeaseOperations, CheckpointOperations):
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
         """Progress of every partition by field and task, and the controller's counters."""
         return (yield from self._ask(Status(), SystemStatus, timeout))
-
-    # ------------------------------------------------------------ shared
-
-    def _claim(
-        self,
-        partition_id: str,
-        task_name: str | None,
-        fields: list[str],
-        count: int,
-        sampling_config: Mapping[str, Any] | None,
-        wait: float | None,
-        probe: bool = False,
-        finite: bool = False,
-        since: int | None = None,
-        hold: bool = False,
-        lease: float | None = None,
-        replicas: int | None = None,
-    ) -> Claim:
-        sampling = arguments.plain(sampling_config)
-        task = task_name if task_name is not None else sampling.get("task_name")
-        if not isinstance(task, str):
-            raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
-        lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
-        replicas = None if replicas is None else arguments.natural(replicas, "replicas")
-        return Claim(partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas)

@@ -386,30 +386,6 @@ class Surface(ABC):
             )
         )
 
-    def get_data(self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None) -> TensorDict:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
-
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors).
-
-        Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
-        """
-        return self._run(self._operations.get_data(metadata, layout=layout, timeout=timeout))
-
-    async def async_get_data(
-        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
-    ) -> TensorDict:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
-
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors).
-
-        Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
-        """
-        return await self._run_async(self._operations.get_data(metadata, layout=layout, timeout=timeout))
-
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
         """Replaces the tag of each of these samples by the metadata's custom_meta."""
         return self._run(self._operations.set_custom_meta(metadata, timeout=timeout))
@@ -777,6 +753,106 @@ class Surface(ABC):
     async def async_status(self, *, timeout: float | None = None) -> SystemStatus:
         """Progress of every partition by field and task, and the controller's counters."""
         return await self._run_async(self._operations.status(timeout=timeout))
+
+    def get_data(self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None) -> TensorDict:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        return self._run(self._operations.get_data(metadata, layout=layout, timeout=timeout))
+
+    async def async_get_data(
+        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
+    ) -> TensorDict:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        return await self._run_async(self._operations.get_data(metadata, layout=layout, timeout=timeout))
+
+    def await_data(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> tuple[TensorDict | None, BatchMeta, bool]:
+        """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
+
+        The values are those of the moment in which the samples were dealt, or later ones; None where nothing came.
+
+        Raises:
+            StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
+        """
+        return self._run(
+            self._operations.await_data(
+                data_fields,
+                batch_size,
+                partition_id,
+                task_name,
+                sampling_config,
+                finite,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                layout=layout,
+                timeout=timeout,
+            )
+        )
+
+    async def async_await_data(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> tuple[TensorDict | None, BatchMeta, bool]:
+        """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
+
+        The values are those of the moment in which the samples were dealt, or later ones; None where nothing came.
+
+        Raises:
+            StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
+        """
+        return await self._run_async(
+            self._operations.await_data(
+                data_fields,
+                batch_size,
+                partition_id,
+                task_name,
+                sampling_config,
+                finite,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                layout=layout,
+                timeout=timeout,
+            )
+        )
 
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None

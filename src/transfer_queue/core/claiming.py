@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from transfer_queue.core import acks, claims, demand
+from transfer_queue.core import acks, claims, demand, lookups
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, Send, Work
 from transfer_queue.core.partition import Partition
@@ -101,7 +101,16 @@ def _give(
             return told
         return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
-    return core.commit(client, peer, envelope, [*acks.recorded(records, leased), *handed], reply)
+    effects = core.commit(client, peer, envelope, [*acks.recorded(records, leased), *handed], reply)
+    return [_with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
+
+
+def _with_places(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect) -> Effect:
+    """The reply with where the values lie now. The one kept for retries goes without, since that may be much later."""
+    if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
+        return effect
+    places = lookups.of_claimed(core.state, partition, rows, sorted(set(claim.fields)))
+    return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
 def _decide(core: Controller, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:

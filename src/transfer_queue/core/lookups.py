@@ -34,7 +34,7 @@ def lookup(state: State, request: Lookup) -> AnyReply:
     return _placed(state, partition, len(positions), places)
 
 
-def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> AnyReply:
+def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
     positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
     gone = rows[positions < 0]
     if len(gone):
@@ -55,6 +55,15 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
     if not places:
         return _nothing(state, len(positions))
     return _placed(state, partition, len(positions), places)
+
+
+def of_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
+    """Where values of rows that were just dealt lie; None where rows or values are gone, which a lookup explains."""
+    try:
+        found = _by_rows(state, partition, Lookup(partition.name, b"", None, fields), rows)
+    except StorageKeyNotFoundError:
+        return None
+    return found if found.types else None
 
 
 def _nothing(state: State, count: int) -> LookupReply:

@@ -98,7 +98,10 @@ class Fetcher:
             "dp_rank": self._dp_rank, "task_name": self._task_name, "batch_index": number, "partition_id": partition_id,
         }  # fmt: skip
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
-        if self._function is None:
+        if self._function is None and self._ask is ask_blocking:
+            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=interval())
+            return None if ended and not len(meta) else (data, meta)
+        if self._function is None:  # in a worker, where others fetch while it copies
             meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, timeout=interval())
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)

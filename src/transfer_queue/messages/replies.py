@@ -58,6 +58,15 @@ class PublishReply(Reply, frozen=True):
     epoch: int = 0
 
 
+class LookupReply(Reply, frozen=True):
+    """Where the rows lie. count: rows found; types and placements cover the same fields."""
+
+    count: int
+    types: list[FieldType]
+    blocks: Blocks
+    placements: list[Placement]
+
+
 class ClaimReply(Reply, frozen=True):
     """Rows with what a BatchMeta says of them.
 
@@ -68,6 +77,8 @@ class ClaimReply(Reply, frozen=True):
     warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
     token: of the lease, 0 without one.
     deliveries: which delivery this is of each row, from 1 (i4); None where it is the first of all.
+    places: where the values lie, as a lookup in the same moment would have said; None where it was not asked for, or
+    rows are gone, and in a reply that is given again.
     """
 
     rows: bytes
@@ -82,6 +93,7 @@ class ClaimReply(Reply, frozen=True):
     epoch: int = 0
     token: int = 0
     deliveries: bytes | None = None
+    places: LookupReply | None = None
 
 
 class ChangeReply(Reply, frozen=True):
@@ -110,15 +122,6 @@ class ChangeReply(Reply, frozen=True):
     lost: bytes = b""
     lost_keys: list[str | None] | None = None
     lost_fields: dict[str, bytes] = {}
-
-
-class LookupReply(Reply, frozen=True):
-    """Where the rows lie. count: rows found; types and placements cover the same fields."""
-
-    count: int
-    types: list[FieldType]
-    blocks: Blocks
-    placements: list[Placement]
 
 
 class CutReply(Reply, frozen=True):

@@ -68,6 +68,7 @@ class Claim(Request, frozen=True):
     hold: what the asking client was given before is not finished by this claim, only by `Finish`.
     lease: what is dealt is claimed for so many seconds (and renewed), until it is acknowledged; None: it is consumed.
     replicas: acks of a kept batch by so many tokens consume it; None: as many as the partition's replicas.
+    places: the reply is to say where the values lie, too (`ClaimReply.places`).
     """
 
     partition: str
@@ -82,6 +83,7 @@ class Claim(Request, frozen=True):
     hold: bool = False
     lease: float | None = None
     replicas: int | None = None
+    places: bool = False
 
 
 class Ack(Request, frozen=True):

@@ -1,0 +1,156 @@
+"""What a client can do to get samples and their values at once: operations like those of `operations.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict
+
+from transfer_queue.client import arguments
+from transfer_queue.client.lookups import joined
+from transfer_queue.client.transfers import Operation, Transfers
+from transfer_queue.config import get_metadata_timeout
+from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
+from transfer_queue.messages import Claim, ClaimReply, Lookup, LookupReply
+from transfer_queue.metadata import BatchMeta
+
+
+class _Awaited(NamedTuple):
+    """What a fetch that waits found. places: where its values lay when it was met, if that is known."""
+
+    meta: BatchMeta
+    ended: bool
+    places: LookupReply | None = None
+
+
+class FetchOperations(Transfers):
+    """The operations of one client that read values, and what fetches share."""
+
+    def get_data(
+        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
+    ) -> Operation[TensorDict]:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        arguments.batch_meta(metadata)
+        yield from self._state.learn()
+        return (yield from self._values(metadata, layout, timeout))
+
+    def await_data(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        layout: str = "jagged",
+        timeout: float | None = None,
+    ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
+        """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
+
+        The values are those of the moment in which the samples were dealt, or later ones; None where nothing came.
+
+        Raises:
+            StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
+        """
+        found = yield from self._awaited(
+            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
+            places=True,
+        )  # fmt: skip
+        values = None
+        if len(found.meta):
+            values = yield from self._values(found.meta, layout, None, found.places)
+        return values, found.meta, found.ended
+
+    # ------------------------------------------------------------ shared
+
+    def _values(
+        self, metadata: BatchMeta, layout: str, timeout: float | None, places: LookupReply | None = None
+    ) -> Operation[TensorDict]:
+        """See `get_data`. places: where the values lay a moment ago; where they do not any more, they are looked up."""
+        if not len(metadata):
+            return TensorDict({}, batch_size=0)
+        fields = metadata.field_names
+        if not fields:
+            return TensorDict({}, batch_size=len(metadata))
+        parts = metadata._split_by_partition()
+        requests = [
+            Lookup(name, metadata._rows()[positions].tobytes(), None, fields, metadata._epoch)
+            for name, positions in parts
+        ]
+
+        def look() -> Operation[LookupReply]:
+            nonlocal places
+            if places is not None:
+                known, places = places, None
+                return known
+            found = []
+            for request in requests:
+                found.append((yield from self._ask(request, LookupReply, timeout)))
+            return found[0] if len(found) == 1 else joined(found, [positions for _, positions in parts])
+
+        return (yield from self._read(look, layout))
+
+    def _awaited(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None,
+        finite: bool,
+        hold: bool,
+        lease: float | None,
+        replicas: int | None,
+        timeout: float | None,
+        places: bool = False,
+    ) -> Operation[_Awaited]:
+        yield from self._state.learn()
+        timeout = get_metadata_timeout() if timeout is None else timeout
+        fields = arguments.names(data_fields, "data_fields")
+        claim = self._claim(
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite,
+            hold=hold, lease=lease, replicas=replicas, places=places,
+        )  # fmt: skip
+        try:
+            reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
+        except WaitTimeoutError:
+            return _Awaited(BatchMeta(), False)
+        return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
+
+    def _claim(
+        self,
+        partition_id: str,
+        task_name: str | None,
+        fields: list[str],
+        count: int,
+        sampling_config: Mapping[str, Any] | None,
+        wait: float | None,
+        probe: bool = False,
+        finite: bool = False,
+        since: int | None = None,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        places: bool = False,
+    ) -> Claim:
+        sampling = arguments.plain(sampling_config)
+        task = task_name if task_name is not None else sampling.get("task_name")
+        if not isinstance(task, str):
+            raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
+        lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
+        replicas = None if replicas is None else arguments.natural(replicas, "replicas")
+        return Claim(
+            partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places
+        )
