@@ -236,13 +236,29 @@ class Workload:
             while not self.closing:
                 count = self.draw.randint(1, 2) * self.group
                 lease = self.draw.uniform(0.2, 2.0)
+                fetch = self._fetched if self.draw.random() < 0.5 else self._fetched_and_read
                 with contextlib.suppress(TransferQueueError):
-                    meta = yield from client.operations.get_meta(
-                        fields, count, MAIN, task_name=task, lease=lease, timeout=1.0
-                    )
+                    meta = yield from fetch(client, fields, count, task, lease)
                     yield from self._take(client, meta, task, self.ledger.epoch)
 
         return script
+
+    def _fetched(
+        self, client: RetryingClient, fields: list[str], count: int, task: str, lease: float
+    ) -> Operation[BatchMeta]:
+        return (yield from client.operations.get_meta(fields, count, MAIN, task_name=task, lease=lease, timeout=1.0))
+
+    def _fetched_and_read(
+        self, client: RetryingClient, fields: list[str], count: int, task: str, lease: float
+    ) -> Operation[BatchMeta]:
+        """A batch that came with its values: of the right samples, in any version that they had."""
+        since = self.ledger.before([])
+        values, meta, _ = yield from client.operations.await_data(
+            fields, count, MAIN, task, lease=lease, layout="dense", timeout=1.0
+        )
+        if values is not None:
+            self.ledger.seen(meta.global_indexes, values, since)
+        return meta
 
     def _take(self, client: RetryingClient, meta: BatchMeta, task: str, epoch: int) -> Operation[None]:
         """Reads a batch, and acknowledges it, or gives it back."""
