@@ -107,3 +107,10 @@ def test_torches_that_have_it_elsewhere(monkeypatch, ways):
         made = cut_of(i8(1, 2)).over(torch.arange(3), 1)
         assert [row.tolist() for row in made.unbind()] == [[0], [1, 2]]
         assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (1, 2)
+
+
+def test_a_cut_knows_few_shapes():
+    cut = cut_of(i8(1, 2))
+    for width in range(2 * jagged.KEPT_PATTERNS + 1):
+        assert cut.over(torch.ones(3, width), 1).shape[2] == width
+        assert len(cut._patterns) <= jagged.KEPT_PATTERNS

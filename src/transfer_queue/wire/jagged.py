@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 KEPT = 64  # cuts that are kept for the next batch whose rows are so long
 KEPT_ROWS = 4096  # of a cut that is kept, at most
+KEPT_PATTERNS = 16  # shapes of values that a cut knows, at most
 
 _Pattern = tuple[int, torch.Size, tuple[int, ...]]
 _Known = tuple[Any, Any, dict[str, Any]]
@@ -50,6 +51,8 @@ class Cut:
         known = self._patterns.get(pattern)
         if known is None:
             made: Any = self._first(ways, values, ragged)
+            if len(self._patterns) >= KEPT_PATTERNS:
+                self._patterns.clear()
             self._patterns[pattern] = _known(made)
             return made  # type: ignore[no-any-return]
         return _twin(ways.kind, known, values)
