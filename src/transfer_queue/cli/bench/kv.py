@@ -36,14 +36,14 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(Payload("dense", 1, 3, 64), 50, 3),
-    Case(Payload("dense", 64, 3, 64), 50, 3, (0.25, 0.35), (6.6, 8.5)),
-    Case(Payload("dense", 8192, 5, 128), 15, 3, (8, 8), (93, 1037)),
-    Case(Payload("dense", 1024, 9, 8192), 7, 3, (25, 25), (229, 518)),
+    Case(Payload("dense", 1, 3, 64), 50, 2),
+    Case(Payload("dense", 64, 3, 64), 50, 2, (0.25, 0.35), (6.6, 8.5)),
+    Case(Payload("dense", 8192, 5, 128), 15, 2, (8, 8), (93, 1037)),
+    Case(Payload("dense", 1024, 9, 8192), 7, 2, (25, 25), (229, 518)),
     Case(Payload("dense", 1024, 16, 32768), 2, 1),
-    Case(Payload("jagged", 1024, 4, 1500), 10, 3),
-    Case(Payload("objects", 1024, 4, 0), 10, 3),
-    Case(Payload("mixed", 512, 6, 1900), 15, 3, (8, 8), (60, 75)),
+    Case(Payload("jagged", 1024, 4, 1500), 10, 1),
+    Case(Payload("objects", 1024, 4, 0), 10, 1),
+    Case(Payload("mixed", 512, 6, 1900), 15, 1, (8, 8), (60, 75)),
 ]
 QUICK = [
     Case(Payload("dense", 8, 2, 16), 2, 1),
