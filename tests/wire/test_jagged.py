@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.wire import jagged
-from transfer_queue.wire.jagged import KEPT_ROWS, cut_of
+from transfer_queue.wire.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
 
 
 def i8(*lengths):
@@ -114,3 +114,28 @@ def test_a_cut_knows_few_shapes():
     for width in range(2 * jagged.KEPT_PATTERNS + 1):
         assert cut.over(torch.ones(3, width), 1).shape[2] == width
         assert len(cut._patterns) <= jagged.KEPT_PATTERNS
+
+
+def test_rows_of_fields_that_are_equally_ragged_stay_so():
+    cut = cut_of(i8(3, 1, 2))
+    a, b = cut.over(torch.arange(6), 1), cut.over(torch.arange(12).view(6, 2), 1)
+    rows, others = rows_of_jagged(a, 1, 3), rows_of_jagged(b, 1, 3)
+    assert rows.offsets() is others.offsets()
+    assert rows.offsets().tolist() == [0, 1, 3]
+    assert (rows + rows).values().tolist() == [6, 8, 10]
+    assert others.values().tolist() == [[6, 7], [8, 9], [10, 11]]
+    rows.values()[0] = 7
+    assert a.values().tolist() == [0, 1, 2, 7, 4, 5]  # they are views
+
+
+def test_rows_of_what_is_in_a_graph():
+    values = torch.ones(3, requires_grad=True)
+    whole = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+    assert is_plain_jagged(whole)
+    assert rows_of_jagged(whole, 1, 2).values().tolist() == [1, 1]
+    narrow = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3], dtype=torch.int32))
+    assert rows_of_jagged(narrow, 0, 1).values().tolist() == [1]
+
+
+def test_no_rows():
+    assert rows_of_jagged(cut_of(i8(3, 1)).over(torch.ones(4), 1), 1, 1).shape[0] == 0

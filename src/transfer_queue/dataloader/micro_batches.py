@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.dataloader.fetching import Batch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.gather import table_of
 from transfer_queue.wire.jagged import is_plain_jagged, rows_of_jagged
 
 LENGTH_TAG = "total_lengths"
@@ -177,11 +178,11 @@ def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
     """td[start:stop]. Jagged columns are cut at their offsets: torch's slicing costs more and writes to the log."""
     if stop - start == td.batch_size[0]:
         return td.copy()  # a table of its own over the same columns, as a slice is
-    cut = {name: rows_of_jagged(td.get(name), start, stop) for name in td.keys() if is_plain_jagged(td.get(name))}  # noqa: SIM118
-    if not cut:
+    columns = {name: td.get(name) for name in td.keys()}  # noqa: SIM118  (a TensorDict iterates over its rows)
+    jagged = [name for name, column in columns.items() if is_plain_jagged(column)]
+    if not jagged:
         return td[start:stop]
-    rest = td.exclude(*cut)[start:stop]
-    out = TensorDict({}, batch_size=[stop - start])
-    for name in td.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
-        out.set(name, cut[name] if name in cut else rest.get(name))
-    return out
+    rest = td.exclude(*jagged)[start:stop]
+    return table_of(
+        {n: rows_of_jagged(c, start, stop) if n in jagged else rest.get(n) for n, c in columns.items()}, stop - start
+    )

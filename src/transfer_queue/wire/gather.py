@@ -50,7 +50,7 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
         later: Copies = []
         columns = _columns(reply, memory, layout, allow_pickle, later)
         copy_all(later)
-        return _table(columns, reply.count)
+        return table_of(columns, reply.count)
 
 
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _unknown_dtype(field: FieldType) -> ProtocolError:
     return ProtocolError(f"field {field.name!r}: this torch has no dtype {field.dtype}")
 
 
-def _table(columns: dict[str, Any], count: int) -> TensorDict:
+def table_of(columns: dict[str, Any], count: int) -> TensorDict:
     """A TensorDict of columns known to fit; its constructor's checks cost more than small gathers."""
     unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
     table: TensorDict = unchecked(columns, batch_size=torch.Size([count]))

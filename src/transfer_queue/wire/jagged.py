@@ -174,6 +174,9 @@ def _keys() -> Any:
 
 def is_plain_jagged(value: Any) -> bool:
     """Whether this is a jagged tensor whose rows are ragged in their first dimension and follow one another."""
+    ways = _ways()
+    if ways is not None and type(value) is ways.kind:  # to ask it as a tensor takes 20 us a question
+        return bool(value._ragged_idx == 1 and value._lengths is None)
     return (
         isinstance(value, torch.Tensor)
         and value.is_nested
@@ -184,12 +187,28 @@ def is_plain_jagged(value: Any) -> bool:
 
 
 def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
-    """Rows start to stop of a plain jagged tensor, as views of its values."""
+    """Rows start to stop of a plain jagged tensor, as views of its values.
+
+    On the host rows of the same lengths share a Cut, so that fields that were equally ragged stay so.
+    """
     offsets = value.offsets()[start : stop + 1]
+    if offsets.is_cpu and stop > start:
+        ends = offsets.numpy().astype(np.int64, copy=False)
+        return cut_of(np.diff(ends).tobytes()).over(_values(value)[int(ends[0]) : int(ends[-1])], 1)
     lengths = offsets.diff()
     first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
     shortest, longest = (int(lengths.min()), int(lengths.max())) if stop > start else (0, 0)
     return Cut(offsets - first, shortest, longest).over(value.values()[first:last], 1)
+
+
+def _values(value: Any) -> torch.Tensor:
+    """value.values(), whose detour is for graphs alone."""
+    ways = _ways()
+    if ways is not None and type(value) is ways.kind:
+        with torch._C.DisableTorchFunctionSubclass():
+            if not value.requires_grad:
+                return value._values  # type: ignore[no-any-return]
+    return value.values()  # type: ignore[no-any-return]
 
 
 def jagged_from_parts(
