@@ -247,4 +247,4 @@ def test_many_groups_leave_at_once(declared: bool) -> None:
         assert len(h.got(sequence, "a") or []) == count
         h.clear(range(599 - number * 30, 570 - number * 30, -3))
     ready = h.state.partitions["p"].ready_set("t", ("x",))
-    assert len(ready.whole_groups(GROUP, h.state.partitions["p"].groups).order) == 300 - 224 - 30
+    assert len(ready.whole_groups(GROUP, h.state.partitions["p"].groups)) == 300 - 224 - 30

@@ -173,7 +173,7 @@ def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> in
     size = unit(sampler, partition)
     if not size:
         return ready.total
-    return len(ready.whole_groups(size, partition.groups).order) * (partition.groups.size or size)
+    return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
 
 
 def forget(sampler: BaseSampler, partition: str) -> None:

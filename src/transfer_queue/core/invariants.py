@@ -208,10 +208,11 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
     require(bool((fresh.positions() == ready.positions()).all()), f"3: ready set {ready.fields} holds other rows")
     for size, whole in ready.whole.items():
         again = fresh.whole_groups(size, partition.groups)
-        require(whole.order == again.order, f"4: whole groups of {size} in {ready.fields} are not these")
-        require(whole.counts == again.counts, f"7: groups of {size} in {ready.fields} miscount their ready members")
+        numbers, of_size = again.first(len(again)), f"groups of {size} in {ready.fields}"
+        require(whole.first(len(whole)) == numbers and len(whole) == len(numbers), f"4: whole {of_size} are not these")
+        require(whole.counted() == again.counted(), f"7: {of_size} miscount their ready members")
         if whole.rankings:
-            members = partition.groups.members_of([group for _, group in again.order], size)
+            members = partition.groups.members_of(numbers, size)
             marked = [np.flatnonzero(bits) + (key << 12) for key, bits in sorted(whole.bits.items())]
             rows = np.concatenate([np.zeros(0, "i8"), *marked])
             require(rows.tolist() == members.tolist(), f"7: other rows than those of whole groups of {size} are ranked")

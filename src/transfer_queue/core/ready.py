@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from transfer_queue.core.ranking import Ranking
-from transfer_queue.core.rows import CHUNK, CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, Rows
+from transfer_queue.core.rows import CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, Rows
+from transfer_queue.core.whole import WholeDeclared, WholeGroups, WholeRuns
 from transfer_queue.sampler.views import Key
 
+AT_ONCE = 16  # chunks whose groups are counted in one go: what is made for it stays in the cache
 FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
 
 if TYPE_CHECKING:
     from transfer_queue.core.groups import Groups
-
-
-MANY = 32  # groups that change at once are taken out of a list in one go
 
 
 def ones(bits: np.ndarray) -> np.ndarray:
@@ -233,122 +232,12 @@ class ReadySet:
         """The groups of `size` all of whose members are ready; built at first use, then kept."""
         found = self.whole.get(size)
         if found is None:
-            found = self.whole[size] = WholeGroups(size)
-            found.build(self.positions(), groups)
+            found = self.whole[size] = WholeDeclared(size) if groups.explicit else WholeRuns(size)
+            for start in range(0, len(self.keys), AT_ONCE):
+                keys = self.keys[start : start + AT_ONCE]
+                positions = np.concatenate([ones(self.bits[key]) + (key << CHUNK_BITS) for key in keys])
+                found.change(positions, positions[:0], groups)
         return found
-
-
-class WholeGroups:
-    """counts: ready members by group. order: (first position, group) of the whole ones, ascending.
-
-    grown: groups that gained ready members since `grown_groups` was last asked; None until then.
-    rankings: of the rows of whole groups; bits: chunk number -> 1 for these rows, kept once there is a ranking.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.counts: dict[int, int] = {}
-        self.order: list[tuple[int, int]] = []
-        self.grown: set[int] | None = None
-        self.bits: dict[int, np.ndarray] = {}
-        self.rankings: dict[Key, Ranking] = {}
-
-    def build(self, positions: np.ndarray, groups: Groups) -> None:
-        """Counts from scratch; these are all that is ready."""
-        names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
-        grouped = names >= 0
-        names, counts = names[grouped], counts[grouped]
-        self.counts = dict(zip(names.tolist(), counts.tolist(), strict=True))
-        if groups.explicit:
-            whole = [g for g, count in self.counts.items() if count == groups.size_of(g, self.size)]
-            self.order = sorted((groups.first_of(g, self.size), g) for g in whole)
-        else:
-            names = names[counts == self.size]
-            self.order = list(zip((names * self.size).tolist(), names.tolist(), strict=True))
-
-    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
-        """Rows became ready (on) and unready (off)."""
-        for positions, step in ((on, 1), (off, -1)):
-            if not len(positions):
-                continue
-            names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
-            names, counts = names[names >= 0], counts[names >= 0]
-            if step < 0 and len(names) > MANY:
-                self._many_left(names.tolist(), counts.tolist(), groups)
-                continue
-            for group, count in zip(names.tolist(), counts.tolist(), strict=True):
-                self.joined(group, step * count, groups)
-
-    def _many_left(self, names: list[int], counts: list[int], groups: Groups) -> None:
-        """Members of many groups became unready: none of these is whole any more."""
-        for group, count in zip(names, counts, strict=True):
-            now = self.counts.get(group, 0) - count
-            if now:
-                self.counts[group] = now
-            else:
-                self.counts.pop(group, None)
-        ends = [min(names), max(names)]  # by order of reservation they begin in the order of their numbers
-        firsts = [groups.first_of(group, self.size) for group in (names if groups.explicit else ends)]
-        start = bisect_left(self.order, (min(firsts), -1))
-        stop = bisect_left(self.order, (max(firsts) + 1, -1))
-        left, among = set(names), self.order[start:stop]
-        self.order[start:stop] = [entry for entry in among if entry[1] not in left]
-        if self.rankings:
-            gone = [group for _, group in among if group in left]
-            self._mark(np.sort(groups.members_of(gone, self.size)), 0)
-
-    def joined(self, group: int, delta: int, groups: Groups) -> None:
-        """A group has `delta` ready members more, or its size has changed."""
-        now = self.counts.get(group, 0) + delta
-        if now:
-            self.counts[group] = now
-        else:
-            self.counts.pop(group, None)
-        if delta > 0 and self.grown is not None:
-            self.grown.add(group)
-        entry = (groups.first_of(group, self.size), group)
-        at = bisect_left(self.order, entry)
-        inside = at < len(self.order) and self.order[at] == entry
-        wanted = groups.size_of(group, self.size)
-        whole = wanted > 0 and self.counts.get(group, 0) == wanted
-        if inside and not whole:
-            del self.order[at]
-        elif whole and not inside:
-            insort(self.order, entry)
-        if self.rankings and inside != whole:
-            self._mark(groups.members(group, self.size), 1 if whole else 0)
-
-    def grown_groups(self) -> set[int]:
-        """Groups with ready members that the caller has not seen; it takes out what it needs to see no more."""
-        if self.grown is None:
-            self.grown = set(self.counts) - {group for _, group in self.order}
-        return self.grown
-
-    def ranking(self, key: Key, rows: Rows, groups: Groups) -> Ranking:
-        """The rows of whole groups by this key; made at first use, then kept."""
-        found = self.rankings.get(key)
-        if found is None:
-            rows.watch(key.tag)
-            if not self.rankings:
-                self._mark(groups.members_of([group for _, group in self.order], self.size), 1)
-            found = self.rankings[key] = Ranking(key)
-            found.dirty.update(self.bits)
-        return found
-
-    def _mark(self, positions: np.ndarray, bit: int) -> None:
-        """positions: ascending."""
-        chunks = positions >> CHUNK_BITS
-        edges = np.flatnonzero(np.diff(chunks, prepend=-1))
-        for part in np.split(positions, edges[1:]) if len(positions) else ():
-            key = int(part[0]) >> CHUNK_BITS
-            bits = self.bits.get(key)
-            if bits is None:
-                if not bit:
-                    continue  # it was dropped
-                bits = self.bits[key] = np.zeros(CHUNK, "u1")
-            bits[part & MASK] = bit
-            for ranking in self.rankings.values():
-                ranking.dirty.add(key)
 
 
 class Ready(Sequence[int]):
@@ -384,15 +273,17 @@ class Ready(Sequence[int]):
         raise IndexError(f"ready row {at} of {len(self)}")
 
     def __iter__(self) -> Iterator[int]:
-        for key in self._ready.keys:
-            found = ones(self._ready.bits[key])
-            yield from self._rows.chunks[key].index[found].tolist()
+        return chain.from_iterable(map(self._in_chunk, self._ready.keys))
+
+    def _in_chunk(self, key: int) -> list[int]:
+        found: list[int] = self._rows.chunks[key].index[ones(self._ready.bits[key])].tolist()
+        return found
 
     def first_groups(self, size: int, count: int) -> np.ndarray:
         """i8 [groups, size]: the first `count` groups, or as many as there are, in the order of `whole_groups`."""
         if size == 1 and not self._groups.explicit:
             return self._rows.indexes_of(self._ready.positions(count)).reshape(-1, 1)
-        numbers = [group for _, group in islice(self._ready.whole_groups(size, self._groups).order, count)]
+        numbers = self._ready.whole_groups(size, self._groups).first(count)
         if not numbers:
             return np.zeros((0, size), "i8")
         if self._groups.explicit:
@@ -407,7 +298,7 @@ class Ready(Sequence[int]):
             yield from ([index] for index in self)
             return
         whole = self._ready.whole_groups(size, self._groups)
-        for _, group in whole.order:
+        for group in whole.first(len(whole)):
             yield self._indexes(self._groups.members(group, size))
 
     def ranked(self, key: Key) -> Iterator[int]:
@@ -450,8 +341,7 @@ class Ready(Sequence[int]):
         grown = whole.grown_groups()
         broken = []
         for group in list(grown):
-            lacks = whole.counts.get(group, size) < size
-            if lacks and self._broken(group, size):
+            if whole.partial(group) and self._broken(group, size):
                 broken.append(self._members(group, size))
             else:
                 grown.discard(group)

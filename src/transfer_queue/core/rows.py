@@ -46,11 +46,13 @@ def ascending(indexes: np.ndarray) -> np.ndarray:
     return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
 
 
-def _runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
+def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
     """Each number once, ascending, and where it is."""
     order = None
     if (numbers[1:] < numbers[:-1]).any():
-        order = np.argsort(numbers, kind="stable")
+        low = numbers - numbers.min()
+        # numpy sorts numbers of 16 bits by radix
+        order = np.argsort(low.astype("u2") if low.max() < 1 << 16 else low, kind="stable")
         numbers = numbers[order]
     edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     for start, stop in pairwise([0, *edges.tolist(), len(numbers)]):
@@ -326,7 +328,7 @@ class Rows:
             if chunk is not None:
                 yield first, chunk, positions & MASK, slice(None)
             return
-        for key, where in _runs_of(keys):
+        for key, where in runs_of(keys):
             chunk = self.chunks.get(key)
             if chunk is not None:
                 yield key, chunk, positions[where] & MASK, where
@@ -367,7 +369,7 @@ class Rows:
             return self._positions_in(self._keys[low], indexes)
         out = np.full(len(indexes), -1, "i8")
         at = np.searchsorted(starts, indexes, "right") - 1
-        for k, mine in _runs_of(at):
+        for k, mine in runs_of(at):
             if k >= 0:
                 out[mine] = self._positions_in(self._keys[k], indexes[mine])
         return out

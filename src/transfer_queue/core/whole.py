@@ -1,0 +1,259 @@
+"""Which groups a task could be given whole, kept up to date beside a ready set.
+
+Groups by order of reservation are counted in columns, like rows; declared groups, which may lie anywhere and are
+ordered by their first member, in a dict.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_queue.core.ranking import Ranking
+from transfer_queue.core.rows import CHUNK, CHUNK_BITS, MASK, Rows, runs_of
+from transfer_queue.sampler.views import Key
+
+if TYPE_CHECKING:
+    from transfer_queue.core.groups import Groups
+
+MANY = 32  # groups that change at once are taken out of a list in one go
+
+
+class WholeGroups(ABC):
+    """The groups of `size` all of whose members are ready.
+
+    grown: groups that gained ready members since `grown_groups` was last asked; None until then.
+    rankings: of the rows of whole groups; bits: chunk number -> 1 for these rows, kept once there is a ranking.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.grown: set[int] | None = None
+        self.bits: dict[int, np.ndarray] = {}
+        self.rankings: dict[Key, Ranking] = {}
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many they are."""
+
+    @abstractmethod
+    def first(self, count: int) -> list[int]:
+        """The numbers of the first ones, by their first member."""
+
+    @abstractmethod
+    def counted(self) -> dict[int, int]:
+        """Ready members of each group that has any."""
+
+    @abstractmethod
+    def partial(self, group: int) -> bool:
+        """Whether some of its members are ready, but fewer than `size`."""
+
+    @abstractmethod
+    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
+        """Rows became ready (on) and unready (off); both ascending."""
+
+    @abstractmethod
+    def joined(self, group: int, delta: int, groups: Groups) -> None:
+        """A group has `delta` ready members more, or its size has changed."""
+
+    def grown_groups(self) -> set[int]:
+        """Groups with ready members that the caller has not seen; it takes out what it needs to see no more."""
+        if self.grown is None:
+            self.grown = set(self.counted()) - set(self.first(len(self)))
+        return self.grown
+
+    def ranking(self, key: Key, rows: Rows, groups: Groups) -> Ranking:
+        """The rows of whole groups by this key; made at first use, then kept."""
+        found = self.rankings.get(key)
+        if found is None:
+            rows.watch(key.tag)
+            if not self.rankings:
+                self._mark(groups.members_of(self.first(len(self)), self.size), 1)
+            found = self.rankings[key] = Ranking(key)
+            found.dirty.update(self.bits)
+        return found
+
+    def _mark(self, positions: np.ndarray, bit: int) -> None:
+        """positions: ascending."""
+        chunks = positions >> CHUNK_BITS
+        edges = np.flatnonzero(np.diff(chunks, prepend=-1))
+        for part in np.split(positions, edges[1:]) if len(positions) else ():
+            key = int(part[0]) >> CHUNK_BITS
+            bits = self.bits.get(key)
+            if bits is None:
+                if not bit:
+                    continue  # it was dropped
+                bits = self.bits[key] = np.zeros(CHUNK, "u1")
+            bits[part & MASK] = bit
+            for ranking in self.rankings.values():
+                ranking.dirty.add(key)
+
+
+class WholeRuns(WholeGroups):
+    """Of groups by order of reservation: that of a row is its position divided by `size`.
+
+    counts: number of a chunk of groups -> their ready members, no entry where none has any. full: the same -> how many
+    of them are whole, no entry where none is. keys: of `full`, ascending. total: all that are whole.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.counts: dict[int, np.ndarray] = {}
+        self.full: dict[int, int] = {}
+        self.keys: list[int] = []
+        self.total = 0
+
+    def __len__(self) -> int:
+        return self.total
+
+    def first(self, count: int) -> list[int]:
+        """See `WholeGroups`."""
+        found: list[int] = []
+        for key in self.keys:
+            if len(found) >= count:
+                break
+            at = (self.counts[key] == self.size).nonzero()[0][: count - len(found)]
+            found += (at + (key << CHUNK_BITS)).tolist()
+        return found
+
+    def counted(self) -> dict[int, int]:
+        """See `WholeGroups`."""
+        found: dict[int, int] = {}
+        for key, column in self.counts.items():
+            at = column.nonzero()[0]
+            found.update(zip((at + (key << CHUNK_BITS)).tolist(), column[at].tolist(), strict=True))
+        return found
+
+    def partial(self, group: int) -> bool:
+        """See `WholeGroups`."""
+        column = self.counts.get(group >> CHUNK_BITS)
+        return column is not None and 0 < column[group & MASK] < self.size
+
+    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
+        """See `WholeGroups`."""
+        for positions, step in ((on, 1), (off, -1)):
+            if len(positions):
+                self._add(positions, step, groups)
+
+    def joined(self, group: int, delta: int, groups: Groups) -> None:
+        """See `WholeGroups`."""
+        self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
+
+    def _add(self, positions: np.ndarray, step: int, groups: Groups) -> None:
+        """These rows, ascending or of one chunk, became ready (step 1) or unready (-1)."""
+        names = positions // self.size
+        start = int(names.min())
+        members = np.bincount(names - start)
+        at = members.nonzero()[0]
+        members, names = members[at], at + start
+        if step > 0 and self.grown is not None:
+            self.grown.update(names.tolist())
+        for key, where in runs_of(names >> CHUNK_BITS):
+            column = self.counts.get(key)
+            if column is None:
+                column = self.counts[key] = np.zeros(CHUNK, "i4")
+            mine = names[where] & MASK
+            before = column[mine]
+            after = before + step * members[where]
+            column[mine] = after
+            was, now = before == self.size, after == self.size
+            self._count(key, int(np.count_nonzero(now)) - int(np.count_nonzero(was)))
+            if self.rankings:
+                for changed, bit in ((now & ~was, 1), (was & ~now, 0)):
+                    numbers = names[where][changed].tolist()
+                    if numbers:
+                        self._mark(groups.members_of(numbers, self.size), bit)
+            if step < 0 and not column.any():
+                del self.counts[key]
+
+    def _count(self, key: int, delta: int) -> None:
+        if not delta:
+            return
+        self.total += delta
+        count = self.full.get(key, 0) + delta
+        if not count:
+            del self.full[key]
+            del self.keys[bisect_left(self.keys, key)]
+            return
+        if key not in self.full:
+            insort(self.keys, key)
+        self.full[key] = count
+
+
+class WholeDeclared(WholeGroups):
+    """Of declared groups. counts: ready members by group. order: (first position, group) of whole ones, ascending."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.counts: dict[int, int] = {}
+        self.order: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def first(self, count: int) -> list[int]:
+        """See `WholeGroups`."""
+        return [group for _, group in islice(self.order, count)]
+
+    def counted(self) -> dict[int, int]:
+        """See `WholeGroups`."""
+        return self.counts
+
+    def partial(self, group: int) -> bool:
+        """See `WholeGroups`."""
+        return self.counts.get(group, self.size) < self.size
+
+    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
+        """See `WholeGroups`."""
+        for positions, step in ((on, 1), (off, -1)):
+            if not len(positions):
+                continue
+            names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
+            names, counts = names[names >= 0], counts[names >= 0]
+            if step < 0 and len(names) > MANY:
+                self._many_left(names.tolist(), counts.tolist(), groups)
+                continue
+            for group, count in zip(names.tolist(), counts.tolist(), strict=True):
+                self.joined(group, step * count, groups)
+
+    def _many_left(self, names: list[int], counts: list[int], groups: Groups) -> None:
+        """Members of many groups became unready: none of these is whole any more."""
+        for group, count in zip(names, counts, strict=True):
+            now = self.counts.get(group, 0) - count
+            if now:
+                self.counts[group] = now
+            else:
+                self.counts.pop(group, None)
+        firsts = [groups.first_of(group, self.size) for group in names]
+        start = bisect_left(self.order, (min(firsts), -1))
+        stop = bisect_left(self.order, (max(firsts) + 1, -1))
+        left, among = set(names), self.order[start:stop]
+        self.order[start:stop] = [entry for entry in among if entry[1] not in left]
+        if self.rankings:
+            gone = [group for _, group in among if group in left]
+            self._mark(np.sort(groups.members_of(gone, self.size)), 0)
+
+    def joined(self, group: int, delta: int, groups: Groups) -> None:
+        """See `WholeGroups`."""
+        now = self.counts.get(group, 0) + delta
+        if now:
+            self.counts[group] = now
+        else:
+            self.counts.pop(group, None)
+        if delta > 0 and self.grown is not None:
+            self.grown.add(group)
+        entry = (groups.first_of(group, self.size), group)
+        at = bisect_left(self.order, entry)
+        inside = at < len(self.order) and self.order[at] == entry
+        wanted = groups.size_of(group, self.size)
+        whole = wanted > 0 and self.counts.get(group, 0) == wanted
+        if inside and not whole:
+            del self.order[at]
+        elif whole and not inside:
+            insort(self.order, entry)
+        if self.rankings and inside != whole:
+            self._mark(groups.members(group, self.size), 1 if whole else 0)
