@@ -166,3 +166,16 @@ def test_together_they_get_what_they_would_get_one_by_one(make: Any, free: bool,
     with one_by_one():
         alone = played(make, free, steps)
     assert at_once == alone
+
+
+def test_they_are_told_where_their_values_lie_unless_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "PLACED", 3)
+    h = Harness()
+    for count, told in ((3, True), (4, False)):
+        request = Claim("p", "t", ["x"], 2, wait=9.0, places=True)
+        waits = [h.send(request, f"r{n}") for n in range(count)]
+        h.put(2 * count)
+        for n, sequence in enumerate(waits):
+            places = h.result(sequence, f"r{n}").places
+            assert (places is not None and places.count == 2) == told
+            assert h.state.clients[f"r{n}"].replies[sequence].places is None, "they may have moved by then"

@@ -102,10 +102,10 @@ def _give(
         return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
     effects = core.commit(client, peer, envelope, [*acks.recorded(records, leased), *handed], reply)
-    return [_with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
+    return [with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
 
 
-def _with_places(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect) -> Effect:
+def with_places(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect) -> Effect:
     """The reply with where the values lie now. The one kept for retries goes without, since that may be much later."""
     if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
         return effect

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
 
 
+PLACED = 32  # claims met together that are told where their values lie; more of them ask for it one by one
+
+
 def run(
     partition: Partition,
     sampler: BaseSampler,
@@ -168,9 +171,11 @@ def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
         core.unpark(waiting.waiter)
     core.apply(r.Answered([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)]))
     effects: list[Effect] = []
-    for waiting, peer, reply in zip(waits, peers, replies, strict=True):
+    for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
         core.movers.given(waiting.client, demand.consumer_of(waiting.claim))
         effects.append(Send(peer, waiting.sequence, reply))
+        if waiting.claim.places and len(waits) <= PLACED:
+            effects[-1] = claiming.with_places(core, partition, claim, mine, effects[-1])
     return effects
 
 
