@@ -54,7 +54,7 @@ class WholeGroups(ABC):
 
     @abstractmethod
     def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
-        """Rows became ready (on) and unready (off); both ascending."""
+        """Rows became ready (on) and unready (off)."""
 
     @abstractmethod
     def joined(self, group: int, delta: int, groups: Groups) -> None:
@@ -141,15 +141,17 @@ class WholeRuns(WholeGroups):
 
     def joined(self, group: int, delta: int, groups: Groups) -> None:
         """See `WholeGroups`."""
-        self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
+        if delta:
+            self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
 
     def _add(self, positions: np.ndarray, step: int, groups: Groups) -> None:
-        """These rows, ascending or of one chunk, became ready (step 1) or unready (-1)."""
+        """These rows became ready (step 1) or unready (-1)."""
         names = positions // self.size
-        start = int(names.min())
-        members = np.bincount(names - start)
-        at = members.nonzero()[0]
-        members, names = members[at], at + start
+        if (names[1:] < names[:-1]).any():
+            names.sort()
+        starts = np.concatenate([[0], np.flatnonzero(names[1:] != names[:-1]) + 1])
+        members = np.diff(starts, append=len(names))
+        names = names[starts]
         if step > 0 and self.grown is not None:
             self.grown.update(names.tolist())
         for key, where in runs_of(names >> CHUNK_BITS):
