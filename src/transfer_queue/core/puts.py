@@ -258,10 +258,14 @@ def _put(
                 _check_groups(partition, request.groups, [known.get(key, -1) for key in request.keys])
             fresh_groups = [g for g, key in zip(request.groups, request.keys, strict=True) if key not in known]
             groups_left = None if len(unknown) == len(request.keys) else request.groups
-        new = NewRows(
-            state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups, writer
-        )
-        made, indexes = new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
+        if partition is not None and not unknown:
+            positions = np.fromiter(map(known.__getitem__, request.keys), "i8", len(request.keys))
+            made, indexes = [], partition.rows.indexes_of(positions)
+        else:
+            new = NewRows(
+                state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups, writer
+            )
+            made, indexes = new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
     else:
         if partition is not None and request.groups is not None:
             _check_groups(partition, request.groups, [-1] * request.count)

@@ -415,6 +415,9 @@ class Rows:
 
     def indexes_of(self, positions: np.ndarray) -> np.ndarray:
         """The global index of each position (all must be in kept chunks)."""
+        if len(positions) == 1:
+            position = int(positions[0])
+            return self.chunks[position >> CHUNK_BITS].index[position & MASK : (position & MASK) + 1].copy()
         out = np.empty(len(positions), "i8")
         for _, chunk, at, where in self.split(positions):
             out[where] = chunk.index[at]

@@ -28,6 +28,7 @@ FIELDS = ("x", "y", "z")
 SCHEMA = [FieldSpec(name, "tensor", "float32", 1, False) for name in FIELDS]
 DIMS = np.array([128, 128, 1], "<i8").tobytes()
 ROW_BYTES = 1028
+EXTENT = 64 << 10  # bytes; the smallest that a client leases
 
 
 class Core:
@@ -41,7 +42,8 @@ class Core:
         self.now = 0.0
         self.work = 0.0
         self._sequences: dict[str, int] = {}
-        self._offset = 0
+        self._extents = 0
+        self._open: dict[tuple[str, int], tuple[int, int]] = {}  # of (client, unit): extent, bytes used
         for unit in range(units):
             name = f"unit-{unit}"
             self.send(RegisterUnit(name, f"/{name}", name=name), name)
@@ -76,9 +78,14 @@ class Core:
     def publish(
         self, rows: int, partition: str = "p", client: str = "client", unit: int = 0, **more: Any
     ) -> tuple[float, list[Effect]]:
-        """A put of new rows with all fields."""
-        self._offset += 64
-        block = NewBlock(unit, self._offset, self._offset, 1, ROW_BYTES * rows, rows, SCHEMA, DIMS)
+        """A put of new rows with all fields. Small ones share extents, as those of a client do."""
+        nbytes = ROW_BYTES * rows
+        extent, used = self._open.get((client, unit), (0, EXTENT))
+        if used + nbytes > EXTENT:
+            self._extents += 1
+            extent, used = self._extents, 0
+        self._open[client, unit] = extent, used + nbytes
+        block = NewBlock(unit, extent, extent * EXTENT + used, 1, nbytes, rows, SCHEMA, DIMS)
         return self.send(Publish(partition, rows, block=block, pre_allocate=0, **more), client)
 
     def fill(self, rows: int, partition: str = "p", put: int = 100_000) -> None:
