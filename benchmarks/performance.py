@@ -22,12 +22,14 @@ from asking import peers
 from plots import dots
 
 from transfer_queue.cli.bench import QUESTIONS, answers, module
-from transfer_queue.cli.bench.report import Scale, document, number, table
+from transfer_queue.cli.bench.report import RATES, Scale, document, number, table
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "bench"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "performance"
+PEER = "TransferQueue 0.1.11"  # whose figures stand beside the targets
+TIMES = ("us", "ms", "s")
 DRAWN = 24  # rows of a figure, at most
 
 
@@ -87,6 +89,9 @@ UNIX socket that carries as many, an empty round trip to the controller), and to
 object store, and the PyPI package TransferQueue 0.1.11, a black box behind the same public calls. Times are medians.
 Contents are compared byte for byte on the way; a run in which one differs tells no figure. "cpu_us" is processor time
 in microseconds of one operation, which a busy machine changes least.
+
+Targets were set beside a peer, measured on a machine of this kind. Machines of a kind differ by a factor of two and
+more: "by pace" is the target times how much longer the same peer took in this run than it took then.
 """
 
 
@@ -107,8 +112,8 @@ def _cells(*cells: str) -> str:
 
 def _targets(kept: dict[str, dict[str, Any]]) -> str:
     lines = [
-        _cells("what", "peer when the target was set", "peers in this run", "reach", "measured", "met"),
-        _cells(*["---"] * 6),
+        _cells("what", "peer when the target was set", "peers in this run", "reach", "measured", "met", "by pace"),
+        _cells(*["---"] * 7),
     ]
     for found in kept.values():
         for row in found["rows"]:
@@ -116,9 +121,19 @@ def _targets(kept: dict[str, dict[str, Any]]) -> str:
                 unit = row["unit"]
                 lines.append(_cells(
                     row["what"], number(row["then"]), _peers(row), f"{number(row['target'])} {unit}",
-                    f"{number(row['ours'])} {unit}", "yes" if row["met"] else "**no**",
+                    f"{number(row['ours'])} {unit}", "yes" if row["met"] else "**no**", _by_pace(row),
                 ))  # fmt: skip
     return "\n".join([*lines, ""])
+
+
+def _by_pace(row: dict[str, Any]) -> str:
+    """The target as it would have been set on this machine, and whether it is met; "" where no time says how fast."""
+    peer, unit = row["peers"].get(PEER), row["unit"]
+    if peer is None or row["then"] is None or unit not in (*RATES, *TIMES):
+        return ""
+    target = row["target"] * peer / row["then"]
+    met = row["ours"] >= target if unit in RATES else row["ours"] <= target
+    return f"{number(target)}: {'yes' if met else '**no**'}"
 
 
 def _peers(row: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import socket
 import time
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy.ma  # noqa: F401  (np.unique imports it at its first call: 14 ms in which the loop would answer nobody)
 
 from transfer_queue.config import Settings, sampler_from
 from transfer_queue.core.controller import Controller
@@ -58,6 +58,8 @@ def build_controller(
     journal, from which it takes up what one before it has left; None: it keeps none.
     Raises whatever the user's sampler raises when it is made; JournalError where the journal is damaged.
     """
+    # np.unique imports it at its first call: 14 ms in which the loop would answer nobody. Units do not need it.
+    importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     files = SamplerFiles(system.samplers)
     made = files.current() or _sampler(settings, sampler)
