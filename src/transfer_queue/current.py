@@ -19,12 +19,21 @@ from transfer_queue.on_ray import launcher as on_ray
 
 
 class Current:
-    """system: what this process started or attached to; client: its client. Both None where it has none."""
+    """system: what this process started or attached to; client: its client. Both None where it has none.
+
+    found: the same system, where the process attached to it by itself: it attaches to another once that has ended.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.system: RunningSystem | None = None
         self.client: TransferQueueClient | None = None
+        self.found: RunningSystem | None = None
+
+    def has_ended(self) -> bool:
+        """Whether there is nothing to use any more that this process has found by itself."""
+        found = self.found
+        return found is not None and found is self.system and not found.is_there()
 
 
 CURRENT = Current()
@@ -44,17 +53,24 @@ def find_system(settings: Settings | None = None) -> RunningSystem | None:
 def attach() -> TransferQueueClient | None:
     """The client of the attached system, attaching to a running one if need be; None where there is none."""
     with CURRENT.lock:
+        if CURRENT.client is not None and CURRENT.has_ended():
+            CURRENT.client.close()
+            if CURRENT.system is not None:
+                CURRENT.system.leave()
+            CURRENT.client = CURRENT.system = CURRENT.found = None
         if CURRENT.client is None:
             found = find_system() or find()  # of this machine, where Ray runs and has none
             if found is None:
                 return None
-            CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
+            CURRENT.system, CURRENT.client, CURRENT.found = found, TransferQueueClient(found), found
         return CURRENT.client
 
 
 def current_client() -> TransferQueueClient:
     """The client of the attached system; NotInitializedError (also an AssertionError) where there is none."""
-    client = CURRENT.client or attach()
+    client = CURRENT.client
+    if client is None or CURRENT.has_ended():
+        client = attach()
     if client is None:
         raise NotInitializedError(
             "no system is running: call tq.init() first, or start one with `tq start` (looked at "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -71,7 +72,11 @@ def cluster() -> Iterator[str]:
             logging_level="ERROR",
         )  # fmt: skip
     yield ray.get_runtime_context().gcs_address
+    processes = psutil.Process().children(recursive=True)
     ray.shutdown()
+    for process in psutil.wait_procs(processes, timeout=SECONDS)[1]:  # workers end once they miss their raylet
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -445,10 +450,12 @@ def test_the_local_runtime_beside_it() -> None:
 
 
 def test_workers_find_a_local_system_where_ray_has_none() -> None:
-    """By its name, as their node has it."""
-    tq.init({"runtime": "local"})
-    tq.kv_batch_put(keys(2), "p", numbers(2))
-    assert ray.get(reader.remote(2), timeout=SECONDS) == ([0, 1], True)
+    """By its name, as their node has it. What a worker found before, and has ended, is forgotten."""
+    for start in (0, 5):
+        tq.init({"runtime": "local"})
+        tq.kv_batch_put(keys(2), "p", numbers(2, start))
+        assert ray.get(reader.remote(2), timeout=SECONDS) == ([start, start + 1], True)
+        tq.close()
 
 
 @pytest.mark.parametrize("example", ["collocated", "streamed"])

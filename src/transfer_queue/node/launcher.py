@@ -61,6 +61,7 @@ class RunningSystem:
         self.key = key
         self.description = description
         self._system = system
+        self._described = system.describes()
         self._owner = owner
         self._environment = environment
 
@@ -100,6 +101,13 @@ class RunningSystem:
     def alive(self) -> bool:
         """Whether the system can be used; not so either when a later one of its name has taken its place."""
         return self._system.description.exists() and is_alive(self._system.alive) and self._ours()
+
+    def is_there(self) -> bool:
+        """Whether nobody has ended the system, as far as one look at a file tells, which takes two microseconds.
+
+        False for one that is about to end; true for one that was killed whole.
+        """
+        return self._system.describes() == self._described
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Ends the system, whoever started it; returns when no process and no file of it is left.

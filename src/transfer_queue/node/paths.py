@@ -177,6 +177,14 @@ class SystemFolder:
 
     # ------------------------------------------------------------ reading
 
+    def describes(self) -> tuple[int, int] | None:
+        """Which system.json is there, as its inode and when it was made; None where there is none."""
+        try:
+            found = os.stat(self.description, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def read_heir(self) -> _Heir | None:
         """The process that took the place of the starter, see `inherit`; None where none did."""
         try:
