@@ -61,6 +61,14 @@ def call(method: str, *arguments: object, name: str = NAMED) -> Any:
     return ray.get(getattr(actor(name), method).remote(*arguments), timeout=SECONDS)
 
 
+def _is_of_python(process: psutil.Process) -> bool:
+    """Whether it is one of those that multiprocessing keeps until its process ends, or has ended."""
+    try:
+        return any(part.startswith("from multiprocessing") for part in process.cmdline())
+    except psutil.Error:
+        return True
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[str]:
     """Its address. Its workers find this module, as a driver's script would be found."""
@@ -72,7 +80,7 @@ def cluster() -> Iterator[str]:
             logging_level="ERROR",
         )  # fmt: skip
     yield ray.get_runtime_context().gcs_address
-    processes = psutil.Process().children(recursive=True)
+    processes = [process for process in psutil.Process().children(recursive=True) if not _is_of_python(process)]
     ray.shutdown()
     for process in psutil.wait_procs(processes, timeout=SECONDS)[1]:  # workers end once they miss their raylet
         with contextlib.suppress(psutil.Error):
