@@ -7,6 +7,7 @@ was killed, the new one takes over the system that runs.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import threading
@@ -32,6 +33,8 @@ from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
 from transfer_queue.partition_snapshot import PartitionSnapshot
+
+logger = logging.getLogger(__name__)
 
 TRIES = 5  # of a snapshot in pages, until none of its fields changed meanwhile
 
@@ -70,18 +73,22 @@ class ControllerActor:
         self._system: RunningSystem | None = None
         self._asking: Onlooker | None = None
         if ray.get_runtime_context().was_current_actor_reconstructed:
+            self._system = take_over(order.name)
+            if self._system is None:
+                logger.error("the system %s has ended with its actor: an empty one is started in its place", order.name)
             self.start()
 
     # ------------------------------------------------------------ the system
 
     def start(self) -> Place:
-        """Starts the servers, or takes over those of the actor that was here before. StartError."""
+        """Starts the servers, where those of the actor that was here before were not taken over. StartError."""
         with self._lock:
             if self._system is None:
                 order = self._order
-                self._system = take_over(order.name) or start_local(
+                self._system = start_local(
                     order.name, order.config, order.sampler, timeout=order.seconds, heirs=order.restart_seconds
                 )
+            if self._asking is None:
                 self._asking = Onlooker(self._system)
             return self._place(self._system)
 
