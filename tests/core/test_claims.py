@@ -499,7 +499,7 @@ def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) 
     for record in h.records[1:]:
         if type(record).__name__ != "Replied":
             again.controller.apply(record)
-    again.controller._changed.clear()
+    again.controller.changed.clear()
     again.take([])
     assert again.state.waiting.by_waiter.keys() == {("a", sequence)}
     again.put(2)

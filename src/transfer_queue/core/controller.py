@@ -29,20 +29,20 @@ from transfer_queue.core import (
     draining,
     puts,
     retention,
-    together,
+    settling,
     watching,
 )
 from transfer_queue.core import records as r
 from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, FreeExtents, Send, TellUnit
+from transfer_queue.core.effects import Effect, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.moves import Moves
-from transfer_queue.core.mutations import MUTATIONS, Decide, wanted
+from transfer_queue.core.mutations import MUTATIONS, Decide
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, status
-from transfer_queue.core.retries import Change, all_of, worth_a_try
+from transfer_queue.core.retries import Change
 from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
 from transfer_queue.core.waiting import Waiter, Waiting
@@ -92,6 +92,7 @@ class Controller:
     max_deliveries: see `PartitionOptions`, of partitions that do not say it. deadlines: when leases end.
     trouble: why what changes anything waits, for status, told by the server; "" where it does not.
     replicas: units that each block shall lie in. drains: who waits until a unit is empty.
+    changed: what happened to each partition since `settle`.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Controller:
         self.clearing = Clearing()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self.trouble = ""
-        self._changed: dict[str, Change] = {}  # by partition, since the last settling
+        self.changed: dict[str, Change] = {}
         self._now = 0.0  # of the event under way
 
     # ------------------------------------------------------------ events
@@ -200,7 +201,7 @@ class Controller:
             for record in acks.end(leased, lease, lease.rows, "expired", self.max_deliveries):
                 self.apply(record)
         for partition in list(self.state.aging.values()):
-            self._retain(partition)
+            self.retain(partition)
         for waiting in self.state.waiting.expired(now):
             waiter = (waiting.client, waiting.sequence)
             peer = self.peers.get(waiter)
@@ -230,7 +231,7 @@ class Controller:
             effects += self.failed(waiting, error)
         elif waiting is not None:
             effects += claiming.retry(self, waiting, job.made(outcome))
-        self._changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
+        self.changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
         return [*effects, *self.settle()]
 
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
@@ -259,7 +260,7 @@ class Controller:
         self.samplers = claims.Samplers(sampler)
         self.state.watched = ranked_tags(sampler)
         for name in self.state.partitions:
-            self._changed.setdefault(name, Change()).everything = True
+            self.changed.setdefault(name, Change()).everything = True
         return self.settle()
 
     def status(self, now: float) -> SystemStatus:
@@ -309,7 +310,7 @@ class Controller:
 
     def _change(self, client: str, peer: int, envelope: Envelope, decide: Decide, now: float) -> list[Effect]:
         sequence, body = envelope.sequence, envelope.body
-        if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self._missing(body):
+        if isinstance(body, Wanted) and body.wait is not None and body.wait > 0 and not self.missing(body):
             self.park(client, peer, sequence, body, now, body.wait)
             return self.settle()
         self.movers.acted(client, body)
@@ -383,7 +384,7 @@ class Controller:
         known = self.peers.get(waiting.waiter)
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         if known is None:  # parked before a replay, and not looked at since
-            return [*self._retry(waiting), *self.settle()]
+            return [*settling.retry(self, waiting), *self.settle()]
         return []
 
     def _cancel(self, client: str, peer: int, sequence: int, cancelled: int) -> list[Effect]:
@@ -420,98 +421,13 @@ class Controller:
 
     def settle(self) -> list[Effect]:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""
-        effects: list[Effect] = []
-        while self._changed:
-            name, change = self._changed.popitem()
-            partition = self.state.partitions.get(name)
-            if not self.state.waiting.by_waiter:
-                if partition is not None:
-                    self._retain(partition)
-                    partition.gained.clear()
-                continue
-            for waiter, reply in watching.told(self.state, name, self.peers):
-                effects.append(self._met(waiter, reply))
-            gained: set[str] = set()
-            if partition is not None:
-                self._retain(partition)
-                gained, partition.gained = partition.gained, set()
-                for waiting in list(self.state.waiting.work.get(name, {}).values()):
-                    effects += self._retry_wanted(waiting)
-            for task, queue in list(self.state.waiting.of_partition(name).items()):
-                if partition is None or change.everything or task in change.tasks:
-                    worth = all_of(self.samplers, partition, queue, self.peers)
-                else:
-                    shares = change.shares.get(task, ())
-                    consumed = task in change.consumed
-                    grown = change.joined or task in gained
-                    worth = worth_a_try(self.samplers, partition, task, queue, grown, shares, consumed, self.peers)
-                for some in worth:
-                    effects += self._retry(some[0]) if len(some) == 1 else together.meet(self, some)
-            if change.everything or change.space:
-                for waiting in list(self.state.waiting.space.values()):
-                    effects += self._retry(waiting)
-        if self.state.blocks.untold:
-            for unit, extents in self.state.blocks.take_freed(self.unit_peers, self.checkpoints).items():
-                self.movers.freed[unit] = self.movers.freed.get(unit, 0) + 1
-                effects.append(FreeExtents(unit, extents))
-        if self.drains:
-            effects += draining.drained(self)
-        if self.state.waiting.claims:  # else nothing can be in the way of anything
-            waits = self.works or self.checkpoints.cuts or self.moves.active or self.clearing.jobs
-            if not waits and self.movers.deadlocked(self.state, self.connections):
-                effects += deadlock.end(self)
-        return effects
-
-    def _retry_watch(self, waiting: Waiting) -> list[Effect]:
-        """Looks again at one who came back after a replay."""
-        reply = watching.answer(self.state, waiting.watch)
-        if reply is None:
-            watching.looked(self.state, waiting.watch.partition)
-            return []
-        return [self._met(waiting.waiter, reply)]
-
-    def _met(self, waiter: Waiter, reply: AnyReply) -> Send:
-        """Answers one who waits and has a connection."""
-        peer = self.peers[waiter]
-        self.unpark(waiter)
-        return Send(peer, waiter[1], reply)
-
-    def _retry(self, waiting: Waiting) -> list[Effect]:
-        if isinstance(waiting.request, Watch):
-            return self._retry_watch(waiting)
-        if isinstance(waiting.request, Claim):
-            return claiming.retry(self, waiting)
-        return self._retry_wanted(waiting) if isinstance(waiting.request, Wanted) else self._retry_put(waiting)
+        return settling.settle(self)
 
     def failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
         """A request that waits cannot be met any more."""
         peer = self.peers.get(waiting.waiter)
         self.unpark(waiting.waiter)
         return [] if peer is None else [self.failure(peer, waiting.sequence, error)]
-
-    def _retry_put(self, waiting: Waiting) -> list[Effect]:
-        waiter = waiting.waiter
-        peer = self.peers.get(waiter)
-        if peer is None:
-            return []
-        try:
-            check_epoch(self.state, waiting.request)
-            records, reply = MUTATIONS[type(waiting.request)](self, waiting.client, peer, waiting.request)
-        except CapacityError:
-            return []
-        except TransferQueueError as error:
-            return self.failed(waiting, error)
-        self.unpark(waiter)
-        return self.commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
-
-    def _retry_wanted(self, waiting: Waiting) -> list[Effect]:
-        peer, request = self.peers.get(waiting.waiter), waiting.request
-        assert isinstance(request, Wanted)
-        if peer is None or not self._missing(request):
-            return []
-        self.unpark(waiting.waiter)
-        records, reply = wanted(self, waiting.client, peer, request)
-        return self.commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
 
     # ------------------------------------------------------------ the rest
 
@@ -525,7 +441,7 @@ class Controller:
         self.works.void()
         self.warned.clear()
         for name in {*before, *self.state.partitions}:
-            self._changed.setdefault(name, Change()).everything = True
+            self.changed.setdefault(name, Change()).everything = True
         for partition in list(self.state.partitions.values()):
             for record in clears.never_taken(partition):
                 self.apply(record)
@@ -539,10 +455,11 @@ class Controller:
         """Samples in a group where a partition does not say it."""
         return claims.group_size(self.samplers.default) or 1
 
-    def _missing(self, request: Wanted) -> int:
+    def missing(self, request: Wanted) -> int:
+        """How many groups its task wants beyond those that are there or on their way."""
         return demand.missing(self.state.partitions.get(request.partition), request.task, self.group_size)
 
-    def _retain(self, partition: Partition) -> None:
+    def retain(self, partition: Partition) -> None:
         """Drops what is beyond the partition's retention, one after the other as each changes what is there."""
         if retention.keeps_all(partition):
             return
@@ -559,16 +476,16 @@ class Controller:
             return
         name: str | None = getattr(record, "partition", None)
         if name is not None:
-            change = self._changed.get(name)
+            change = self.changed.get(name)
             if change is None:
-                change = self._changed[name] = Change()
+                change = self.changed[name] = Change()
             change.note(record, self.state.partitions.get(name))
         if isinstance(record, r.StateLoaded):
             self.moves.forget()
         elif isinstance(record, (r.UnitLost, r.ExtentsLost)):
             for partition in self.state.partitions.values():
                 if self.state.losses in partition.losses.events:
-                    self._changed.setdefault(partition.name, Change())
+                    self.changed.setdefault(partition.name, Change())
         elif isinstance(record, r.ConsumptionForgotten):
             self.works.forget(record.partition, record.task)
         elif isinstance(record, r.PartitionDropped):
