@@ -65,7 +65,7 @@ class EchoService:
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         if payload is not None:
             self.payloads.append(bytes(payload))
-            return [Outgoing(peer, body, payload)]
+            return [Outgoing(peer, body, [payload])]
         envelope = self._decode(body)
         client = self.peers[peer].client_id
         if self.record:

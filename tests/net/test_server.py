@@ -124,7 +124,7 @@ class Flood(EchoService):
     """Answers every message with a megabyte, to all peers."""
 
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        return [Outgoing(other, b"flood", bytes(1 << 20)) for other in self.peers]
+        return [Outgoing(other, b"flood", [bytes(1 << 20)]) for other in self.peers]
 
 
 def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_what_was_queued_leaves_before_the_end(tmp_path: Path) -> None:
 
         def last_words() -> list[Outgoing]:
             running.server.stop()
-            return [Outgoing(next(iter(running.service.peers)), b"bye", bytes(size))]
+            return [Outgoing(next(iter(running.service.peers)), b"bye", [bytes(size)])]
 
         until(lambda: running.service.peers)
         running.server.call_soon(last_words)

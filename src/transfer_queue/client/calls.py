@@ -6,6 +6,7 @@ as the exception that it names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from transfer_queue.messages import AnyRequest
@@ -20,6 +21,7 @@ class Call:
     target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked
     at the server by its own `wait`, on top of what the driver allows for a round trip; None for a request
     that is answered at once. within: seconds for the whole call instead, where the caller has set a limit.
+    into: where the reply's payload goes, one part after the other, just as many bytes as it has.
     sequence: under which the driver has sent the request, so that its operation can take back one that was
     interrupted; 0 until then.
     """
@@ -28,4 +30,5 @@ class Call:
     request: AnyRequest
     timeout: float | None = None
     within: float | None = None
+    into: Sequence[memoryview] = ()
     sequence: int = field(default=0, compare=False)

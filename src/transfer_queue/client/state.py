@@ -19,16 +19,20 @@ import numpy as np
 
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Loaded
+from transfer_queue.client.elsewhere import bring
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
 from transfer_queue.errors import AttachError, NotInitializedError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo, UnitStatus
 from transfer_queue.net.session import Session, Target
+from transfer_queue.node.paths import host_and_port
 from transfer_queue.node.presence import Presence
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.wire.locate import Memory
+from transfer_queue.wire.ranges import HERE
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
 
@@ -43,6 +47,10 @@ class SystemAddress(Protocol):
     @property
     def key(self) -> bytes:
         """The system's key."""
+
+    @property
+    def node(self) -> str:
+        """The node that this process is on; "" where the system has but one."""
 
     @property
     def states(self) -> Path:
@@ -78,6 +86,8 @@ class ClientState:
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
+        self._elsewhere: frozenset[int] = frozenset()
+        """The units on other nodes, whose arenas are not to be had here."""
         self._space: Space | None = None
         self._presence: Presence | None = None
         self._settings: Settings | None = None
@@ -91,7 +101,14 @@ class ClientState:
         unit = self._units.get(target[1])
         if unit is None:
             raise UnitLostError(f"there is no storage unit {target[1]} any more")
-        return unit.address
+        if target[1] not in self._elsewhere:
+            return unit.address
+        if not unit.remote:
+            raise AttachError(
+                f"storage unit {target[1]} is on node {unit.node} and serves no other nodes; this process is on "
+                f"{self.system.node or 'the first'}"
+            )
+        return host_and_port(unit.remote)
 
     @property
     def settings(self) -> Settings:
@@ -121,12 +138,16 @@ class ClientState:
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
-                self._units = {unit.unit: unit for unit in reply.units}
+                self._take(reply.units)
                 numbers = sorted(self._units)
                 first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
                 self._space = Space(
                     self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas
                 )
+
+    def _take(self, units: list[UnitInfo]) -> None:
+        self._units = {unit.unit: unit for unit in units}
+        self._elsewhere = frozenset(unit.unit for unit in units if unit.node != self.system.node)
 
     def learn_again(self) -> Generator[Call, AnyReply, None]:
         """Asks which units there are, because one was lost or is new; forgets those that are not there any more."""
@@ -134,16 +155,30 @@ class ClientState:
         if not isinstance(reply, TopologyReply):
             raise ProtocolError(f"the controller answered Topology with {type(reply).__name__}")
         with self._lock:
-            self._units = {unit.unit: unit for unit in reply.units}
+            self._take(reply.units)
             for unit in self._arenas.keys() - self._units.keys():
                 del self._arenas[unit]
         self.space.use(sorted(self._units))
 
-    def reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
+    def bring(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
+        """What a lookup names, with the memory to gather it from: brought here where it lies elsewhere.
+
+        None where it is to be looked up again: a unit was lost, or other blocks lie there by now, whose space may have
+        been given back to the file system and is not to be touched.
+        """
+        if not (yield from self._reach(reply)) or not self.unchanged(reply):
+            return None
+        if not self._elsewhere:
+            return reply, self.memory
+        return (yield from bring(reply, self._elsewhere, self.memory))
+
+    def _reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
         """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""
         for unit in sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())):
             if unit not in self._units:
                 yield from self.learn_again()
+            if unit in self._elsewhere:
+                continue
             try:
                 self.arena(unit)
             except UnitLostError:
@@ -178,15 +213,20 @@ class ClientState:
         return self.arena(unit).memory
 
     def unchanged(self, reply: LookupReply) -> bool:
-        """Whether every block of a lookup still is what its descriptor says; to be asked after its bytes are copied."""
+        """Whether every block of a lookup still is what its descriptor says; to be asked after its bytes are copied.
+
+        Of blocks elsewhere it says nothing: `bring` has seen to these.
+        """
         blocks = reply.blocks
         if len(blocks.unit) == _ONE.size:  # arrays of one element take ten times as long
             unit, offset, generation = _ONE.unpack(blocks.unit)[0], *_PLACE.unpack(blocks.offset + blocks.generation)
+            if unit == HERE or unit in self._elsewhere:
+                return True
             return bool(self.arena(unit).generations[offset // GRANULE] == generation)
         units = np.frombuffer(blocks.unit, "<i4")
         granules = np.frombuffer(blocks.offset, "<i8") // GRANULE
         generations = np.frombuffer(blocks.generation, "<i8").view("<u8")
-        for unit in set(units.tolist()):
+        for unit in set(units.tolist()) - self._elsewhere - {HERE}:
             mine = units == unit
             if (self.arena(unit).generations[granules[mine]] != generations[mine]).any():
                 return False

@@ -171,10 +171,12 @@ class Transfers:
             reply = yield from look()
             if not reply.types:
                 return TensorDict({}, batch_size=0)
-            if not (yield from self._state.reach(reply)) or not self._state.unchanged(reply):
-                continue  # freed meanwhile, and perhaps given back to the file system: not to be touched
+            brought = yield from self._state.bring(reply)
+            if brought is None:
+                continue
+            reply, memory = brought
             try:
-                values = gather(reply, self._state.memory, layout, allow_pickle=self._state.settings.allow_pickle)
+                values = gather(reply, memory, layout, allow_pickle=self._state.settings.allow_pickle)
                 failure = None
             except Exception as error:  # bytes of another block may look like anything
                 failure = error

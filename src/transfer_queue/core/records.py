@@ -315,13 +315,18 @@ class ClientForgotten(Record, frozen=True):
 
 
 class UnitRegistered(Record, frozen=True):
-    """A storage unit came up under this number. boot_id: of its arena. name: what it is called, whatever its arena."""
+    """A storage unit came up under this number. boot_id: of its arena. name: what it is called, whatever its arena.
+
+    node, remote: see `RegisterUnit`.
+    """
 
     unit: int
     address: str
     arena: str
     boot_id: str = ""
     name: str = ""
+    node: str = ""
+    remote: str = ""
 
 
 class UnitLost(Record, frozen=True):

@@ -306,7 +306,7 @@ class State:
 
     def _unit_registered(self, record: r.UnitRegistered) -> None:
         self.units[record.unit] = UnitInfo(
-            unit=record.unit, address=record.address, arena=record.arena, boot_id=record.boot_id, name=record.name
+            record.unit, record.address, record.arena, record.boot_id, record.name, record.node, record.remote
         )
 
     def _unit_lost(self, record: r.UnitLost) -> None:

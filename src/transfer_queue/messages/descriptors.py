@@ -102,6 +102,8 @@ class UnitInfo(Message, frozen=True):
     arena: str
     boot_id: str = ""
     name: str = ""
+    node: str = ""
+    remote: str = ""
 
 
 class PartitionOptions(Message, frozen=True):

@@ -73,6 +73,7 @@ from transfer_queue.messages.unit_requests import (
     Move,
     Moved,
     OpenSlot,
+    ReadPieces,
     Recalled,
     Refuse,
     RegisterUnit,
@@ -89,7 +90,7 @@ AnyRequest = Union[
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
-    Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler,
+    Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -12,7 +12,8 @@ class RegisterUnit(Request, frozen=True):
 
     name: what it is called; it comes in the place of another of its name, whose arena is lost. when: what time it is,
     in words. extents: all that are leased there (i8); None where that is not told. next_extent: the first number that
-    was not given to an extent yet: what is newer, writers may have published before this arrives.
+    was not given to an extent yet: what is newer, writers may have published before this arrives. node: on which it is;
+    its address and arena mean something there alone. remote: "host:port" for other nodes; "" where it serves none.
     """
 
     address: str
@@ -22,6 +23,8 @@ class RegisterUnit(Request, frozen=True):
     when: str = ""
     extents: bytes | None = None
     next_extent: int | None = None
+    node: str = ""
+    remote: str = ""
 
 
 class Freed(Request, frozen=True):
@@ -103,6 +106,21 @@ class Return(Request, frozen=True):
 
 class UnitStatus(Request, frozen=True):
     """Bytes held, leased and free in the arena."""
+
+
+class ReadPieces(Request, frozen=True):
+    """Wants bytes of the arena, for a reader that cannot map it. The reply's payload has them one after the other.
+
+    starts, lengths: i8, of the pieces, in any order. offsets, generations: i8, of the blocks that they lie in; where
+    the arena has other generations there the reply is `Done(False)`, without payload, else `Done(True)`. A reader asks
+    for that once more, without pieces, after the bytes have come.
+    """
+
+    unit: int
+    starts: bytes
+    lengths: bytes
+    offsets: bytes
+    generations: bytes
 
 
 class Free(Request, frozen=True):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel
+from transfer_queue.net.blocking import exchange as exchange_blocking
 from transfer_queue.net.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.session import Attempts, Session, Target, outcome
@@ -53,6 +54,8 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 
 async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
+    if call.into:  # bytes by the gigabyte, which would hold up a connection that others share, and the loop
+        return await links.loop.run_in_executor(None, exchange_blocking, session, call)
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)
     call.sequence = sequence

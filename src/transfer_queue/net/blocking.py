@@ -38,6 +38,11 @@ def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
         return cast(T, stop.value)
 
 
+def exchange(session: Session, call: Call) -> AnyReply:
+    """The reply to one call; raises as it failed."""
+    return _exchange(session, session.transport(Pool), call)
+
+
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)
@@ -60,7 +65,9 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
 def _try(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:
     connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
     try:
-        answer = session.answer(connection.exchange(frame, deadline))
+        into = call.into
+        body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
+        answer = session.answer(body)
         if answer.sequence != sequence:
             raise ProtocolError(f"a server answered request {answer.sequence} where {sequence} was asked")
         pool.give(call.target, connection)

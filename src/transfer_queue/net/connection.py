@@ -14,13 +14,15 @@ import os
 import select
 import socket
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.limits import out_of_files
 from transfer_queue.net.session import Session, Target
-from transfer_queue.wire.framing import FrameReader
+from transfer_queue.wire.framing import HEADER, FrameReader
 
 if TYPE_CHECKING:
     import ssl
@@ -32,6 +34,7 @@ Address = Union[str, tuple[str, int]]
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 MAX_IDLE = 64  # connections kept per target; more threads than this at once pay for their own
+MAX_PIECES = 64  # of one recvmsg
 BUSY_SECONDS = 0.005  # between two tries at a UNIX socket whose queue of connections is full
 LONGEST_POLL = 86400.0  # seconds; the kernel takes 24 days at most
 MAX_PATH = 107  # bytes of a UNIX socket's path
@@ -74,7 +77,7 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.sock = new_socket(address)
-        # replies carry no payload: a server that announces one is none of ours
+        # such replies go through `exchange_into`: a server that announces a payload unasked is none of ours
         self.reader = FrameReader(max_payload=0)
         self.tls: Tls | None = None
         self._poll = select.poll()
@@ -171,6 +174,57 @@ class Connection:
                 if len(frames) > 1 or not self.reader.clean:
                     raise ProtocolError("a server sent more than the one reply that was asked for")
                 return frames[0][0]
+
+    def exchange_into(self, frame: bytes, deadline: float, into: Sequence[memoryview]) -> bytes:
+        """Like `exchange`, of an answer with a payload, which goes into these parts; an answer without one may come."""
+        self._send(frame, deadline)
+        start = bytearray()
+        while len(start) < HEADER.size or len(start) < HEADER.size + HEADER.unpack_from(start)[0]:
+            start += self._receive(deadline)
+        length, payload = HEADER.unpack_from(start)
+        body = bytes(start[HEADER.size : HEADER.size + length])
+        more = memoryview(start)[HEADER.size + length :]
+        room = sum(map(len, into))
+        if payload not in (0, room) or len(more) > payload:
+            raise ProtocolError(
+                f"a server answers with {payload} bytes where {room} were asked for, and sends {len(more)}"
+            )
+        if payload:
+            self._fill(into, more, deadline)
+        return body
+
+    def _fill(self, into: Sequence[memoryview], have: memoryview, deadline: float) -> None:
+        """Receives into these parts, the first of whose bytes are here already."""
+        parts = deque(into)
+
+        def took(count: int) -> None:
+            while count:
+                first = parts.popleft()
+                if count < len(first):
+                    parts.appendleft(first[count:])
+                    return
+                count -= len(first)
+
+        def put(data: memoryview) -> None:
+            while data:
+                count = min(len(data), len(parts[0]))
+                parts[0][:count] = data[:count]
+                took(count)
+                data = data[count:]
+
+        put(have)
+        while parts:
+            if self.tls is not None:
+                put(memoryview(self._receive(deadline)))
+                continue
+            self._wait(select.POLLIN, deadline)
+            try:
+                count = self.sock.recvmsg_into([parts[i] for i in range(min(len(parts), MAX_PIECES))])[0]
+            except BlockingIOError:
+                continue
+            if not count:
+                raise ConnectionResetError("the server closed the connection")
+            took(count)
 
     def exchange_with_more(self, frame: bytes, deadline: float) -> list[bytes]:
         """Sends one frame to a server that also speaks unasked; the bodies of the answer and of what came with it."""

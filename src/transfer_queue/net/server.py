@@ -492,23 +492,24 @@ class Server:
             peer = self._peers.get(number)
             if peer is None or peer.ending:
                 continue
-            if payload is None:
+            if not payload:
                 self._append(peer, pack_frame(body))
-            elif len(payload) < LARGE_PAYLOAD:
-                self._append(peer, pack_frame(body, len(payload)) + bytes(payload))
+                continue
+            length = sum(map(len, payload))
+            head = pack_frame(body, length)
+            if length < LARGE_PAYLOAD:
+                self._append(peer, b"".join((head, *payload)))
             else:
-                view = memoryview(payload).cast("B")
-                self._append(peer, pack_frame(body, len(view)))
-                self._append(peer, view)
+                self._append(peer, head, *payload)
 
-    def _append(self, peer: Peer, data: Payload) -> None:
+    def _append(self, peer: Peer, *pieces: Payload) -> None:
         if peer.out_bytes > self._max_output:
             self._overflow(peer)
             return
         if not peer.out:
             self._dirty.append(peer)
-        peer.out.append(data)
-        peer.out_bytes += len(data)
+        peer.out.extend(pieces)
+        peer.out_bytes += sum(map(len, pieces))
 
     def _overflow(self, peer: Peer) -> None:
         """The peer does not read what it asked for: it gets no more, and ends as soon as the loop comes to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from transfer_queue.net.handshake import Hello
@@ -10,11 +10,14 @@ from transfer_queue.net.peer import Payload
 
 
 class Outgoing(NamedTuple):
-    """A frame for a peer; one that is gone by then gets nothing. A payload must stay unchanged until sent."""
+    """A frame for a peer; one that is gone by then gets nothing.
+
+    payload: its parts, to be sent one after the other from where they lie.
+    """
 
     peer: int
     body: bytes
-    payload: Payload | None = None
+    payload: Sequence[Payload] = ()
 
 
 class Service(Protocol):

@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 class RunningSystem:
     """A system that runs, as seen from one process.
 
-    name, folder: see `paths`. controller: the path where it listens. key: the system's; never to be shown.
-    logs, states: the folders of the servers' logs, and of state files. owned: this very process has started it, and
-    its end ends it.
+    name, folder: see `paths`. controller: where it listens. node: see `Description`. key: never to be shown. logs,
+    states: the folders of the servers' logs, and of state files. owned: this very process has started it, and its end
+    ends it.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class RunningSystem:
         self.folder = system.folder
         self.logs = system.logs
         self.states = system.states
-        self.controller = description.controller
+        self.controller = description.address
+        self.node = description.node
         self.key = key
         self.description = description
         self._system = system

@@ -43,7 +43,12 @@ _LONGEST = "controller.sock"  # of the sockets in the folder, up to a million un
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What system.json says. Times are seconds since 1970; started: see `processes.start_time`."""
+    """What system.json says. Times are seconds since 1970; started: see `processes.start_time`.
+
+    node: which of the system's nodes this folder is on, "" where it has but one. controller: the path of its socket, or
+    its "host:port" where the controller is on another node. remote: "host:port" where the controller of this folder
+    listens for other nodes; "" where it does not.
+    """
 
     name: str
     pid: int
@@ -57,6 +62,24 @@ class Description(msgspec.Struct, frozen=True):
     logs: str
     controller: str
     protocol: int = PROTOCOL_VERSION
+    node: str = ""
+    remote: str = ""
+
+    @property
+    def is_outpost(self) -> bool:
+        """Whether the system's controller is on another node."""
+        return not os.path.isabs(self.controller)
+
+    @property
+    def address(self) -> str | tuple[str, int]:
+        """Where the controller listens."""
+        return host_and_port(self.controller) if self.is_outpost else self.controller
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of "host:port"."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
 
 def runtime_dir() -> Path:

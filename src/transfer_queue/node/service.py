@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -62,9 +62,9 @@ class EnvelopeService(ABC):
             text = f"the {self.name} failed at {asked}: {error!r}; its log has the traceback"
             return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
 
-    def answer(self, peer: int, sequence: int, reply: AnyReply) -> Outgoing:
+    def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:
         """The frame that answers a request."""
-        return Outgoing(peer, self._encode(Answer(sequence, reply)))
+        return Outgoing(peer, self._encode(Answer(sequence, reply)), payload)
 
     def demand(self, peer: int, request: AnyRequest) -> Outgoing:
         """The frame of a request of ours that wants no reply."""

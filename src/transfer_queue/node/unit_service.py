@@ -142,7 +142,7 @@ class UnitService(EnvelopeService):
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
             if isinstance(effect, Answer):
-                yield self.answer(effect.peer, effect.sequence, effect.reply)
+                yield self.answer(effect.peer, effect.sequence, effect.reply, effect.payload)
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
                     logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -10,11 +11,12 @@ from transfer_queue.messages import AnyReply, Freed, Moved, Recalled, SpaceShort
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Send `reply` to the request `sequence` of the connection `peer`."""
+    """Send `reply` to the request `sequence` of the connection `peer`, with this payload."""
 
     peer: int
     sequence: int
     reply: AnyReply
+    payload: Sequence[memoryview] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from transfer_queue.messages import (
     LeaseReply,
     Move,
     OpenSlot,
+    ReadPieces,
     Return,
     SlotReply,
     SpaceShort,
@@ -59,6 +60,7 @@ from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, round_up
 from transfer_queue.storage.mover import MOVER_SLOT, Mover
 from transfer_queue.storage.ownership import Offer, Slots
+from transfer_queue.storage.reading import read_pieces
 from transfer_queue.storage.recalls import Recalls
 from transfer_queue.storage.trimming import Trimmer
 
@@ -176,6 +178,9 @@ class StorageUnit:
                 return self._cancel(writer, peer, sequence, body)
             if isinstance(body, OpenSlot):
                 return [Answer(peer, sequence, self._open(writer, peer, body))]
+            if isinstance(body, ReadPieces):
+                views = read_pieces(self.arena, body)
+                return [Answer(peer, sequence, Done(views is not None), views or ())]
             if isinstance(body, UnitStatus):
                 return [Answer(peer, sequence, self._status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
@@ -352,7 +357,7 @@ class StorageUnit:
 
     def _check_meant(self, body: AnyRequest) -> None:
         """Raises where another unit is meant: one that was at this address before, whose arena is gone."""
-        meant = body.unit if isinstance(body, (Lease, OpenSlot, Return)) else -1
+        meant = body.unit if isinstance(body, (Lease, OpenSlot, Return, ReadPieces)) else -1
         if meant not in (-1, self.number):
             raise UnitLostError(f"storage unit {meant} is lost, and storage unit {self.number} is in its place")
 

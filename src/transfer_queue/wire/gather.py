@@ -23,12 +23,16 @@ from transfer_queue.wire.layout import ITEM_SIZES
 from transfer_queue.wire.locate import FieldRows, Memory, located
 from transfer_queue.wire.locate import gather as gather_bytes
 from transfer_queue.wire.raising import decode_object
+from transfer_queue.wire.ranges import HERE
 from transfer_queue.wire.runs import Run, runs
 from transfer_queue.wire.sense import sense_in
 from transfer_queue.wire.tensors import DTYPES, copied_tensor, nested_over, tensor_over
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
+LEAST_SHARE = (
+    16  # a tensor keeps all memory alive that was received with it, unless it is less than one in so many of it
+)
 Cuts = dict[bytes, Cut]  # row lengths -> how fields of these lengths are cut
 
 
@@ -101,13 +105,21 @@ def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Cop
     ):  # fmt: skip
         return _by_type(run.rows(), memory, cuts, later)
     if not shape:
-        return copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, (run.count,), later)
+        return _tensor(run, memory, (run.count,), later)
     key = shape[ragged].to_bytes(8, "little") * run.count
     cut = cuts.get(key)
     if cut is None:
         cut = cuts[key] = cut_of(key)
     whole = (*shape[:ragged], cut.total, *shape[ragged + 1 :])
-    return cut.over(copied_tensor(memory(run.unit), run.start, run.nbytes, field.dtype, whole, later), ragged + 1)
+    return cut.over(_tensor(run, memory, whole, later), ragged + 1)
+
+
+def _tensor(run: Run, memory: Memory, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
+    """A tensor of a run's elements: a copy, or the very memory into which they were received."""
+    its = memory(run.unit)
+    if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
+        return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
+    return copied_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)
 
 
 # ---------------------------------------------------------------- tensors
