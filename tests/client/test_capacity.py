@@ -178,4 +178,4 @@ class TestBytes:
             meta = (a, b)[i % 2].put(mib(3, i), partition_id="p")
             assert int(a.get_data(meta)["x"].values().max()) == i
             b.clear_samples(meta)
-        assert cluster.unit.arena.held <= 4 * MIB
+        assert cluster.unit.room.arena.held <= 4 * MIB

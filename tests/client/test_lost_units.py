@@ -16,6 +16,7 @@ from transfer_queue.messages import RegisterUnit
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.testing.cluster import UNIT_PEER
@@ -25,8 +26,8 @@ from transfer_queue.testing.slots import Slots
 def restart(cluster: Cluster) -> None:
     """The first unit is killed, and goes on with its arena."""
     old = cluster.units[0]
-    cluster.units[0] = StorageUnit(old.number, Arena.reopen(old.arena.folder), old._files)
-    old.arena.close()
+    cluster.units[0] = StorageUnit(old.number, ArenaRoom(Arena.reopen(old.room.arena.folder)), old._files)
+    old.room.arena.close()
     end_connections(cluster, old.number)
     cluster._register(cluster.units[0])
     for client in cluster._clients:
@@ -43,16 +44,16 @@ def lose(cluster: Cluster, deleted: bool = True) -> None:
     """The first unit is killed and its arena gone; one in its place answers at its address, under a new number."""
     old, number = cluster.units[0], len(cluster.units)
     if deleted:
-        shutil.rmtree(old.arena.folder)
-    folder = old.arena.folder.with_name(f"unit-0.{number}")
-    unit = StorageUnit(number, Arena.create(folder, old.arena.capacity), Slots(number, cluster.held))
+        shutil.rmtree(old.room.arena.folder)
+    folder = old.room.arena.folder.with_name(f"unit-0.{number}")
+    unit = StorageUnit(number, ArenaRoom(Arena.create(folder, old.room.arena.capacity)), Slots(number, cluster.held))
     cluster.units[0] = unit
     cluster.units.append(unit)
     cluster._unit_sequences.append(0)
     end_connections(cluster, old.number)
     cluster.controller.opened(f"unit-{number}", UNIT_PEER - number)
     extents = unit.register()
-    cluster._from_unit(unit, RegisterUnit("unit", str(folder), unit.arena.boot_id, "unit-0", "at noon", extents))
+    cluster._from_unit(unit, RegisterUnit("unit", str(folder), unit.room.arena.boot_id, "unit-0", "at noon", extents))
     for client in cluster._clients:
         client.reconnect()
 

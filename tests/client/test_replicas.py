@@ -57,7 +57,7 @@ def test_what_is_cleared_is_free_in_both(a: Client, cluster: Cluster) -> None:
 def test_a_put_without_room_for_both_leaves_nothing(start: Start) -> None:
     cluster = start(conf=conf(2), arena_bytes=4 * MIB)
     a = cluster.client("a")
-    held = cluster.units[1].table.lease(99, 4 * MIB) if cluster.units[1]._grow(4 * MIB) else None
+    held = cluster.units[1].table.lease(99, 4 * MIB) if cluster.units[1].room.grow(4 * MIB) else None
     assert held is not None
     with pytest.raises(CapacityError):
         a.put(numbers(MIB // 8), partition_id="p")

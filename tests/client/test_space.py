@@ -22,6 +22,7 @@ from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.effects import Answer
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import Known, Offer
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.offers import Board
 
@@ -89,7 +90,7 @@ class Servers:
     def __init__(self, folder: Path, *capacities: int) -> None:
         self.locks = [Locks(number) for number in range(len(capacities))]
         self.units = [
-            StorageUnit(number, Arena.create(folder / str(number), capacity), self.locks[number])
+            StorageUnit(number, ArenaRoom(Arena.create(folder / str(number), capacity)), self.locks[number])
             for number, capacity in enumerate(capacities)
         ]
         self.mutex = threading.Lock()
@@ -144,8 +145,8 @@ class Servers:
 
     def close(self) -> None:
         for unit in self.units:
-            unit.arena.close()
-            unit.arena.remove()
+            unit.room.arena.close()
+            unit.room.arena.remove()
 
 
 @pytest.fixture
@@ -415,7 +416,7 @@ def test_another_unit_is_used_where_one_is_full(tmp_path: Path) -> None:
 def test_threads_never_share_bytes(servers: Servers, space: Space) -> None:
     """Each thread fills its blocks with its own mark, and finds it there when all have written."""
     threads, rounds = 8, 60
-    arena = Arena.open(servers.units[0].arena.folder)
+    arena = Arena.open(servers.units[0].room.arena.folder)
     barrier = threading.Barrier(threads)
     kept: list[list[Reserved]] = [[] for _ in range(threads)]
     errors: list[BaseException] = []
@@ -489,7 +490,7 @@ class Life(RuleBasedStateMachine):
         except CapacityError:
             return
         assert (reserved.nbytes, reserved.offset % ALIGNMENT) == (nbytes, 0)
-        assert reserved.generation == self.servers.units[0].arena.generation(reserved.offset)
+        assert reserved.generation == self.servers.units[0].room.arena.generation(reserved.offset)
         self.flying.append(reserved)
 
     @precondition(lambda self: self.flying)

@@ -58,6 +58,7 @@ from transfer_queue.sampler import (
     TokenBudgetSampler,
 )
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.wire.framing import FrameReader, pack_frame
 from transfer_queue.wire.objects import decode_tag_value, encode_object
@@ -230,7 +231,7 @@ def taken(core: Controller) -> list[Any]:
 def unit(data: bytes) -> None:
     """Requests to a storage unit, and words of a controller: frames whose first byte is the number of the peer."""
     with tempfile.TemporaryDirectory(prefix="tq-fuzz-") as folder:
-        storage = StorageUnit(0, Arena.create(Path(folder) / "arena", 1 << 20), StandInSlots())
+        storage = StorageUnit(0, ArenaRoom(Arena.create(Path(folder) / "arena", 1 << 20)), StandInSlots())
         session = Session("unit", KEY, lambda target: "nowhere", role="unit")
         service = UnitService(
             storage, session, lambda live: RegisterUnit("u", "a"), lost=lambda: None, failed=lambda: None

@@ -14,6 +14,7 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.effects import Answer, Report
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import SlotFolder
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 
 # Locks its slot; then, for each "offset length value", fills that part of the arena. "fork" makes a child
@@ -44,7 +45,7 @@ class System:
     """A unit, and one writer process whose messages this process sends in its place."""
 
     def __init__(self, folder: Path, child: Callable) -> None:
-        self.unit = StorageUnit(0, Arena.create(folder / "arena", 8 * GRANULE), SlotFolder(folder / "slots"))
+        self.unit = StorageUnit(0, ArenaRoom(Arena.create(folder / "arena", 8 * GRANULE)), SlotFolder(folder / "slots"))
         slot = self.ask(OpenSlot("w"))
         assert isinstance(slot, SlotReply)
         self.slot = slot.slot
@@ -107,11 +108,11 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
 
     other = system.unit.table.lease(99, 7 * GRANULE)  # everything else is somebody else's
     assert other is not None
-    system.unit.arena.view(other.offset, other.length)[:] = 5
+    system.unit.room.arena.view(other.offset, other.length)[:] = 5
     system.writer.process.send_signal(signal.SIGCONT)
     system.write(mine, 8)
-    assert (system.unit.arena.view(mine.offset, mine.length) == 8).all()
-    assert (system.unit.arena.view(other.offset, other.length) == 5).all()
+    assert (system.unit.room.arena.view(mine.offset, mine.length) == 8).all()
+    assert (system.unit.room.arena.view(other.offset, other.length) == 5).all()
 
 
 def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:
@@ -125,7 +126,7 @@ def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:
 
 
 def test_a_writer_killed_before_it_locked_leaves_no_slot(tmp_path: Path) -> None:
-    unit = StorageUnit(0, Arena.create(tmp_path / "arena", GRANULE), SlotFolder(tmp_path / "slots"))
+    unit = StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "arena", GRANULE)), SlotFolder(tmp_path / "slots"))
     unit.handle("w", 1, 1, OpenSlot("w"), 0.0)
     assert len(list((tmp_path / "slots").iterdir())) == 1
     assert unit.disconnected(1, 0.0) == []

@@ -14,6 +14,7 @@ from transfer_queue.messages import Failure, Lease, LeaseReply, OpenSlot, SlotRe
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.effects import Answer
 from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 
 MIB = 1 << 20
@@ -44,7 +45,7 @@ def used(folder: Path) -> int:
 def test_filled_to_the_end_and_used_again(small_tmpfs: Path, slots: StandInSlots, child: Callable) -> None:
     arena = Arena.create(small_tmpfs / "a")
     assert arena.capacity == 16 * MIB
-    unit = StorageUnit(0, arena, slots)
+    unit = StorageUnit(0, ArenaRoom(arena), slots)
     writer = child(WRITER, str(small_tmpfs / "a"))
     numbers = iter(range(1, 10_000))
 

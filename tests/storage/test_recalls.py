@@ -20,6 +20,7 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import SlotFolder, hold_slot
 from transfer_queue.storage.recalls import INTERVAL
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.storage.trimming import PERIOD
 
@@ -28,7 +29,7 @@ CAPACITY = 16 * GRANULE
 
 @pytest.fixture
 def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
-    return StorageUnit(0, Arena.create(tmp_path / "arena", CAPACITY), slots)
+    return StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "arena", CAPACITY)), slots)
 
 
 @pytest.fixture
@@ -61,14 +62,14 @@ def test_what_is_not_used_goes_to_who_needs_it(
 ) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, GRANULE + 64)
-    before = unit.arena.generations[:].copy()
+    before = unit.room.arena.generations[:].copy()
     met = short.lease(14)
     assert met.offset == lease.offset + 2 * GRANULE
     assert not slots.board.take(idle.path, 0)
     assert told(unit) == [([lease.extent], [2 * GRANULE])]
     assert told(unit) == []
-    assert (unit.arena.generations[:2] == before[:2]).all()
-    assert (unit.arena.generations[2:16] > before[2:16]).all()
+    assert (unit.room.arena.generations[:2] == before[:2]).all()
+    assert (unit.room.arena.generations[2:16] > before[2:16]).all()
     unit.check()
     assert unit.register() == np.array([lease.extent, met.extent], "<i8").tobytes()
     assert [type(report.body) for report in unit.unsettled()] == [Recalled]

@@ -22,6 +22,7 @@ from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extent_file import ExtentFile
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import SlotFolder
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import Limits, StorageUnit
 
 CAPACITY = 16 * GRANULE
@@ -67,7 +68,9 @@ def killed_after(stores: int | None) -> Iterator[list[int]]:
 
 
 def reopened(unit: StorageUnit, slots: Any) -> StorageUnit:
-    again = StorageUnit(unit.number, Arena.reopen(unit.arena.folder), slots, Limits(extents=6, parked=3))
+    again = StorageUnit(
+        unit.number, ArenaRoom(Arena.reopen(unit.room.arena.folder)), slots, Limits(extents=6, parked=3)
+    )
     again.check()
     return again
 
@@ -77,7 +80,7 @@ class System:
 
     def __init__(self, folder: Path) -> None:
         self.slots = StandInSlots()
-        self.unit = StorageUnit(0, Arena.create(folder, CAPACITY), self.slots, Limits(extents=6, parked=3))
+        self.unit = StorageUnit(0, ArenaRoom(Arena.create(folder, CAPACITY)), self.slots, Limits(extents=6, parked=3))
         self.folder = folder
         self.starts = 1
         self.sequence = 0
@@ -122,7 +125,7 @@ class System:
         assert reply.extent > self.most, "a number is used again"
         self.most = reply.extent
         granule = reply.offset // GRANULE
-        assert (self.unit.arena.generations[granule : granule + granules] == reply.generation).all()
+        assert (self.unit.room.arena.generations[granule : granule + granules] == reply.generation).all()
         for _, other in self.leases.values():
             assert reply.offset >= other.offset + other.length or other.offset >= reply.offset + reply.length
         self.leases[reply.extent] = writer, reply
@@ -145,7 +148,7 @@ class System:
 
     def was_freed(self, lease: LeaseReply) -> None:
         granule = lease.offset // GRANULE
-        there = self.unit.arena.generations[granule : granule + lease.length // GRANULE]
+        there = self.unit.room.arena.generations[granule : granule + lease.length // GRANULE]
         assert (there > lease.generation).all(), "who reads there does not see that it was freed"
 
     def check(self) -> None:
@@ -154,7 +157,7 @@ class System:
             extent = self.unit.table.get(number)
             assert extent is not None
             assert (extent.offset, extent.length, extent.slot) == (lease.offset, lease.length, self.slot[writer])
-            assert self.unit.arena.generation(lease.offset) == lease.generation
+            assert self.unit.room.arena.generation(lease.offset) == lease.generation
 
 
 def script(system: System, at: str, stores: int | None) -> None:
@@ -314,7 +317,7 @@ class Restarts(RuleBasedStateMachine):
         self.now = 0.0
 
     def teardown(self) -> None:
-        self.system.unit.arena.close()
+        self.system.unit.room.arena.close()
         self.folder.cleanup()
 
     @precondition(lambda self: len(self.system.slot) < 3)

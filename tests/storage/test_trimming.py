@@ -11,9 +11,10 @@ import pytest
 from slot_standin import StandInSlots
 from test_unit import Writer
 
-from transfer_queue.storage import simple, trimming
+from transfer_queue.storage import room, trimming
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.storage.trimming import PERIOD
 
@@ -25,12 +26,12 @@ RESERVE = 8
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimming, "RESERVE", RESERVE * GRANULE)
     monkeypatch.setattr(trimming, "STEP", 4 * GRANULE)
-    monkeypatch.setattr(simple, "SEGMENT", 4 * GRANULE)  # grown ahead of need: as far as two granules are free
+    monkeypatch.setattr(room, "SEGMENT", 4 * GRANULE)  # grown ahead of need: as far as two granules are free
 
 
 @pytest.fixture
 def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
-    return StorageUnit(0, Arena.create(tmp_path / "arena", GRANULES * GRANULE), slots)
+    return StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "arena", GRANULES * GRANULE)), slots)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
 
 def allocated(unit: StorageUnit) -> int:
     """Granules that the file has of its file system."""
-    return os.stat(unit.arena.folder / "arena").st_blocks * 512 // GRANULE
+    return os.stat(unit.room.arena.folder / "arena").st_blocks * 512 // GRANULE
 
 
 def rest(unit: StorageUnit, now: float, periods: int) -> float:
@@ -56,7 +57,7 @@ def rest(unit: StorageUnit, now: float, periods: int) -> float:
 
 def test_what_was_cleared_goes_back(unit: StorageUnit, writer: Writer) -> None:
     leases = [writer.lease(4) for _ in range(16)]
-    unit.arena.memory[:] = 7
+    unit.room.arena.memory[:] = 7
     assert allocated(unit) == GRANULES
     now = rest(unit, 0.0, 3)
     assert allocated(unit) == GRANULES  # all of it is leased
@@ -65,9 +66,9 @@ def test_what_was_cleared_goes_back(unit: StorageUnit, writer: Writer) -> None:
     assert allocated(unit) == GRANULES  # it may be wanted again
     rest(unit, now, 2)
     assert allocated(unit) == 4 + RESERVE
-    status = unit._status()
+    status = unit.room.status()
     assert (status.held, status.leased, status.free) == ((4 + RESERVE) * GRANULE, 4 * GRANULE, RESERVE * GRANULE)
-    assert (unit.arena.memory[: 4 * GRANULE] == 7).all()
+    assert (unit.room.arena.memory[: 4 * GRANULE] == 7).all()
     assert unit.next_deadline() is None  # nothing is left to do
 
 
@@ -76,10 +77,10 @@ def test_what_is_used_in_turn_stays(unit: StorageUnit, writer: Writer) -> None:
     now = 0.0
     for _ in range(8):
         leases = [writer.lease(4, now=now) for _ in range(16)]
-        unit.arena.memory[:] = 7
+        unit.room.arena.memory[:] = 7
         unit.free([lease.extent for lease in leases])
         now = rest(unit, now, 1)
-        assert unit.arena.hole_bytes == 0
+        assert unit.room.arena.hole_bytes == 0
     assert allocated(unit) == GRANULES
 
 
@@ -90,11 +91,11 @@ def test_space_that_was_given_back_is_leased_again(unit: StorageUnit, writer: Wr
     assert allocated(unit) == RESERVE
     first = writer.lease(RESERVE - 1, now=now)
     assert first.offset == 0
-    assert unit.arena.hole_bytes == (GRANULES - RESERVE) * GRANULE  # nothing had to be filled for it
+    assert unit.room.arena.hole_bytes == (GRANULES - RESERVE) * GRANULE  # nothing had to be filled for it
     big = writer.lease(20, now=now)
     assert big.offset == (RESERVE - 1) * GRANULE
     assert allocated(unit) >= RESERVE - 1 + 20
-    view = unit.arena.view(big.offset, big.length)
+    view = unit.room.arena.view(big.offset, big.length)
     view[:] = 9
     assert (view == 9).all()
     unit.check()
@@ -104,7 +105,7 @@ def test_warm_space_comes_before_lower_space_that_was_given_back(unit: StorageUn
     low, high = writer.lease(GRANULES - 12), writer.lease(12)
     unit.free([low.extent])
     now = rest(unit, 0.0, 3)
-    assert unit.arena.holes[RESERVE : GRANULES - 12].all()
+    assert unit.room.arena.holes[RESERVE : GRANULES - 12].all()
     unit.free([high.extent])
     assert writer.lease(10, now=now).offset == (GRANULES - 12) * GRANULE
 
@@ -114,16 +115,16 @@ def test_idle_moments_fill_before_they_grow(unit: StorageUnit, writer: Writer) -
     unit.free([everything.extent])
     now = rest(unit, 0.0, 3)
     writer.lease(RESERVE, now=now)
-    assert unit._trimmer.resident == 0
+    assert unit.room.trimmer.resident == 0
     while unit.idle():
         unit.check()
-    assert unit._trimmer.resident >= 2 * GRANULE
-    assert not unit.arena.holes[RESERVE : RESERVE + 2].any()
+    assert unit.room.trimmer.resident >= 2 * GRANULE
+    assert not unit.room.arena.holes[RESERVE : RESERVE + 2].any()
 
 
 def test_a_full_file_system(small_tmpfs: Path, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was given to others is not had again: that is an error at the put, and what is still there is leased."""
-    unit = StorageUnit(0, Arena.create(small_tmpfs / "arena"), slots)
+    unit = StorageUnit(0, ArenaRoom(Arena.create(small_tmpfs / "arena")), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     parts = [writer.lease(16) for _ in range(12)]
     unit.free([part.extent for part in parts[1:]])
@@ -134,7 +135,7 @@ def test_a_full_file_system(small_tmpfs: Path, slots: StandInSlots, monkeypatch:
         other.write_bytes(bytes(GRANULES * 16 * GRANULE))
     assert unit._lease_own(32 * GRANULE) is None
     lease = writer.lease(RESERVE, now=now)
-    unit.arena.view(lease.offset, lease.length)[:] = 1
+    unit.room.arena.view(lease.offset, lease.length)[:] = 1
     assert unit._lease_own(GRANULE) is None
     unit.check()
     other.unlink()
@@ -148,25 +149,25 @@ def test_a_unit_that_starts_again_knows_what_was_given_back(
     keeps = writer.lease(4)
     unit.free([writer.lease(GRANULES - 4).extent])
     rest(unit, 0.0, 3)
-    holes = unit.arena.holes.copy()
-    folder = unit.arena.folder
-    unit.arena.close()
-    again = StorageUnit(0, Arena.reopen(folder), slots)
-    assert np.array_equal(again.arena.holes, holes)
+    holes = unit.room.arena.holes.copy()
+    folder = unit.room.arena.folder
+    unit.room.arena.close()
+    again = StorageUnit(0, ArenaRoom(Arena.reopen(folder)), slots)
+    assert np.array_equal(again.room.arena.holes, holes)
     assert holes.sum() == GRANULES - 4 - RESERVE
     again.check()
     assert again.table.get(keeps.extent) is not None
-    unit.arena = again.arena  # whose files the fixtures' owner closes
+    unit.room.arena = again.room.arena  # whose files the fixtures' owner closes
 
 
 def test_a_file_system_that_takes_nothing_back(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unit.arena, "_mapping", Unwilling())
+    monkeypatch.setattr(unit.room.arena, "_mapping", Unwilling())
     unit.free([writer.lease(GRANULES).extent])
     now = rest(unit, 0.0, 3)
-    assert unit.arena.hole_bytes == 0
-    assert not unit.arena.extents.holes().any()
+    assert unit.room.arena.hole_bytes == 0
+    assert not unit.room.arena.extents.holes().any()
     assert writer.lease(GRANULES, now=now).offset == 0
 
 
@@ -186,7 +187,7 @@ def test_at_random(unit: StorageUnit, writer: Writer) -> None:
                 lease = writer.lease(draw.randint(1, 6), now=now)
             except AssertionError:  # in pieces that are too small
                 continue
-            unit.arena.view(lease.offset, lease.length)[:] = lease.extent % 251
+            unit.room.arena.view(lease.offset, lease.length)[:] = lease.extent % 251
             leases[lease.extent] = lease
         elif what < 0.8 and leases:
             chosen = draw.sample(sorted(leases), min(len(leases), draw.randint(1, 4)))
@@ -198,6 +199,6 @@ def test_at_random(unit: StorageUnit, writer: Writer) -> None:
         if step % 20 == 0:
             unit.check()
             for lease in leases.values():
-                assert (unit.arena.view(lease.offset, lease.length) == lease.extent % 251).all()
-            assert allocated(unit) <= (unit.arena.held - unit.arena.hole_bytes) // GRANULE
-    assert unit.arena.hole_bytes > 0
+                assert (unit.room.arena.view(lease.offset, lease.length) == lease.extent % 251).all()
+            assert allocated(unit) <= (unit.room.arena.held - unit.room.arena.hole_bytes) // GRANULE
+    assert unit.room.arena.hole_bytes > 0

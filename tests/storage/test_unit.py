@@ -32,7 +32,8 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.recalls import INTERVAL
-from transfer_queue.storage.simple import PREFAULT_STEP, PROBE_INTERVAL, Limits, StorageUnit
+from transfer_queue.storage.room import PREFAULT_STEP, ArenaRoom
+from transfer_queue.storage.simple import PROBE_INTERVAL, Limits, StorageUnit
 
 CAPACITY = 16 * GRANULE
 
@@ -79,7 +80,9 @@ class Writer:
 
 @pytest.fixture
 def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
-    return StorageUnit(3, Arena.create(tmp_path / "arena", CAPACITY), slots, Limits(slots=4, extents=8, parked=3))
+    return StorageUnit(
+        3, ArenaRoom(Arena.create(tmp_path / "arena", CAPACITY)), slots, Limits(slots=4, extents=8, parked=3)
+    )
 
 
 @pytest.fixture
@@ -122,7 +125,7 @@ def test_no_room_is_an_error_with_numbers(unit: StorageUnit, writer: Writer) -> 
 
 def test_freed_space_has_a_new_generation_before_it_is_leased(unit: StorageUnit, writer: Writer) -> None:
     first = writer.lease(16)
-    reader = Arena.open(unit.arena.folder)
+    reader = Arena.open(unit.room.arena.folder)
     for granule in range(16):
         assert reader.generation(granule * GRANULE) == first.generation
     assert unit.free([first.extent]) == []
@@ -134,7 +137,7 @@ def test_freed_space_has_a_new_generation_before_it_is_leased(unit: StorageUnit,
 
 
 def test_a_reader_sees_that_its_block_was_overwritten(unit: StorageUnit, writer: Writer) -> None:
-    reader, hand = Arena.open(unit.arena.folder), Arena.open(unit.arena.folder)
+    reader, hand = Arena.open(unit.room.arena.folder), Arena.open(unit.room.arena.folder)
     lease = writer.lease(1)
     hand.view(lease.offset, 64)[:] = 1
     copy = reader.view(lease.offset, 64).copy()
@@ -154,7 +157,7 @@ def test_all_granules_of_a_lease_agree(unit: StorageUnit, writer: Writer) -> Non
     third = writer.lease(1)
     unit.free([third.extent, second.extent])
     lease = writer.lease(2)
-    assert {unit.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
+    assert {unit.room.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
 
 
 def test_freeing_twice_or_what_never_was_is_passed_over(unit: StorageUnit, writer: Writer) -> None:
@@ -262,7 +265,7 @@ def test_a_lease_whose_reply_nobody_will_look_at_is_taken_back(unit: StorageUnit
     lease = writer.lease(16)
     assert writer.ask(Cancel(writer.sequence)) == Done(True)
     assert unit.table.leased == 0
-    assert unit.arena.generation(0) > lease.generation
+    assert unit.room.arena.generation(0) > lease.generation
     assert writer.ask(Cancel(2)) == Done(False)
     assert writer.ask(Cancel(77)) == Done(False)
 
@@ -275,7 +278,7 @@ def test_only_ones_own_requests_can_be_cancelled(unit: StorageUnit, writer: Writ
 
 
 def test_grants_are_not_remembered_for_ever(tmp_path: Path, slots: StandInSlots) -> None:
-    unit = StorageUnit(0, Arena.create(tmp_path / "a", 4 * GRANULE), slots)
+    unit = StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "a", 4 * GRANULE)), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     first = writer.lease(1)
     for _ in range(64):
@@ -472,10 +475,10 @@ def test_strangers_come_and_go(unit: StorageUnit) -> None:
 
 
 def test_idle_moments_prepare_space(tmp_path: Path, slots: StandInSlots) -> None:
-    unit = StorageUnit(0, Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE), slots)
+    unit = StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
     while unit.idle():
         unit.check()
-    assert unit.arena.held == unit.arena.warm == unit.arena.capacity
+    assert unit.room.arena.held == unit.room.arena.warm == unit.room.arena.capacity
     assert not unit.idle()
 
 
@@ -501,7 +504,7 @@ class Unit(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="tq-test-")
         self.slots = StandInSlots()
         self.unit = StorageUnit(
-            0, Arena.create(Path(self.folder.name) / "a", CAPACITY), self.slots, Limits(extents=6, parked=3)
+            0, ArenaRoom(Arena.create(Path(self.folder.name) / "a", CAPACITY)), self.slots, Limits(extents=6, parked=3)
         )
         self.now = 0.0
         self.number = 0
@@ -512,7 +515,7 @@ class Unit(RuleBasedStateMachine):
         self.reported: set[str] = set()
 
     def teardown(self) -> None:
-        self.unit.arena.close()
+        self.unit.room.arena.close()
         self.folder.cleanup()
 
     def take(self, effects: list[Effect]) -> None:
@@ -558,7 +561,7 @@ class Unit(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.leases)))
         _, lease = self.leases.pop(number)
         effects = self.unit.free([number])
-        assert self.unit.arena.generation(lease.offset) > lease.generation
+        assert self.unit.room.arena.generation(lease.offset) > lease.generation
         self.take(effects)
 
     @precondition(lambda self: self.leases and self.writers)

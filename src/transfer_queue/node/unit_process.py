@@ -23,6 +23,7 @@ from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.arenas import take_up
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.unit_service import UnitService
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
@@ -42,19 +43,20 @@ def build_unit(
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     arena, slots = take_up(system, number, arenas, settings.arena_bytes)
+    room = ArenaRoom(arena)
     name = f"unit-{number}"
     session = Session(f"{name}-{uuid.uuid4().hex}", key, lambda target: str(system.controller), role="unit")
 
     def registration(extents: bytes) -> RegisterUnit:
-        when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), arena.extents.next_extent
-        return RegisterUnit(str(system.unit(number)), str(arena.folder), arena.boot_id, name, when, extents, newer)
+        when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
+        return RegisterUnit(str(system.unit(number)), str(room.folder), room.boot_id, name, when, extents, newer)
 
-    leased = arena.extents.read(arena.folder, arena.boot_id)
+    leased = room.table.leased_extents()
     request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
     connection, reply, demands = _registered(session, request)
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
         raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
-    unit = StorageUnit(reply.value, arena, slots)
+    unit = StorageUnit(reply.value, room, slots)
 
     def seek() -> None:
         """Connects to the controller, in a thread of its own: it may be long in coming."""

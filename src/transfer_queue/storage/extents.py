@@ -1,4 +1,4 @@
-"""The table of extents: which granules of an arena are free, and which are leased to what slot.
+"""The table of extents: which granules of an arena are free, and what is leased to what slot.
 
 Pure bookkeeping in whole granules; it touches no file and no byte of the arena, and does not know what of the free
 space is given back to the file system (`Arena.holes`). Offsets and lengths
@@ -36,37 +36,99 @@ class Extent:
     sequence: int = 0
 
 
-class ExtentTable:
-    """Free runs and leased extents.
+class Leased:
+    """The leased extents, wherever they lie."""
+
+    def __init__(self, next_number: int = 1) -> None:
+        self.leased = 0
+        """The lengths of all leased extents together."""
+        self._extents: dict[int, Extent] = {}
+        """Number -> extent of all and only the leased extents."""
+        self._slots: dict[int, dict[int, None]] = {}
+        """Slot -> numbers of its extents in order of lease; no slot without extents."""
+        self._next = next_number
+
+    def leased_extents(self) -> list[Extent]:
+        """All of them, ascending by number."""
+        return list(self._extents.values())
+
+    def get(self, number: int) -> Extent | None:
+        """The leased extent of this number."""
+        return self._extents.get(number)
+
+    def of_slot(self, slot: int) -> list[int]:
+        """The numbers of a slot's extents, ascending."""
+        return list(self._slots.get(slot, ()))
+
+    def count(self, slot: int) -> int:
+        """How many extents a slot has."""
+        return len(self._slots.get(slot, ()))
+
+    def was_leased(self, number: int) -> bool:
+        """Whether an extent of this number was ever handed out."""
+        return 0 < number < self._next
+
+    def story(self, number: int) -> str:
+        """What became of an extent, in words."""
+        extent = self._extents.get(number)
+        if extent is not None:
+            return f"it is leased to slot {extent.slot}"
+        return "it was freed before" if self.was_leased(number) else "no extent of this number was ever leased"
+
+    def enter(self, extent: Extent) -> None:
+        """An extent is leased."""
+        self._extents[extent.number] = extent
+        self._slots.setdefault(extent.slot, {})[extent.number] = None
+        self._next = max(self._next, extent.number + 1)
+        self.leased += extent.length
+
+    def leave(self, number: int) -> Extent:
+        """A leased extent is leased no more; answers what it was. ProtocolError if it is not leased."""
+        extent = self._extents.pop(number, None)
+        if extent is None:
+            raise ProtocolError(f"extent {number} is not leased: {self.story(number)}")
+        numbers = self._slots[extent.slot]
+        del numbers[number]
+        if not numbers:
+            del self._slots[extent.slot]
+        self.leased -= extent.length
+        return extent
+
+    def check(self) -> None:
+        """Recounts everything; AssertionError where the table contradicts itself."""
+        assert self.leased == sum(extent.length for extent in self._extents.values()), "leased bytes"
+        by_slot: dict[int, list[int]] = {}
+        for number in sorted(self._extents):
+            assert self._extents[number].number == number < self._next, f"number of extent {number}"
+            by_slot.setdefault(self._extents[number].slot, []).append(number)
+        assert by_slot == {slot: list(numbers) for slot, numbers in self._slots.items()}, "index of slots"
+
+
+class ExtentTable(Leased):
+    """Free runs and leased extents of an arena.
 
     Leases are first fit by address. Space was first touched in the order of addresses, so the lowest
     run that fits is also the warmest: nothing cold is used while something warm would do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, next_number: int = 1) -> None:
+        super().__init__(next_number)
         self.held = 0
         """Bytes the table covers."""
-        self.leased = 0
-        """The lengths of all leased extents together."""
         self._starts: list[int] = []
         """The offsets of all and only the free runs, ascending; no two runs touch."""
         self._lengths: dict[int, int] = {}
         """Offset -> length of all and only the free runs."""
         self._largest = 0
         """No free run is longer than this; may overstate, and is made exact by a search that fails."""
-        self._extents: dict[int, Extent] = {}
-        """Number -> extent of all and only the leased extents."""
-        self._slots: dict[int, dict[int, None]] = {}
-        """Slot -> numbers of its extents in order of lease; no slot without extents."""
-        self._next = 1
 
     @classmethod
     def of(cls, held: int, extents: Iterable[Extent], next_number: int) -> ExtentTable:
         """The table in which these extents, ascending by number, are leased and all else is free."""
-        table = cls()
-        table.held, table._next = held, next_number
+        table = cls(next_number)
+        table.held = held
         for extent in extents:
-            table._enter(extent)
+            table.enter(extent)
         end = 0
         for extent in sorted(table._extents.values(), key=lambda extent: extent.offset):
             if extent.offset > end:
@@ -117,8 +179,7 @@ class ExtentTable:
         self._starts[index : index + 1] = [offset for offset, nbytes_ in pieces if nbytes_]
         self._lengths.update((offset, nbytes_) for offset, nbytes_ in pieces if nbytes_)
         extent = Extent(self._next, start, length, slot, sequence)
-        self._next += 1
-        self._enter(extent)
+        self.enter(extent)
         return extent
 
     def cut(self, number: int, length: int) -> None:
@@ -132,46 +193,13 @@ class ExtentTable:
 
     def free(self, number: int) -> Extent:
         """Makes a leased extent free space; answers what it was. ProtocolError if it is not leased."""
-        extent = self._extents.pop(number, None)
-        if extent is None:
-            raise ProtocolError(f"extent {number} is not leased: {self.story(number)}")
-        numbers = self._slots[extent.slot]
-        del numbers[number]
-        if not numbers:
-            del self._slots[extent.slot]
-        self.leased -= extent.length
+        extent = self.leave(number)
         self._release(extent.offset, extent.length)
         return extent
 
-    def leased_extents(self) -> list[Extent]:
-        """All of them, ascending by number."""
-        return list(self._extents.values())
-
-    def get(self, number: int) -> Extent | None:
-        """The leased extent of this number."""
-        return self._extents.get(number)
-
-    def of_slot(self, slot: int) -> list[int]:
-        """The numbers of a slot's extents, ascending."""
-        return list(self._slots.get(slot, ()))
-
-    def count(self, slot: int) -> int:
-        """How many extents a slot has."""
-        return len(self._slots.get(slot, ()))
-
-    def was_leased(self, number: int) -> bool:
-        """Whether an extent of this number was ever handed out."""
-        return 0 < number < self._next
-
-    def story(self, number: int) -> str:
-        """What became of an extent, in words."""
-        extent = self._extents.get(number)
-        if extent is not None:
-            return f"it is leased to slot {extent.slot}"
-        return "it was freed before" if self.was_leased(number) else "no extent of this number was ever leased"
-
     def check(self) -> None:
         """Recounts everything; AssertionError where the table contradicts itself."""
+        super().check()
         assert self._starts == sorted(self._lengths), "index of free runs"
         pieces = [(start, length, True) for start, length in self._lengths.items()]
         pieces += [(extent.offset, extent.length, False) for extent in self._extents.values()]
@@ -183,19 +211,8 @@ class ExtentTable:
             assert not (was_free and is_free), f"free runs not joined at {offset}"
             end, was_free = offset + length, is_free
         assert end == self.held, f"pieces end at {end}, held {self.held}"
-        assert self.leased == sum(extent.length for extent in self._extents.values()), "leased bytes"
         assert self.free_bytes == sum(self._lengths.values()), "free bytes"
         assert self._largest >= max(self._lengths.values(), default=0), "bound of the largest run"
-        by_slot: dict[int, list[int]] = {}
-        for number in sorted(self._extents):
-            assert self._extents[number].number == number < self._next, f"number of extent {number}"
-            by_slot.setdefault(self._extents[number].slot, []).append(number)
-        assert by_slot == {slot: list(numbers) for slot, numbers in self._slots.items()}, "index of slots"
-
-    def _enter(self, extent: Extent) -> None:
-        self._extents[extent.number] = extent
-        self._slots.setdefault(extent.slot, {})[extent.number] = None
-        self.leased += extent.length
 
     def _find(self, length: int) -> tuple[int, int] | None:
         """The lowest free run of this length or more: its index and offset."""

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from transfer_queue.messages import Recalled
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import Extent, ExtentTable, round_up
+from transfer_queue.storage.extents import Extent, round_up
 from transfer_queue.storage.ownership import Offer, Slots
+from transfer_queue.storage.room import Room
 
 INTERVAL = 0.25
 """Seconds between two rounds through all writers while leases wait."""
@@ -30,10 +30,9 @@ WRITERS = 128
 class Recalls:
     """Of one unit, whose number this is."""
 
-    def __init__(self, number: int, arena: Arena, table: ExtentTable, slots: Slots) -> None:
+    def __init__(self, number: int, room: Room, slots: Slots) -> None:
         self._number = number
-        self._arena = arena
-        self._table = table
+        self._room = room
         self._files = slots
         self._cut: dict[int, int] = {}
         """Extent -> its length, of all and only the leased extents that were recalled."""
@@ -77,18 +76,16 @@ class Recalls:
         """What is leased to this slot, was not recalled before, and is offered (among these)."""
         found = []
         for number, used in self._files.recall(slot, among):
-            extent = self._table.get(number)
+            extent = self._room.table.get(number)
             if extent is not None and extent.slot == slot and number not in self._cut:
                 found.append((number, used))
         return found
 
     def cut(self, extent: Extent, used: int) -> int:
-        """Nothing more is written into this extent; how many bytes it keeps. Its generations come first."""
+        """Nothing more is written into this extent; how many bytes it keeps."""
         keep = min(round_up(used), extent.length)
         if keep < extent.length:
-            self._arena.bump(extent.offset + keep, extent.length - keep)
-            self._arena.extents.cut(extent, keep)
-            self._table.cut(extent.number, keep)
+            self._room.cut(extent, keep)
         self._cut[extent.number] = keep
         self._untold.append(extent.number)
         return keep

@@ -1,7 +1,8 @@
-"""The storage unit: leases extents of its arena to writers, and takes back what is certain to be unused.
+"""The storage unit: leases extents of its room to writers, and takes back what is certain to be unused.
 
-It owns the table of extents, the slots and the generations. It knows neither what lies in an extent nor
-who reads it; the controller does, and says with `free` when nothing lives in a closed extent any more.
+Its room (`storage.room`) is an arena, or an external store. The unit owns the slots and the table of what is leased.
+It knows neither what lies in an extent nor who reads it; the controller does, and says with `free` when nothing lives
+in a closed extent any more.
 No sockets and no clock: requests and the time come in, effects go out (`storage.effects`).
 
 The rules of a slot:
@@ -17,12 +18,12 @@ The rules of a slot:
 
 A lease that cannot be met and may wait is parked. Parked leases are met in the order they came, one that
 is too large for now not holding up those behind it. What other writers have leased and do not use is recalled for
-them (`storage.recalls`); what was not used for long is given back to the file system (`storage.trimming`).
+them (`storage.recalls`).
 
 A client numbers its requests over all its connections, and asks again by the same number when one broke:
 a lease that is parked goes on waiting for the new connection, one just granted is answered as before.
 
-What a unit grants lies in its arena's files and in its slots' before it is told to anybody, so that a unit that was
+What a unit grants lies in its room's files and in its slots' before it is told to anybody, so that a unit that was
 killed begins where it was: with the same extents, and all its slots as suspects.
 """
 
@@ -52,22 +53,18 @@ from transfer_queue.messages import (
     SlotReply,
     SpaceShort,
     UnitStatus,
-    UnitStatusReply,
     WriterGone,
 )
-from transfer_queue.storage.arena import SEGMENT, Arena
 from transfer_queue.storage.effects import Answer, Effect, Report
-from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, round_up
-from transfer_queue.storage.mover import MOVER_SLOT, Mover
+from transfer_queue.storage.extents import Extent
+from transfer_queue.storage.mover import MOVER_SLOT
 from transfer_queue.storage.ownership import Offer, Slots
 from transfer_queue.storage.reading import read_pieces
 from transfer_queue.storage.recalls import Recalls
-from transfer_queue.storage.trimming import Trimmer
+from transfer_queue.storage.room import Moving, Room
 
 PROBE_INTERVAL = 0.25
 """Seconds between two looks at the locks of suspects."""
-PREFAULT_STEP = 4 * 1024 * 1024
-"""Bytes made resident in one idle moment: a few milliseconds."""
 _RECENT_GRANTS = 64
 
 
@@ -112,11 +109,10 @@ class _Parked:
 class StorageUnit:
     """One storage unit. number: its number in the system."""
 
-    def __init__(self, number: int, arena: Arena, slots: Slots, limits: Limits = Limits()) -> None:
+    def __init__(self, number: int, room: Room, slots: Slots, limits: Limits = Limits()) -> None:
         self.number = number
-        self.arena = arena
-        leased = arena.extents.read(arena.folder, arena.boot_id)
-        self.table = ExtentTable.of(arena.held, leased, arena.extents.next_extent)
+        self.room = room
+        self.table = room.table
         self._files = slots
         self._limits = limits
         self._slots: dict[int, _Slot] = {}
@@ -133,10 +129,9 @@ class StorageUnit:
         """Slot -> writer, of the dead whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _Parked] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
-        self._trimmer = Trimmer(arena, self.table)
-        self._recalls = Recalls(number, arena, self.table, slots)
+        self._recalls = Recalls(number, room, slots)
         self.draining = False
-        self._moving: Mover | None = None
+        self._moving: Moving | None = None
         self._freed = 0
         """How often the controller has freed extents."""
         self._confirm: list[int] = []
@@ -182,7 +177,7 @@ class StorageUnit:
                 views = read_pieces(self.arena, body)
                 return [Answer(peer, sequence, Done(views is not None), views or ())]
             if isinstance(body, UnitStatus):
-                return [Answer(peer, sequence, self._status())]
+                return [Answer(peer, sequence, self.room.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
         except TransferQueueError as error:
             return [Answer(peer, sequence, Failure(type(error).__name__, str(error)))]
@@ -225,7 +220,7 @@ class StorageUnit:
     def move(self, order: Move) -> list[Effect]:
         """The controller has blocks copied here. One order comes after the other; `tick` does the work."""
         self.forget_move()
-        self._moving = Mover(self.number, self.arena, order, self._lease_own)
+        self._moving = self.room.mover(self.number, order, self._lease_own)
         return []
 
     def forget_move(self) -> None:
@@ -246,10 +241,7 @@ class StorageUnit:
 
     def _lease_own(self, nbytes: int) -> Extent | None:
         """Space for what the unit itself copies."""
-        extent = self._take(MOVER_SLOT, 0, nbytes)
-        if extent is not None:
-            self._hold(extent)
-        return extent
+        return self.room.lease(MOVER_SLOT, nbytes, 0)
 
     def _go_on(self) -> list[Effect]:
         """A step of the move under way."""
@@ -285,14 +277,14 @@ class StorageUnit:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
         due = min(due, self._probe_at, self._recalls.due(bool(self._parked)))
-        trims = self._trimmer.due()
+        trims = self.room.due()
         due = due if trims is None else min(due, trims)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
         """Ends waits that are over, looks at suspects, where due, and goes on with a move."""
         effects: list[Effect] = [] if self._moving is None else self._go_on()
-        if self._trimmer.turn(now):
+        if self.room.turn(now):
             self._recalls.look_at(self._with_extents())
         effects += self._recall(now)
         if any(parked.deadline <= now for parked in self._parked.values()):
@@ -309,12 +301,7 @@ class StorageUnit:
 
     def idle(self) -> bool:
         """Does a few milliseconds of work ahead of time; whether there is more. Call it when no request waits."""
-        if self.arena.prefault_some(PREFAULT_STEP) or self._trimmer.trim_some():
-            return True
-        if self._parked or self._trimmer.resident >= SEGMENT // 2:
-            return False
-        room = self.arena.capacity - self.arena.held
-        return self._trimmer.fill_some(SEGMENT // 2) or (bool(room) and self._grow(min(SEGMENT // 4, room)))
+        return self.room.idle(bool(self._parked))
 
     def register(self) -> bytes:
         """The unit is about to register with a controller, which knows nothing of what was told before.
@@ -332,14 +319,7 @@ class StorageUnit:
 
     def check(self) -> None:
         """Recounts everything; AssertionError where the unit contradicts itself."""
-        self.table.check()
-        leased = self.arena.extents.read(self.arena.folder, self.arena.boot_id)
-        assert leased == self.table.leased_extents(), "the file of extents"
-        assert self.table.held == self.arena.held, "held bytes of table and arena"
-        assert self.arena.hole_bytes == np.count_nonzero(self.arena.holes) * GRANULE, "bytes given back"
-        for extent in leased:
-            granules = slice(extent.offset // GRANULE, (extent.offset + extent.length) // GRANULE)
-            assert not self.arena.holes[granules].any(), f"{extent} was given back to the file system"
+        self.room.check()
         assert {slot.writer: slot.number for slot in self._slots.values()} == {
             writer: slot.number for writer, slot in self._writers.items()
         }, "index of writers"
@@ -369,7 +349,7 @@ class StorageUnit:
             if len(self._slots) >= self._limits.slots:
                 raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
                                     f"{len(self._slots)}; end some clients")  # fmt: skip
-            number = self.arena.extents.take_slot()
+            number = self.room.take_slot()
             slot = _Slot(number, writer, self._files.make(number, writer))
             self._slots[slot.number] = self._writers[writer] = slot
             self._heard_of(writer, peer)
@@ -393,10 +373,10 @@ class StorageUnit:
         granted = self._granted(slot, sequence)
         if granted is not None:
             return [Answer(peer, sequence, self._describe(granted))]
-        want = min(body.want, self.arena.capacity)
+        want = min(body.want, self.room.capacity)
         waits = max(0.0, body.wait or 0.0)
         parked = _Parked(slot, peer, sequence, body.nbytes, want, now, now + waits)
-        if round_up(body.nbytes) > self.arena.capacity:
+        if self.room.wanting(body.nbytes) > self.room.capacity:
             return [self._refusal(parked, now)]
         if self.table.count(slot.number) >= self._limits.extents:
             raise CapacityError(f"no capacity for another extent: {writer!r} has {self._limits.extents} in storage "
@@ -444,11 +424,6 @@ class StorageUnit:
             return [Answer(peer, sequence, Done(False))]
         self._release_all([granted.number])
         return [Answer(peer, sequence, Done(True)), *self._serve()]
-
-    def _status(self) -> UnitStatusReply:
-        table = self.table
-        holes = self.arena.hole_bytes
-        return UnitStatusReply(self.arena.capacity, table.held - holes, table.leased, table.free_bytes - holes)
 
     # ------------------------------------------------------------ slots
 
@@ -507,28 +482,19 @@ class StorageUnit:
         if not used:
             self._release_all([number])
             return True
-        keep = self._recalls.cut(extent, used)
-        if keep < extent.length:
-            self._trimmer.freed(extent.offset + keep, extent.length - keep)
-        return keep < extent.length
+        return self._recalls.cut(extent, used) < extent.length
 
     def _with_extents(self) -> list[int]:
         """The slots, not yet known to be gone, that have extents."""
         return [number for number in self._slots if self.table.count(number)]
 
     def _release_all(self, extents: Sequence[int]) -> None:
-        """Frees those of these extents that are leased.
-
-        Their generations come first: who has read there must see it before anybody writes there.
-        """
+        """Frees those of these extents that are leased."""
         for number in extents:
             extent = self.table.get(number)
             if extent is None:
                 continue
-            self.arena.bump(extent.offset, extent.length)
-            self.arena.extents.free(extent)
-            self.table.free(number)
-            self._trimmer.freed(extent.offset, extent.length)
+            self.room.free(extent)
             self._recalls.forget(number)
             if extent.slot in self._gone and not self.table.count(extent.slot):
                 del self._gone[extent.slot]
@@ -539,55 +505,34 @@ class StorageUnit:
         effects: list[Effect] = []
         too_much = math.inf  # this many bytes could not be had, so that no more need be tried
         for key, parked in list(self._parked.items()):
-            if round_up(parked.nbytes) >= too_much:
+            if self.room.wanting(parked.nbytes) >= too_much:
                 continue
             slot = parked.slot.number
-            extent = self._take(slot, parked.sequence, parked.want) or self._take(slot, parked.sequence, parked.nbytes)
+            take = self.room.lease
+            extent = take(slot, parked.want, parked.sequence) or take(slot, parked.nbytes, parked.sequence)
             if extent is None:
-                too_much = round_up(parked.nbytes)
+                too_much = self.room.wanting(parked.nbytes)
                 continue
             del self._parked[key]
             effects.append(Answer(parked.peer, parked.sequence, self._grant(parked, extent)))
         return effects
 
     def _grant(self, parked: _Parked, extent: Extent) -> LeaseReply:
-        self._hold(extent)
         grants = parked.slot.grants
         grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
         return self._describe(extent)
 
-    def _hold(self, extent: Extent) -> None:
-        """What is leased lies in the arena's files before anybody is told."""
-        self.arena.settle(extent.offset, extent.length)
-        self.arena.extents.lease(extent)
-
     def _granted(self, slot: _Slot, sequence: int) -> Extent | None:
         """The extent that this request was granted lately, if it is still leased."""
         return self.table.get(slot.grants.get(sequence, 0))
 
     def _describe(self, extent: Extent) -> LeaseReply:
-        return LeaseReply(extent.number, extent.offset, extent.length, self.arena.generation(extent.offset))
-
-    def _take(self, slot: int, sequence: int, nbytes: int) -> Extent | None:
-        """Leases space that is held, or else grows the arena for it; None if neither can be done."""
-        extent = self._trimmer.lease(slot, nbytes, sequence)
-        more = round_up(nbytes) - self.table.tail
-        if extent is None and more > 0 and self._grow(more):  # else it is there, and could not be filled
-            extent = self._trimmer.lease(slot, nbytes, sequence)
-        return extent
-
-    def _grow(self, least: int) -> bool:
-        try:
-            grown = self.arena.grow(least)
-        except CapacityError:
-            return False
-        self.table.grow(grown // GRANULE)
-        return True
+        return LeaseReply(extent.number, extent.offset, extent.length, self.room.generation(extent.offset))
 
     def _refusal(self, parked: _Parked, now: float) -> Answer:
-        status = self._status()
+        status = self.room.status()
         waited = f" after {now - parked.since:.1f} s" if now > parked.since else ""
         advice = "clear samples, let consumers catch up, or raise the capacity of storage"
         if parked.nbytes > status.capacity:

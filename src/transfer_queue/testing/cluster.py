@@ -40,6 +40,7 @@ from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.client import Client
 from transfer_queue.testing.clock import VirtualClock
@@ -55,6 +56,12 @@ MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(Envelope)
+
+
+def arena_of(unit: StorageUnit) -> Arena:
+    """The arena of a simulated unit."""
+    assert isinstance(unit.room, ArenaRoom)
+    return unit.room.arena
 
 
 @cache
@@ -97,7 +104,7 @@ class Cluster:
             replicas=settings.replicas,
         )
         self.units = [
-            StorageUnit(n, Arena.create(folder / f"unit-{n}", arena_bytes), Slots(n, self.held))
+            StorageUnit(n, ArenaRoom(Arena.create(folder / f"unit-{n}", arena_bytes)), Slots(n, self.held))
             for n in range(settings.num_data_storage_units)
         ]
         self.states = StateFiles(folder / "states")
@@ -118,9 +125,9 @@ class Cluster:
         return self.units[0]
 
     def _register(self, unit: StorageUnit) -> None:
-        arena, name = unit.arena, f"unit-{unit.number}"
-        leased, newer = unit.register(), arena.extents.next_extent
-        self._from_unit(unit, RegisterUnit("unit", str(arena.folder), arena.boot_id, name, "", leased, newer))
+        room, name = unit.room, f"unit-{unit.number}"
+        leased, newer = unit.register(), room.next_extent
+        self._from_unit(unit, RegisterUnit("unit", str(room.folder), room.boot_id, name, "", leased, newer))
 
     def client(self, name: str) -> Client:
         """A new client."""
@@ -134,7 +141,7 @@ class Cluster:
             for arena in client.state._arenas.values():
                 arena.close()
         for unit in self.units:
-            unit.arena.close()
+            arena_of(unit).close()
 
     def __enter__(self) -> Cluster:
         return self

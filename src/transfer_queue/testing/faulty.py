@@ -41,10 +41,11 @@ from transfer_queue.node.journaling import Journaling
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing import losses
 from transfer_queue.testing.client import Client
-from transfer_queue.testing.cluster import UNIT_PEER, Cluster
+from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of
 from transfer_queue.testing.retrying import RetryingClient
 from transfer_queue.testing.slots import Slots
 from transfer_queue.testing.snapshots import SnapshotWriter
@@ -132,7 +133,7 @@ class FaultyCluster(Cluster):
         self.controller.records = self.records  # what was done before there was a journal is its beginning
         self.records = []
         for unit in self.units:
-            place = Place(unit.number, unit.arena, unit.number)
+            place = Place(unit.number, arena_of(unit), unit.number)
             self.places.append(place)
             self._by_number[unit.number] = place
             self._core(self.controller.closed(f"unit-{unit.number}", UNIT_PEER - unit.number, 0.0))
@@ -227,7 +228,7 @@ class FaultyCluster(Cluster):
                 self._unlink(place, "up")
         else:
             self._unlink(self.places[target[1]], "down")
-            self.units[target[1]].arena.close()
+            arena_of(self.units[target[1]]).close()
         self.stop(target, "crashed")
         self.later(seconds, lambda: self.restart(target))
 
@@ -257,21 +258,21 @@ class FaultyCluster(Cluster):
     def _restart_unit(self, place: Place) -> None:
         old = self.units[place.index]
         if place.number is None:
-            if place.arena is old.arena:  # else it is there already, and waits for its number
+            if place.arena is arena_of(old):  # else it is there already, and waits for its number
                 place.lives += 1
                 place.arenas += 1
-                place.arena = Arena.create(self.folder / f"{place.name}.{place.arenas}", old.arena.capacity)
+                place.arena = Arena.create(self.folder / f"{place.name}.{place.arenas}", arena_of(old).capacity)
             return
         place.lives += 1
-        place.arena = Arena.reopen(old.arena.folder)
-        self.units[place.index] = StorageUnit(place.number, place.arena, old._files)
+        place.arena = Arena.reopen(arena_of(old).folder)
+        self.units[place.index] = StorageUnit(place.number, ArenaRoom(place.arena), old._files)
         self.go_on(place.target, "crashed")
 
     def _begin_unit(self, place: Place, number: int) -> None:
         """A unit with a new arena has been given its number."""
         place.number = number
         self._by_number[number] = place
-        self.units[place.index] = StorageUnit(number, place.arena, Slots(number, self.held))
+        self.units[place.index] = StorageUnit(number, ArenaRoom(place.arena), Slots(number, self.held))
         self.go_on(place.target, "crashed")
 
     def _restart_controller(self) -> None:
@@ -407,7 +408,7 @@ class FaultyCluster(Cluster):
 
     def _join(self, place: Place) -> None:
         """A unit connects to the controller and registers, if both are there and it is not connected."""
-        killed = self.crashed(place.target) and place.arena is self.units[place.index].arena
+        killed = self.crashed(place.target) and place.arena is arena_of(self.units[place.index])
         if place.link is not None or killed or self.crashed(CONTROLLER):
             return
         name, ups, downs = f"{place.name}.{place.lives}", FrameReader(), FrameReader()

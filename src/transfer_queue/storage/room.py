@@ -1,0 +1,208 @@
+"""What a storage unit leases its extents out of, and what is written down of that.
+
+`ArenaRoom` is an arena of this machine's memory: extents are places in it, found first fit. `storage.virtual` has the
+room of an external store, whose extents are names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from transfer_queue.errors import CapacityError
+from transfer_queue.messages import Move, Moved, UnitStatusReply
+from transfer_queue.storage.arena import SEGMENT, Arena
+from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, Leased, round_up
+from transfer_queue.storage.mover import Mover
+from transfer_queue.storage.trimming import Trimmer
+
+PREFAULT_STEP = 4 * 1024 * 1024
+"""Bytes made resident in one idle moment: a few milliseconds."""
+
+
+class Moving(Protocol):
+    """A move under way, see `mover.Mover`."""
+
+    extent: Extent | None
+
+    def step(self) -> Moved | None:
+        """Does a little; the answer when all is done."""
+
+    def close(self) -> None:
+        """Lets go of what it uses."""
+
+
+class Room(Protocol):
+    """capacity: most bytes of all extents together. table: what is leased."""
+
+    capacity: int
+
+    @property
+    def table(self) -> Leased:
+        """What is leased."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is written down."""
+
+    @property
+    def boot_id(self) -> str:
+        """Of this room alone."""
+
+    @property
+    def next_extent(self) -> int:
+        """The first number that no extent has had."""
+
+    def take_slot(self) -> int:
+        """The number of a new slot, which no other will ever have."""
+
+    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+        """An extent, written down before anybody is told; None where there is no room for it."""
+
+    def generation(self, offset: int) -> int:
+        """Of what lies at this offset, now."""
+
+    def free(self, extent: Extent) -> None:
+        """Nobody needs what lies in a leased extent."""
+
+    def cut(self, extent: Extent, keep: int) -> None:
+        """Nobody needs what lies behind these bytes of a leased extent."""
+
+    def wanting(self, nbytes: int) -> int:
+        """What an extent of so many bytes takes; where that is more than another one could not have, nor can it."""
+
+    def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Moving:
+        """Begins a move, see `mover.Mover`."""
+
+    def status(self) -> UnitStatusReply:
+        """Bytes held, leased and free."""
+
+    def due(self) -> float | None:
+        """When `turn` has something to do; None where it never has."""
+
+    def turn(self, now: float) -> bool:
+        """Begins a period, where one is due; whether what writers have not used through the last one is recalled."""
+
+    def idle(self, short: bool) -> bool:
+        """Does a few milliseconds of work ahead of time; whether there is more. short: leases wait."""
+
+    def check(self) -> None:
+        """Recounts everything; AssertionError where it contradicts itself."""
+
+
+class ArenaRoom(Room):
+    """The room of an arena that this process owns."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.capacity = arena.capacity
+        leased = arena.extents.read(arena.folder, arena.boot_id)
+        self._table = ExtentTable.of(arena.held, leased, arena.extents.next_extent)
+        self.trimmer = Trimmer(arena, self._table)
+
+    @property
+    def table(self) -> ExtentTable:
+        """See `Room.table`."""
+        return self._table
+
+    @property
+    def folder(self) -> Path:
+        """See `Room.folder`."""
+        return self.arena.folder
+
+    @property
+    def boot_id(self) -> str:
+        """See `Room.boot_id`."""
+        return self.arena.boot_id
+
+    @property
+    def next_extent(self) -> int:
+        """See `Room.next_extent`."""
+        return self.arena.extents.next_extent
+
+    def take_slot(self) -> int:
+        """See `Room.take_slot`."""
+        return self.arena.extents.take_slot()
+
+    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+        """See `Room.lease`. Space that is held comes first, then the arena grows."""
+        extent = self.trimmer.lease(slot, nbytes, sequence)
+        more = round_up(nbytes) - self._table.tail
+        if extent is None and more > 0 and self.grow(more):  # else it is there, and could not be filled
+            extent = self.trimmer.lease(slot, nbytes, sequence)
+        if extent is not None:
+            self.arena.settle(extent.offset, extent.length)
+            self.arena.extents.lease(extent)
+        return extent
+
+    def grow(self, least: int) -> bool:
+        """Makes the arena this much larger, or more; whether that could be done."""
+        try:
+            grown = self.arena.grow(least)
+        except CapacityError:
+            return False
+        self._table.grow(grown // GRANULE)
+        return True
+
+    def generation(self, offset: int) -> int:
+        """See `Room.generation`."""
+        return self.arena.generation(offset)
+
+    def free(self, extent: Extent) -> None:
+        """See `Room.free`. Generations come first: who has read there must see it before anybody writes there."""
+        self.arena.bump(extent.offset, extent.length)
+        self.arena.extents.free(extent)
+        self._table.free(extent.number)
+        self.trimmer.freed(extent.offset, extent.length)
+
+    def cut(self, extent: Extent, keep: int) -> None:
+        """See `Room.cut`. Generations come first."""
+        self.arena.bump(extent.offset + keep, extent.length - keep)
+        self.arena.extents.cut(extent, keep)
+        self._table.cut(extent.number, keep)
+        self.trimmer.freed(extent.offset + keep, extent.length - keep)
+
+    def wanting(self, nbytes: int) -> int:
+        """See `Room.wanting`."""
+        return round_up(nbytes)
+
+    def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Mover:
+        """See `Room.mover`."""
+        return Mover(unit, self.arena, order, lease)
+
+    def status(self) -> UnitStatusReply:
+        """See `Room.status`."""
+        table, holes = self._table, self.arena.hole_bytes
+        return UnitStatusReply(self.capacity, table.held - holes, table.leased, table.free_bytes - holes)
+
+    def due(self) -> float | None:
+        """See `Room.due`."""
+        return self.trimmer.due()
+
+    def turn(self, now: float) -> bool:
+        """See `Room.turn`."""
+        return self.trimmer.turn(now)
+
+    def idle(self, short: bool) -> bool:
+        """See `Room.idle`."""
+        if self.arena.prefault_some(PREFAULT_STEP) or self.trimmer.trim_some():
+            return True
+        if short or self.trimmer.resident >= SEGMENT // 2:
+            return False
+        more = self.capacity - self.arena.held
+        return self.trimmer.fill_some(SEGMENT // 2) or (bool(more) and self.grow(min(SEGMENT // 4, more)))
+
+    def check(self) -> None:
+        """See `Room.check`."""
+        table, arena = self._table, self.arena
+        table.check()
+        leased = arena.extents.read(arena.folder, arena.boot_id)
+        assert leased == table.leased_extents(), "the file of extents"
+        assert table.held == arena.held, "held bytes of table and arena"
+        assert arena.hole_bytes == np.count_nonzero(arena.holes) * GRANULE, "bytes given back"
+        for extent in leased:
+            granules = slice(extent.offset // GRANULE, (extent.offset + extent.length) // GRANULE)
+            assert not arena.holes[granules].any(), f"{extent} was given back to the file system"
