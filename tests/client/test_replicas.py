@@ -28,7 +28,7 @@ def bytes_at(cluster: Cluster, number: int) -> list[bytes]:
     """What a block's places hold."""
     blocks = cluster.controller.state.blocks
     nbytes = int(blocks.column("nbytes", np.array([number]))[0])
-    return [cluster.units[p.unit].arena.view(p.offset, nbytes).tobytes() for p in blocks.places(number)]
+    return [cluster.units[p.unit].room.arena.view(p.offset, nbytes).tobytes() for p in blocks.places(number)]
 
 
 def test_every_block_lies_in_two_units(a: Client, b: Client, cluster: Cluster) -> None:
