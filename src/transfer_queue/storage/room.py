@@ -13,10 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages import Move, Moved, UnitStatusReply
+from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply
 from transfer_queue.storage.arena import SEGMENT, Arena
 from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, Leased, round_up
 from transfer_queue.storage.mover import Mover
+from transfer_queue.storage.reading import read_pieces
 from transfer_queue.storage.trimming import Trimmer
 
 PREFAULT_STEP = 4 * 1024 * 1024
@@ -73,6 +74,9 @@ class Room(Protocol):
 
     def wanting(self, nbytes: int) -> int:
         """What an extent of so many bytes takes; where that is more than another one could not have, nor can it."""
+
+    def read(self, request: ReadPieces) -> list[memoryview] | None:
+        """What a reader on another node asks for, see `reading.read_pieces`."""
 
     def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Moving:
         """Begins a move, see `mover.Mover`."""
@@ -168,6 +172,10 @@ class ArenaRoom(Room):
     def wanting(self, nbytes: int) -> int:
         """See `Room.wanting`."""
         return round_up(nbytes)
+
+    def read(self, request: ReadPieces) -> list[memoryview] | None:
+        """See `Room.read`."""
+        return read_pieces(self.arena, request)
 
     def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Mover:
         """See `Room.mover`."""

@@ -59,7 +59,6 @@ from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import Extent
 from transfer_queue.storage.mover import MOVER_SLOT
 from transfer_queue.storage.ownership import Offer, Slots
-from transfer_queue.storage.reading import read_pieces
 from transfer_queue.storage.recalls import Recalls
 from transfer_queue.storage.room import Moving, Room
 
@@ -174,7 +173,7 @@ class StorageUnit:
             if isinstance(body, OpenSlot):
                 return [Answer(peer, sequence, self._open(writer, peer, body))]
             if isinstance(body, ReadPieces):
-                views = read_pieces(self.arena, body)
+                views = self.room.read(body)
                 return [Answer(peer, sequence, Done(views is not None), views or ())]
             if isinstance(body, UnitStatus):
                 return [Answer(peer, sequence, self.room.status())]
