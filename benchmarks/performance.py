@@ -76,7 +76,9 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
     """All of it, and the figures that it shows."""
     parts = [INTRODUCTION, *_how(kept), "## What was to be reached\n", _targets(kept)]
     for name, found in kept.items():
-        parts += [f"## {name}: {module(name).QUESTION}\n", *_drawn(name, found["rows"]), _rows(found["rows"])]
+        asked = module(name)
+        parts += [f"## {name}: {asked.QUESTION}\n", *([f"{asked.NOTE}\n"] if hasattr(asked, "NOTE") else [])]
+        parts += [*_drawn(name, found["rows"]), _rows(found["rows"])]
     return "\n".join(parts)
 
 

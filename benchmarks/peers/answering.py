@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,24 @@ for folder in (WORK, Path(__file__).parent):  # here, and in the processes that 
 import payloads  # noqa: E402
 import stages  # noqa: E402
 
-__all__ = ["payloads", "serve", "stages"]
+__all__ = ["PROCESSES", "payloads", "serve", "stages", "team", "threads"]
+
+PROCESSES = 2  # of a peer's clients; each takes five seconds of processor time to start
+
+
+def threads(work: Callable[[int], float], count: int) -> float:
+    """The sum of what so many threads give, each told its number."""
+    with ThreadPoolExecutor(count) as pool:
+        return sum(pool.map(work, range(count)))
+
+
+def team(known: list[Any], kind: Any, count: int) -> list[Any]:
+    """So many actors that are ready: those that are known, and further ones, which take seconds to start."""
+    import ray
+
+    known += [kind.remote() for _ in range(count - len(known))]
+    ray.get([other.ready.remote() for other in known])
+    return known[:count]
 
 
 def serve(answers: dict[str, Callable[..., dict[str, float] | None]]) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import ray
 import torch
-from answering import payloads, serve
+from answering import PROCESSES, payloads, serve, team, threads
 from tensordict import TensorDict
 
 import transfer_queue as tq
+
+TEAM: list[Any] = []
 
 
 @ray.remote(num_cpus=0)
@@ -35,17 +37,22 @@ class Other:
         assert not wrong, wrong
         return seconds
 
-    def puts(self, act: str, seconds: float, name: str) -> float:
-        """Small puts or updates of a tag, a second."""
+    def puts(self, act: str, seconds: float, name: str, clients: int) -> float:
+        """Small puts or updates of a tag, a second, of so many threads."""
         row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
-        until, count = time.monotonic() + seconds, 0
-        while time.monotonic() < until:
-            if act == "put" or not count:
-                tq.kv_put(key=f"{name}-{count}", partition_id=act, fields=row, tag={"n": count})
-            else:
-                tq.kv_put(key=f"{name}-0", partition_id=act, tag={"n": count})
-            count += 1
-        return count / seconds
+        until = time.monotonic() + seconds
+
+        def one(which: int) -> float:
+            count = 0
+            while time.monotonic() < until:
+                if act == "put" or not count:
+                    tq.kv_put(key=f"{name}-{which}-{count}", partition_id=act, fields=row, tag={"n": count})
+                else:
+                    tq.kv_put(key=f"{name}-{which}-0", partition_id=act, tag={"n": count})
+                count += 1
+            return count / seconds
+
+        return threads(one, clients)
 
     def yields(self, config: Any, batches: int, rows: int) -> list[float]:
         """When each batch came, of the monotonic clock."""
@@ -64,25 +71,23 @@ class Other:
 def kv(rounds: int, **case: Any) -> dict[str, float]:
     """Milliseconds of a put and a get."""
     payload = payloads.Payload(**case)
-    other, puts, gets = Other.remote(), [], []
-    for seed in range(min(rounds, 3) + 1):
+    (other,), puts, gets = team(TEAM, Other, 1), [], []
+    for seed in range(rounds + 1):
         batch, partition = payloads.make(payload, seed), f"{payload.kind}-{payload.rows}-{payload.width}-{seed}"
         start = time.perf_counter()
         tq.kv_batch_put(keys=payload.keys, partition_id=partition, fields=batch)
         puts.append(time.perf_counter() - start)
         gets.append(ray.get(other.get.remote(payload.keys, partition, case, seed)))
         tq.kv_clear(keys=payload.keys, partition_id=partition)
-    ray.kill(other)
     return {"put_ms": statistics.median(puts[1:]) * 1e3, "get_ms": statistics.median(gets[1:]) * 1e3}
 
 
 def small(act: str, clients: int, seconds: float) -> dict[str, float]:
-    """Puts of rows, or updates of tags, a second of some processes."""
-    others = [Other.remote() for _ in range(clients)]
-    ray.get([other.puts.remote(act, 0.2, f"warm-{clients}-{i}") for i, other in enumerate(others)])
-    rate = sum(ray.get([other.puts.remote(act, seconds, f"{clients}-{i}") for i, other in enumerate(others)]))
-    for other in others:
-        ray.kill(other)
+    """Puts of rows, or updates of tags, a second of some clients."""
+    others = team(TEAM, Other, min(clients, PROCESSES))
+    each = clients // len(others)
+    ray.get([other.puts.remote(act, 0.2, f"warm-{clients}-{i}", each) for i, other in enumerate(others)])
+    rate = sum(ray.get([other.puts.remote(act, seconds, f"{clients}-{i}", each) for i, other in enumerate(others)]))
     tq.get_client().clear_partition(act)
     return {"a_second": rate}
 
@@ -107,8 +112,7 @@ def claims(rows: int, batch: int) -> dict[str, float] | None:
 
 def wakeup(rows: int, batches: int) -> dict[str, float]:
     """Milliseconds from a put's return to the yield of a loader that waits; the first one starts it."""
-    client, other = tq.get_client(), Other.remote()
-    ray.get(other.ready.remote())
+    client, (other,) = tq.get_client(), team(TEAM, Other, 1)
     promise = other.yields.remote(CONFIG, batches, rows)
     returned = []
     for number in range(batches):
@@ -117,7 +121,6 @@ def wakeup(rows: int, batches: int) -> dict[str, float]:
         client.put(TensorDict(values, batch_size=[rows]), partition_id="wake")
         returned.append(time.monotonic())
     waits = [max(0.0, came - back) * 1e3 for came, back in zip(ray.get(promise), returned)]
-    ray.kill(other)
     return {"median_ms": statistics.median(waits[1:] or waits), "worst_ms": max(waits)}
 
 

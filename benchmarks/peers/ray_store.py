@@ -8,7 +8,9 @@ from typing import Any
 
 import ray
 import torch
-from answering import payloads, serve, stages
+from answering import PROCESSES, payloads, serve, stages, team, threads
+
+TEAM: list[Any] = []
 
 
 def touched(value: Any) -> int:
@@ -26,6 +28,10 @@ def touched(value: Any) -> int:
 class Other:
     """Another process."""
 
+    def ready(self) -> bool:
+        """It has started."""
+        return True
+
     def get(self, refs: list[Any], case: dict[str, Any], seed: int) -> float:
         """Seconds of a get; it compares every byte."""
         start = time.perf_counter()
@@ -36,13 +42,18 @@ class Other:
         assert not wrong, wrong
         return seconds
 
-    def puts(self, seconds: float) -> float:
-        """Small puts a second."""
+    def puts(self, seconds: float, clients: int) -> float:
+        """Small puts a second of so many threads."""
         row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
-        until, kept = time.monotonic() + seconds, []
-        while time.monotonic() < until:
-            kept.append(ray.put({**row, "tag": {"n": len(kept)}}))
-        return len(kept) / seconds
+        until = time.monotonic() + seconds
+
+        def one(_: int) -> float:
+            kept: list[Any] = []
+            while time.monotonic() < until:
+                kept.append(ray.put({**row, "tag": {"n": len(kept)}}))
+            return len(kept) / seconds
+
+        return threads(one, clients)
 
     def reward(self, step: Any, batch: dict[str, Any]) -> torch.Tensor:
         """A stage."""
@@ -72,7 +83,7 @@ class Other:
 
 def kv(rounds: int, **case: Any) -> dict[str, float]:
     """Milliseconds of a put and a get."""
-    other, puts, gets = Other.remote(), [], []
+    (other,), puts, gets = team(TEAM, Other, 1), [], []
     for seed in range(rounds + 1):
         batch = payloads.make(payloads.Payload(**case), seed)
         start = time.perf_counter()
@@ -80,41 +91,36 @@ def kv(rounds: int, **case: Any) -> dict[str, float]:
         puts.append(time.perf_counter() - start)
         gets.append(ray.get(other.get.remote([ref], case, seed)))
         del ref
-    ray.kill(other)
     return {"put_ms": statistics.median(puts[1:]) * 1e3, "get_ms": statistics.median(gets[1:]) * 1e3}
 
 
 def small(act: str, clients: int, seconds: float) -> dict[str, float] | None:
-    """Small puts a second of some processes. It has no tags."""
+    """Small puts a second of some clients. It has no tags."""
     if act != "put":
         return None
-    others = [Other.remote() for _ in range(clients)]
-    ray.get([other.puts.remote(0.2) for other in others])
-    rate = sum(ray.get([other.puts.remote(seconds) for other in others]))
-    for other in others:
-        ray.kill(other)
+    others = team(TEAM, Other, min(clients, PROCESSES))
+    each = clients // len(others)
+    ray.get([other.puts.remote(0.2, each) for other in others])
+    rate = sum(ray.get([other.puts.remote(seconds, each) for other in others]))
     return {"a_second": rate}
 
 
 def pipeline(steps: int, **case: Any) -> dict[str, float]:
     """A step driven by one process: stage after stage, each given all samples through the store."""
     step, took = stages.Step(**case), []
-    team = [Other.remote() for _ in range(3 + step.ranks)]
-    ray.get([other.puts.remote(0.01) for other in team])
+    others = team(TEAM, Other, 3 + step.ranks)
     for seed in range(steps + 1):
         start = time.perf_counter()
-        batch = ray.get(team[0].rollout.remote(step, seed))
+        batch = ray.get(others[0].rollout.remote(step, seed))
         ref = ray.put(batch)
-        batch["reward"] = ray.get(team[1].reward.remote(step, ref))
-        batch["reference"] = ray.get(team[2].reference.remote(step, ref))
+        batch["reward"] = ray.get(others[1].reward.remote(step, ref))
+        batch["reference"] = ray.get(others[2].reference.remote(step, ref))
         each = step.samples // step.ranks
         parts = [{k: v[r * each : (r + 1) * each] for k, v in batch.items()} for r in range(step.ranks)]
         refs = [ray.put(part) for part in parts]
-        done = ray.get([other.update.remote(step, part) for other, part in zip(team[3:], refs)])
+        done = ray.get([other.update.remote(step, part) for other, part in zip(others[3:], refs)])
         took.append(time.perf_counter() - start)
         assert sum(done) == step.samples
-    for other in team:
-        ray.kill(other)
     return {"ms": statistics.median(took[1:]) * 1e3}
 
 

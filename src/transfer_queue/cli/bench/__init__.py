@@ -1,7 +1,7 @@
 """`tq bench`: what the system costs on this machine, as ratios taken side by side in one run.
 
-A module a question. Each has QUESTION, a sentence, and `run(scale)`, which gives rows. Nothing is asserted about
-speed; that contents are right is.
+A module a question. Each has QUESTION, a sentence, `run(scale)`, which gives rows, and maybe a NOTE for the page that
+`make bench` writes. Nothing is asserted about speed; that contents are right is.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.current import CURRENT
 
 QUESTION = "How many small operations a second, and how long does each take?"
+NOTE = """Eight clients of a peer are four threads in each of two processes: side by side they gave what eight processes
+did, which take half a minute to start."""
 PROCESSES = 8  # at most, for all clients together
 WORDS = {"put": "single-row puts", "tag": "tag updates"}
 WARMING = 0.3  # seconds in which nothing counts
