@@ -126,6 +126,10 @@ class TestSettings:
             "replicas": 1,
             "arena_bytes": None,
             "arena_folder": None,
+            "offload_path": None,
+            "offload_high": 0.8,
+            "offload_low": 0.6,
+            "offload_bytes": None,
             "metrics_enabled": False,
             "metrics_port": 0,
             "allow_pickle": True,
@@ -199,6 +203,13 @@ class TestSettings:
             ("backend.SimpleStorage.arena_bytes", -1),
             ("backend.SimpleStorage.arena_bytes", 65535),
             ("backend.SimpleStorage.arena_folder", "relative/path"),
+            ("backend.SimpleStorage.offload.enabled", "yes"),
+            ("backend.SimpleStorage.offload.path", "relative/path"),
+            ("backend.SimpleStorage.offload.high_watermark", 0),
+            ("backend.SimpleStorage.offload.high_watermark", 1.5),
+            ("backend.SimpleStorage.offload.low_watermark", True),
+            ("backend.SimpleStorage.offload.low_watermark", 0.8),
+            ("backend.SimpleStorage.offload.capacity", 65535),
             ("metrics.enabled", "on"),
             ("metrics.port", 65536),
             ("metrics.port", -1),
@@ -227,6 +238,16 @@ class TestSettings:
     def test_null_means_unset(self, key):
         """null is a value for what may be unlimited or chosen."""
         assert getattr(Settings.from_config({"backend": {"SimpleStorage": {key: None}}}), key) is None
+
+    def test_offload(self):
+        """A path counts where it is enabled, and is needed then."""
+        offload = {"enabled": True, "path": "/disk", "high_watermark": 1, "low_watermark": 0.5}
+        settings = Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}})
+        assert (settings.offload_path, settings.offload_high, settings.offload_low) == ("/disk", 1.0, 0.5)
+        offload["enabled"] = False
+        assert Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}}).offload_path is None
+        with pytest.raises(InvalidArgumentError, match=r"offload\.path is None; allowed: an absolute path"):
+            Settings.from_config({"backend": {"SimpleStorage": {"offload": {"enabled": True}}}})
 
     def test_tls(self):
         """Three absolute paths, interpolations resolved, or none; they travel."""

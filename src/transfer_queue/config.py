@@ -266,6 +266,27 @@ def _checked_replicas(value: Any, units: int) -> int:
     return replicas
 
 
+def _checked_offload(enabled: object, path: object) -> str | None:
+    """The folder where cold values go; None where none do."""
+    folder = None if path is None else _checked_folder(KEYS["offload_path"], path)
+    if not _checked_bool(OFFLOAD_ENABLED, enabled):
+        return None
+    if folder is None:
+        raise _refuse(KEYS["offload_path"], path, f"an absolute path on an SSD where {OFFLOAD_ENABLED} is true")
+    return folder
+
+
+def _checked_watermarks(high: object, low: object) -> tuple[float, float]:
+    for key, value in (("offload_high", high), ("offload_low", low)):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
+            raise _refuse(KEYS[key], value, "a fraction above 0 and up to 1")
+    assert isinstance(high, (int, float))
+    assert isinstance(low, (int, float))
+    if low >= high:
+        raise _refuse(KEYS["offload_low"], low, f"less than {KEYS['offload_high']}, which is {high}")
+    return float(high), float(low)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The conf as the servers and their launcher read it: checked and flat.
@@ -273,8 +294,9 @@ class Settings:
     name: of the system, None for the user's default. sampler: a built-in name or an import path; None where the
     conf holds an instance or a class that cannot be imported (`sampler_object`). sampler_args: what its class is made
     with, JSON values. total_storage_size: rows over all units, None unlimited. replicas: units that each value lies in.
-    arena_bytes: of one unit. tls: the paths of TLS_FILES; None for none. Timeouts are seconds. Each field's key in the
-    conf is in `KEYS`.
+    arena_bytes: of one unit. offload_path: where cold values go, None: nowhere; offload_high, offload_low: fractions of
+    a unit's bytes; offload_bytes: of one unit on disk. tls: the paths of TLS_FILES; None for none. Timeouts are
+    seconds. Each field's key in the conf is in `KEYS`.
     """
 
     name: str | None
@@ -291,6 +313,10 @@ class Settings:
     replicas: int
     arena_bytes: int | None
     arena_folder: str | None
+    offload_path: str | None
+    offload_high: float
+    offload_low: float
+    offload_bytes: int | None
     metrics_enabled: bool
     metrics_port: int
     allow_pickle: bool
@@ -313,6 +339,8 @@ class Settings:
         units = _checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1)
         name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
         journal = given["journal_folder"]
+        high, low = _checked_watermarks(given["offload_high"], given["offload_low"])
+        disk = given["offload_bytes"]
         return cls(
             name=None if name is None else _checked_name(KEYS["name"], name),
             runtime=_checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
@@ -328,6 +356,10 @@ class Settings:
             replicas=_checked_replicas(given["replicas"], units),
             arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, LEAST_ARENA),
             arena_folder=None if folder is None else _checked_folder(KEYS["arena_folder"], folder),
+            offload_path=_checked_offload(_select(merged, OFFLOAD_ENABLED), given["offload_path"]),
+            offload_high=high,
+            offload_low=low,
+            offload_bytes=None if disk is None else _checked_int(KEYS["offload_bytes"], disk, LEAST_ARENA),
             metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
             metrics_port=_checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
             allow_pickle=_checked_bool(KEYS["allow_pickle"], given["allow_pickle"]),
@@ -356,6 +388,7 @@ class Settings:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
+OFFLOAD_ENABLED = "backend.SimpleStorage.offload.enabled"
 KEYS = {
     "name": "system.name",
     "runtime": "runtime",
@@ -371,6 +404,10 @@ KEYS = {
     "replicas": "backend.SimpleStorage.replicas",
     "arena_bytes": "backend.SimpleStorage.arena_bytes",
     "arena_folder": "backend.SimpleStorage.arena_folder",
+    "offload_path": "backend.SimpleStorage.offload.path",
+    "offload_high": "backend.SimpleStorage.offload.high_watermark",
+    "offload_low": "backend.SimpleStorage.offload.low_watermark",
+    "offload_bytes": "backend.SimpleStorage.offload.capacity",
     "metrics_enabled": "metrics.enabled",
     "metrics_port": "metrics.port",
     "allow_pickle": "security.allow_pickle",

@@ -35,7 +35,7 @@ PARTS = (
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting", "aging", "counted"},  # who waits asks again; derived
-    BlockTable: {"changes", "untold"},  # units are told of all that is freed when they register
+    BlockTable: {"changes", "untold", "leased_in"},  # units are told of all that is freed when they register; derived
     Partition: {
         "awaited",  # a method of the above
         "ready",  # derived, as

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from transfer_queue.core.acks import POISON
-from transfer_queue.messages import PartitionProgress, PolicyProgress, SystemStatus
+from transfer_queue.messages import DISK, PartitionProgress, PolicyProgress, SystemStatus, UnitProgress
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows a second produced or consumed."""
@@ -58,6 +58,8 @@ def table(status: SystemStatus, speeds: Rates | None = None) -> str:
     parts = ["\n".join(_lines(partition, speeds or {})) for partition in status.partitions] or ["no partitions"]
     if status.trouble:
         parts.insert(0, f"TROUBLE: {status.trouble}")
+    if any(unit.tier == DISK for unit in status.units):
+        parts.append("\n".join(_storage(status.units)))
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s of the controller's time, the longest {cost.longest * 1000:.1f} ms"
         parts.append(f"sampler {cost.name}: asked {cost.asked} times, {took}")
@@ -67,6 +69,19 @@ def table(status: SystemStatus, speeds: Rates | None = None) -> str:
 def _policy(policy: PolicyProgress) -> str:
     most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples taken in"
     return f"policy version {policy.version}{most}"
+
+
+def _storage(units: Sequence[UnitProgress]) -> list[str]:
+    """A line for each tier."""
+    lines = []
+    for tier in dict.fromkeys(unit.tier for unit in units):
+        some = [unit for unit in units if unit.tier == tier]
+        leased, capacity = (sum(getattr(unit, name) for unit in some) / 2**20 for name in ("leased", "capacity"))
+        drained = [str(unit.unit) for unit in some if unit.drained]
+        more = f", being drained: {', '.join(drained)}" if drained else ""
+        where = "on disk" if tier == DISK else f"in {tier}"
+        lines.append(f"storage {where}: {leased:.1f} of {capacity:.1f} MiB leased, units: {len(some)}{more}")
+    return lines
 
 
 def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:

@@ -1,9 +1,9 @@
 """Where a client writes: extents leased from storage units, and the blocks placed in them.
 
-Small blocks are packed into open extents by a bump pointer, so that most puts lease nothing; a block of
-1 MiB or more gets an extent of its own. This is thread-safe and does no input or output of its own but
-lock its slot files (`storage.ownership`). No lock is held across a yield. It knows nothing of what a
-block contains.
+Small blocks are packed into open extents by a bump pointer, so that most puts lease nothing; a block of 1 MiB
+or more gets an extent of its own. Units on disk take a block only where that is asked for (`reserve_anywhere`).
+This is thread-safe and does no input or output of its own but lock its slot files (`storage.ownership`). No
+lock is held across a yield. It knows nothing of what a block contains.
 
 The life of an extent here:
 
@@ -97,17 +97,24 @@ class _Extent:
 class Space(Allocator[Call]):
     """The space of one client, `writer` by name, in these storage units; the first is preferred.
 
-    hold: locks a slot file for the life of the client. replicas: units that each block is to lie in.
+    hold: locks a slot file for the life of the client. replicas: units that each block is to lie in. disks: units on
+    disk, which are not among `units`.
     """
 
     def __init__(
-        self, writer: str, units: Sequence[int], hold: Callable[[Path], Held] = hold_slot, replicas: int = 1
+        self,
+        writer: str,
+        units: Sequence[int],
+        hold: Callable[[Path], Held] = hold_slot,
+        replicas: int = 1,
+        disks: Sequence[int] = (),
     ) -> None:
         if len(units) < replicas:
             raise InvalidArgumentError(f"a client needs {replicas} storage units or more to write to; start some")
         self.replicas = replicas
         self.writer = writer
         self.units = tuple(units)
+        self.disks = tuple(disks)
         self._hold = hold
         self._mutex = threading.Lock()
         self._slots: dict[int, tuple[int, Held]] = {}
@@ -130,18 +137,42 @@ class Space(Allocator[Call]):
 
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
         """See `Allocator.reserve`. With replicas there is space in as many units, or in none."""
+        return (yield from self._reserve((self.units,), nbytes, wait))
+
+    def reserve_anywhere(self, nbytes: int) -> Generator[Call, AnyReply, Reserved]:
+        """The same, on disk where memory has no room, without a wait."""
+        return (yield from self._reserve((self.units, self.disks), nbytes, None))
+
+    def _reserve(
+        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
+    ) -> Generator[Call, AnyReply, Reserved]:
         if nbytes < 0:
             raise InvalidArgumentError(f"a block of {nbytes} bytes: it must be none or more")
-        first = yield from self._reserve_in(self.units, nbytes, wait)
+        first = yield from self._reserve_first(tiers, nbytes, wait)
         if self.replicas == 1:
             return first
         try:
-            others = [unit for unit in self.units if unit != first.unit]
-            second = yield from self._reserve_in(others, nbytes, wait)
+            others = [[unit for unit in units if unit != first.unit] for units in tiers]
+            second = yield from self._reserve_first(others, nbytes, wait)
         except BaseException:
             self.abandon(first)
             raise
         return replace(first, copies=(second,))
+
+    def _reserve_first(
+        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
+    ) -> Generator[Call, AnyReply, Reserved]:
+        """Space in a unit of the first tier that has some. CapacityError says what each of them has said."""
+        told: list[str] = []
+        for units in tiers:
+            try:
+                if units:
+                    return (yield from self._reserve_in(units, nbytes, wait))
+            except CapacityError as error:
+                if len(tiers) == 1:
+                    raise
+                told.append(str(error))
+        raise CapacityError("; ".join(told) or "there is no storage unit to write to")
 
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
         """Space in one of these units."""
@@ -264,12 +295,13 @@ class Space(Allocator[Call]):
                 lock.release()
             self._slots.clear()
 
-    def use(self, units: Sequence[int]) -> None:
+    def use(self, units: Sequence[int], disks: Sequence[int] = ()) -> None:
         """These are the units now; those that are not among them are lost."""
         with self._mutex:
-            gone = set(self.units) - set(units)
+            gone = {*self.units, *self.disks} - {*units, *disks}
             there = [unit for unit in self.units if unit not in gone]
             self.units = (*there, *(unit for unit in units if unit not in there))
+            self.disks = tuple(disks)
             for unit in gone & self._slots.keys():
                 self._slots.pop(unit)[1].release()
             for extent in list(self._extents.values()):

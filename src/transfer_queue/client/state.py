@@ -24,7 +24,17 @@ from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
 from transfer_queue.errors import AttachError, NotInitializedError, ProtocolError, UnitLostError
-from transfer_queue.messages import AnyReply, CloseExtents, LookupReply, Topology, TopologyReply, UnitInfo, UnitStatus
+from transfer_queue.messages import (
+    DISK,
+    MEMORY,
+    AnyReply,
+    CloseExtents,
+    LookupReply,
+    Topology,
+    TopologyReply,
+    UnitInfo,
+    UnitStatus,
+)
 from transfer_queue.net.session import Session, Target
 from transfer_queue.node.paths import host_and_port
 from transfer_queue.node.presence import Presence
@@ -139,10 +149,14 @@ class ClientState:
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
                 self._take(reply.units)
-                numbers = sorted(self._units)
+                numbers = self._of_tier(MEMORY)
                 first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
                 self._space = Space(
-                    self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas
+                    self.client_id,
+                    numbers[first:] + numbers[:first],
+                    self._hold,
+                    self._settings.replicas,
+                    self._of_tier(DISK),
                 )
 
     def _take(self, units: list[UnitInfo]) -> None:
@@ -158,7 +172,10 @@ class ClientState:
             self._take(reply.units)
             for unit in self._arenas.keys() - self._units.keys():
                 del self._arenas[unit]
-        self.space.use(sorted(self._units))
+        self.space.use(self._of_tier(MEMORY), self._of_tier(DISK))
+
+    def _of_tier(self, tier: str) -> list[int]:
+        return sorted(unit for unit, info in self._units.items() if info.tier == tier)
 
     def bring(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
         """What a lookup names, with the memory to gather it from: brought here where it lies elsewhere.

@@ -53,6 +53,7 @@ Operation = Generator[Call, AnyReply, T]
 
 READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
 FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
+OFFLOAD_SECONDS = 2.0  # for which a put waits at most for blocks to be moved to disk, before it is written there itself
 
 # after these nobody can tell whether a request was carried out; any other error is a server's refusal
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
@@ -144,7 +145,8 @@ class Transfers:
     def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
         """Space for a block. Where there is none, this client first hands back what it has leased and not filled.
 
-        It then waits FREEING_SECONDS in any case: what was cleared just before is on its way to be free.
+        It then waits FREEING_SECONDS in any case: what was cleared just before is on its way to be free. Where there
+        are units on disk, blocks are moved there meanwhile; where that makes no room in time, this one goes there.
         """
         space = self._state.space
         try:
@@ -152,11 +154,29 @@ class Transfers:
         except CapacityError:
             yield from self._state.hand_back()
         try:
+            if space.disks:
+                return (yield from self._reserve_beside_disk(nbytes, wait))
             return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS)))
         except CapacityError:
             with contextlib.suppress(TransferQueueError):  # of what was leased in one of two units
                 yield from space.give_back()
             raise
+
+    def _reserve_beside_disk(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
+        """In memory as soon as blocks were moved out of it, else on disk, else wherever space comes within the wait."""
+        space = self._state.space
+        first = OFFLOAD_SECONDS if wait is None else min(max(wait, FREEING_SECONDS), OFFLOAD_SECONDS)
+        with contextlib.suppress(CapacityError):
+            return (yield from space.reserve(nbytes, first))
+        try:
+            return (yield from space.reserve_anywhere(nbytes))
+        except CapacityError as error:
+            if wait is None or wait <= first:
+                raise
+            told = error
+        with contextlib.suppress(CapacityError):
+            return (yield from space.reserve(nbytes, wait - first))
+        raise told
 
     def _abandon(self, reserved: Reserved) -> Operation[None]:
         """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""

@@ -181,7 +181,8 @@ class BlockTable:
 
     freed: extents that nobody needs any more, until their units have said that they are free. untold: those of them
     of which the units are to be told; no part of the state.
-    live_bytes: of the blocks, each counted once. leased: the lengths of the extents together.
+    live_bytes: of the blocks, each counted once. leased: the lengths of the extents together; leased_in: of each unit's
+    (derived).
     changes: grows when values or extents go; for `core.moves`, and no part of the state.
     """
 
@@ -194,6 +195,7 @@ class BlockTable:
         self.untold: dict[tuple[int, int], None] = {}
         self.live_bytes = 0
         self.leased = 0
+        self.leased_in: dict[int, int] = {}
         self.changes = 0
 
     def add(self, number: int, writer: str, block: NewBlock, values: int) -> None:
@@ -222,8 +224,13 @@ class BlockTable:
         extent = self.extents.get((unit, number))
         if extent is None:
             extent = self.extents[unit, number] = Extent(writer, length)
-            self.leased += length
+            self.lengthen(unit, length)
         extent.blocks += blocks
+
+    def lengthen(self, unit: int, length: int) -> None:
+        """So many bytes more are in extents of a unit, or (below 0) fewer."""
+        self.leased += length
+        self.leased_in[unit] = self.leased_in.get(unit, 0) + length
 
     def release(self, numbers: np.ndarray) -> int:
         """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
@@ -269,6 +276,19 @@ class BlockTable:
     def places(self, number: int) -> list[Place]:
         """Where a needed block lies, one place or two; a reader is told the first."""
         return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
+
+    def elsewhere(self, numbers: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """Those of these needed blocks that lie in a unit, and in which other one each of them lies (-1: in none)."""
+        first, second = (np.full(len(numbers), -1, "i8") for _ in range(2))
+        keys = numbers >> CHUNK_BITS
+        for key in np.unique(keys).tolist():
+            chunk, mine = self.chunks[key], keys == key
+            at = numbers[mine] & (CHUNK - 1)
+            first[mine] = chunk.columns["unit"][at]
+            if chunk.second:
+                second[mine] = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
+        there = (first == unit) | (second == unit)
+        return numbers[there], np.where(first == unit, second, first)[there]
 
     def needed(self, numbers: np.ndarray) -> np.ndarray:
         """Those of these blocks that some live row needs, in order."""
@@ -365,7 +385,7 @@ class BlockTable:
         for (unit, number), length in zip(places, lengths):
             extent = self.extents.get((unit, number))
             if extent is not None and length < extent.length:
-                self.leased -= extent.length - length
+                self.lengthen(unit, length - extent.length)
                 extent.length = length
 
     def close(self, places: list[tuple[int, int]]) -> None:
@@ -383,7 +403,7 @@ class BlockTable:
     def _free_if_done(self, place: tuple[int, int]) -> None:
         extent = self.extents[place]
         if extent.blocks == 0 and extent.closed:
-            self.leased -= extent.length
+            self.lengthen(place[0], -extent.length)
             del self.extents[place]
             self._free(place)
 
@@ -398,7 +418,7 @@ class BlockTable:
             self.untold.pop(place, None)
             extent = self.extents.pop(place, None)
             if extent is not None:
-                self.leased -= extent.length
+                self.lengthen(place[0], -extent.length)
 
     def tell_again(self, unit: int) -> None:
         """The unit is to be told anew what it is to free."""
@@ -503,6 +523,7 @@ class BlockTable:
         for unit, number, writer, length, blocks, closed in saved["extents"]:
             extent = self.extents[unit, number] = Extent(writer, length)
             extent.blocks, extent.closed = blocks, closed
+            self.leased_in[unit] = self.leased_in.get(unit, 0) + length
         self.freed = dict.fromkeys(map(tuple, saved["freed"]))
         self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
 

@@ -40,6 +40,7 @@ from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.moves import Moves
 from transfer_queue.core.mutations import MUTATIONS, Decide
+from transfer_queue.core.offload import DEFAULTS, Watermarks
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import QUERIES, status
 from transfer_queue.core.retries import Change
@@ -91,7 +92,8 @@ class Controller:
     boot: unlike that of any other controller; block numbers are told apart by it. checkpoints: under way.
     max_deliveries: see `PartitionOptions`, of partitions that do not say it. deadlines: when leases end.
     trouble: why what changes anything waits, for status, told by the server; "" where it does not.
-    replicas: units that each block shall lie in. drains: who waits until a unit is empty.
+    replicas: units that each block shall lie in. marks: when blocks are moved to disk (`offload.Watermarks`). drains:
+    who waits until a unit is empty.
     changed: what happened to each partition since `settle`.
     """
 
@@ -107,6 +109,7 @@ class Controller:
         boot: str = "",
         max_deliveries: int = MAX_DELIVERIES,
         replicas: int = 1,
+        marks: Watermarks = DEFAULTS,
     ) -> None:
         self.state = State(capacity) if restored is None else restored
         self.deadlines = Deadlines(self.state)
@@ -127,7 +130,7 @@ class Controller:
         self.unit_peers: dict[int, int] = {}
         self.movers = deadlock.Movers()
         self.movers.restored(self.returning.clients, self.state.partitions)
-        self.moves = Moves(self, replicas)
+        self.moves = Moves(self, replicas, marks)
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
         self.clearing = Clearing()

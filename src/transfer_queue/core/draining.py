@@ -8,7 +8,7 @@ from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, Send
 from transfer_queue.core.state import State
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import AnyReply, Done, Drain, Envelope, Failure
+from transfer_queue.messages import MEMORY, AnyReply, Done, Drain, Envelope, Failure
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
@@ -22,7 +22,7 @@ def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None
     if request.unit not in state.units:
         there = ", ".join(map(str, sorted(state.units))) or "none"
         raise InvalidArgumentError(f"there is no storage unit {request.unit}; the units are: {there}")
-    others = set(state.units) - state.draining - {request.unit}
+    others = state.units_of(MEMORY) - state.draining - {request.unit}
     if not request.undo and len(others) < replicas:
         raise InvalidArgumentError(
             f"storage unit {request.unit} cannot be drained: {len(others)} others would be left to write to, and "

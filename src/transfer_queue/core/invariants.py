@@ -255,8 +255,11 @@ def _extents(state: State) -> None:
     for number, _, places, _ in state.blocks.live_blocks():
         extents.update((place.unit, place.extent) for place in places)
         require(len({place.unit for place in places}) == len(places), f"block {number} lies twice in one unit")
-    leased = sum(extent.length for extent in state.blocks.extents.values())
-    require(leased == state.blocks.leased, "7: the lengths of extents are not what a recount gives")
+    leased: Counter[int] = Counter()
+    for (unit, _), extent in state.blocks.extents.items():
+        leased[unit] += extent.length
+    require(leased.total() == state.blocks.leased, "7: the lengths of extents are not what a recount gives")
+    require(leased == Counter(state.blocks.leased_in), "7: the bytes of each unit are not what a recount gives")
     for place, extent in state.blocks.extents.items():
         require(extent.blocks == extents[place], f"7: extent {place} miscounts its blocks")
         require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")

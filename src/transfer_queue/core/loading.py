@@ -51,7 +51,7 @@ def _join(state: State, blocks: BlockTable) -> None:
     blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
     for place, before in state.blocks.extents.items():
         blocks.extents[place] = Extent(before.writer, before.length)
-        blocks.leased += before.length
+        blocks.lengthen(place[0], before.length)
     blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
 
 

@@ -1,4 +1,5 @@
-"""Which blocks are moved, and when: out of extents that hold little, off units that are drained, to where copies lack.
+"""Which blocks are moved, and when: out of extents that hold little, off units that are drained, to where copies lack,
+and out of memory that is nearly full (`core.offload`).
 
 A plan looks at all blocks, a few chunks of the table at a time, chooses, and then gives one order after the other to
 units, each for what one extent takes. A unit copies and says where the copies lie (`messages.Moved`), which becomes a
@@ -19,11 +20,13 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from transfer_queue.core import offload
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import CHUNK_BITS, BlockChunk
+from transfer_queue.core.offload import DEFAULTS, Watermarks
 from transfer_queue.core.sparse import SparseBlock, SparseRows, batches, blocks_message
 from transfer_queue.core.state import State
-from transfer_queue.messages import Blocks, Drained, Move, Moved, NewBlock, Place, Repack
+from transfer_queue.messages import DISK, MEMORY, Blocks, Drained, Move, Moved, NewBlock, Place, Repack
 
 SPARE = 16 << 20
 """Leased bytes that are never worth a move."""
@@ -59,11 +62,13 @@ class Moves:
     """The plan under way, if any, and what it has to be told.
 
     units: the connected ones. short: units whose writers wait for space. replicas: units that each block shall lie in.
+    marks: when blocks are moved to disk, where there are units there.
     """
 
-    def __init__(self, core: HasState, replicas: int = 1) -> None:
+    def __init__(self, core: HasState, replicas: int = 1, marks: Watermarks = DEFAULTS) -> None:
         self._core = core
         self.replicas = replicas
+        self.marks = marks
         self.units: set[int] = set()
         self.short: set[int] = set()
         self._plan: Iterator[bool] | None = None
@@ -74,7 +79,7 @@ class Moves:
         self._number = 0
         self._now = 0.0
         self._next = 0.0  # when the next plan may begin
-        self._seen: tuple[int, int, int] = (0, 0, 0)
+        self._seen: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._nudges = 0
         self._made = 0  # blocks of rows that were repacked
 
@@ -144,7 +149,10 @@ class Moves:
         if self._hurry():
             return 0.0
         wanted = self.state.blocks.leased > SPARE or self.state.draining or self.replicas > 1
-        return self._next if wanted else None
+        return self._next if wanted or self._excess() else None
+
+    def _excess(self) -> dict[int, float]:
+        return offload.excess(self.state, self.marks, self.short)
 
     def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | Drained]]]:
         """A little of a plan; records to apply at once, and orders to units."""
@@ -162,10 +170,12 @@ class Moves:
         records, self._records = self._records, []
         return records
 
-    def _stamp(self) -> tuple[int, int, int]:
+    def _stamp(self) -> tuple[int, int, int, int]:
         """Changes with whatever may make a plan worth while."""
         published = self.state.next_block - self._made if self.state.draining else 0
-        return self.state.blocks.changes, published, self._nudges
+        leased = self.state.blocks.leased_in
+        over = sum(leased.get(unit, 0) for unit in self._excess())
+        return self.state.blocks.changes, published, self._nudges, over
 
     def _run(self, now: float) -> None:
         if self._plan is None:
@@ -184,30 +194,37 @@ class Moves:
     def _planned(self) -> Iterator[bool]:
         """Yields after each slice of work: True where it can go on at once, False where it waits for a unit."""
         blocks = self.state.blocks
-        before = blocks.leased
+        before, before_in_memory = blocks.leased, self._in_memory()
         live: Extents = {}
+        ages: dict[tuple[int, int], int] = {}
         for key in sorted(blocks.chunks):
             chunk = blocks.chunks.get(key)
             if chunk is not None:
-                self._tally(chunk, live)
+                self._tally(key, chunk, live, ages)
             yield True
-        victims = np.array(sorted((u << _UNIT) + e for u, e in self._victims(live)), "i8")
+        cold = offload.cold(blocks, self._excess(), ages)
+        victims = _as_numbers(self._victims(live) - cold)
+        leaving_memory = _as_numbers(cold)
         yield True
         whole: dict[tuple[int, int], list[np.ndarray]] = {}  # (unit to leave or -1, unit of the other place or -1)
         sparse: list[np.ndarray] = []
+        to_disk: dict[int, list[np.ndarray]] = {}  # unit to leave
         left = PLAN_BLOCKS
-        for key in sorted(blocks.chunks) if len(victims) or self._may_copy() else ():
+        for key in sorted(blocks.chunks) if len(victims) or cold or self._may_copy() else ():
             chunk = blocks.chunks.get(key)
             if chunk is not None and left > 0:
+                left -= self._collect_cold(key, chunk, leaving_memory, to_disk)
                 left -= self._collect(key, chunk, victims, whole, sparse)
             yield True
         if left <= 0:
             self._nudges += 1  # the rest is for the next plan
+        for leaving, found in to_disk.items():
+            yield from self._offload(leaving, np.unique(np.concatenate(found)))
         if sparse:
             yield from self._repack(np.unique(np.concatenate(sparse)))
         for (leaving, other), found in whole.items():
             yield from self._move(leaving, other, np.unique(np.concatenate(found)))
-        if blocks.leased >= before and left > 0:
+        if blocks.leased >= before and self._in_memory() >= before_in_memory and left > 0:
             self._seen = (blocks.changes, *self._seen[1:])  # nothing was gained, nor is it before something happens
 
     def _shares(self, chunk: BlockChunk) -> tuple[np.ndarray, np.ndarray]:
@@ -217,17 +234,22 @@ class Moves:
         widths = np.array([len(schema) if schema else 1 for schema in self.state.blocks.schemas.values], "i8")
         return at, columns["live"][at] / np.maximum(columns["rows"][at] * widths[columns["schema"][at]], 1)
 
-    def _tally(self, chunk: BlockChunk, live: Extents) -> None:
-        """Adds up how many bytes are alive in each extent."""
+    def _in_memory(self) -> int:
+        return sum(self.state.blocks.leased_in.get(unit, 0) for unit in self.state.units_of(MEMORY))
+
+    def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[tuple[int, int], int]) -> None:
+        """Adds up how many bytes are alive in each extent, and notes the oldest block in it. Chunks come in order."""
         at, share = self._shares(chunk)
         nbytes = np.maximum(chunk.columns["nbytes"][at], 64) * share
         for code in self._codes(chunk, at):
             some = code >= 0
-            extents, which = np.unique(code[some], return_inverse=True)
+            extents, first, which = np.unique(code[some], return_index=True, return_inverse=True)
             sums = np.bincount(which.reshape(-1), nbytes[some], len(extents))
-            for extent, size in zip(extents.tolist(), sums.tolist(), strict=True):
+            oldest = (at[some][first] + (key << CHUNK_BITS)).tolist()
+            for extent, size, number in zip(extents.tolist(), sums.tolist(), oldest, strict=True):
                 place = (extent >> _UNIT, extent & ((1 << _UNIT) - 1))
                 live[place] = live.get(place, 0.0) + size
+                ages.setdefault(place, number)
 
     @staticmethod
     def _codes(chunk: BlockChunk, at: np.ndarray) -> list[np.ndarray]:
@@ -270,13 +292,10 @@ class Moves:
                 chosen.update(picked[unit])
         return chosen
 
-    def _healthy(self) -> list[int]:
-        """Units to which blocks may be brought, the emptiest first."""
-        leased = dict.fromkeys(sorted(self.units - self.state.draining), 0)
-        for (unit, _), extent in self.state.blocks.extents.items():
-            if unit in leased:
-                leased[unit] += extent.length
-        return sorted(leased, key=lambda unit: leased[unit])
+    def _healthy(self, tier: str = MEMORY) -> list[int]:
+        """Units to which blocks may be brought, first of this tier and then of others, the emptiest first."""
+        leased, first = self.state.blocks.leased_in, self.state.units_of(tier)
+        return sorted(self.units - self.state.draining, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
 
     def _may_copy(self) -> bool:
         return self.replicas > 1 and len(self.units - self.state.draining) > 1
@@ -314,7 +333,35 @@ class Moves:
                 count += len(mine)
         return count
 
+    @staticmethod
+    def _collect_cold(key: int, chunk: BlockChunk, cold: np.ndarray, to_disk: dict[int, list[np.ndarray]]) -> int:
+        """Adds the blocks of a chunk that are to be moved to disk; how many."""
+        if not len(cold):
+            return 0
+        at, count = np.flatnonzero(chunk.columns["live"]), 0
+        for code in Moves._codes(chunk, at):
+            hits = np.isin(code, cold)
+            for unit in np.unique(code[hits] >> _UNIT).tolist():
+                mine = at[hits & (code >> _UNIT == unit)]
+                to_disk.setdefault(unit, []).append(mine + (key << CHUNK_BITS))
+                count += len(mine)
+        return count
+
     # ------------------------------------------------------------ orders
+
+    def _offload(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, None]:
+        """Brings blocks (ascending) whole from a unit in memory to one on disk where their other place is not."""
+        blocks = self.state.blocks
+        numbers = blocks.needed(numbers)
+        for a, b in batches(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
+            there, others = blocks.elsewhere(blocks.needed(numbers[a:b]), leaving)
+            for other in np.unique(others).tolist():
+                to = next((unit for unit in self._healthy(DISK) if unit != other), None)
+                if to is None or to not in self.state.units_of(DISK):
+                    continue
+                some = blocks.needed(there[others == other])  # the orders before took their time
+                if len(some) and not (yield from self._bring(leaving, to, some)):
+                    return  # no room, or it is gone
 
     def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Generator[bool, None, None]:
         """Brings blocks whole from unit `leaving` (-1: copies them) to where their other place is not."""
@@ -325,18 +372,24 @@ class Moves:
             to = self._target(leaving, {other, leaving})
             if to is None or not len(there):
                 continue
-            reply = yield from self._ask(to, blocks.describe(there), [])
-            if reply is None:
+            if not (yield from self._bring(leaving, to, there)):
                 return
-            offsets = np.frombuffer(reply.offsets, "<i8")
-            kept = offsets >= 0
-            self._records.append(
-                r.Moved(
-                    to, reply.extent, reply.length, reply.generation, leaving, there[kept].tobytes(),
-                    offsets[kept].tobytes(),
-                )
-            )  # fmt: skip
-            yield True
+
+    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Generator[bool, None, bool]:
+        """One order, and its record; False where the unit had no room or is gone."""
+        reply = yield from self._ask(to, self.state.blocks.describe(numbers), [])
+        if reply is None:
+            return False
+        offsets = np.frombuffer(reply.offsets, "<i8")
+        kept = offsets >= 0
+        self._records.append(
+            r.Moved(
+                to, reply.extent, reply.length, reply.generation, leaving, numbers[kept].tobytes(),
+                offsets[kept].tobytes(),
+            )
+        )  # fmt: skip
+        yield True
+        return True
 
     def _repack(self, numbers: np.ndarray) -> Generator[bool, None, None]:
         """Gives the rows that live in these blocks blocks of their own."""
@@ -409,10 +462,21 @@ class Moves:
         return [block for block in found if block.number in there]
 
     def _target(self, unit: int, taken: set[int]) -> int | None:
-        """Where blocks of this unit (-1: copies) are brought: to itself, or to the emptiest that is not taken."""
+        """Where blocks of this unit (-1: copies) are brought: to itself, or to the emptiest that is not taken.
+
+        What is on disk, or whose other place is, stays there where it can; what is in memory goes to disk where no
+        memory is left.
+        """
         if unit in self.units and unit not in self.state.draining:
             return unit
-        return next((other for other in self._healthy() if other not in taken), None)
+        tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
+        free = [other for other in self._healthy(tier) if other not in taken]
+        over = self._excess()
+        return next((other for other in free if other not in over), free[0] if free else None)
+
+    def _tier(self, unit: int) -> str:
+        known = self.state.units.get(unit)
+        return MEMORY if known is None else known.tier
 
     def _size(self) -> int:
         return SHORT_ORDER_BYTES if self.short else ORDER_BYTES
@@ -430,6 +494,10 @@ class Moves:
             yield False
         reply = self._reply
         return reply if reply is not None and reply.extent else None
+
+
+def _as_numbers(extents: set[tuple[int, int]]) -> np.ndarray:
+    return np.array(sorted((unit << _UNIT) + extent for unit, extent in extents), "i8")
 
 
 def _with_copies(made: list[NewBlock | None], reply: Moved) -> list[NewBlock | None]:

@@ -39,6 +39,7 @@ from transfer_queue.messages import (
     SystemStatus,
     TakeSnapshot,
     TaskProgress,
+    UnitProgress,
 )
 
 
@@ -161,7 +162,12 @@ def status(
 ) -> SystemStatus:
     """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
     partitions = [_progress(state, partition, now, size) for partition in state.partitions.values()]
-    return SystemStatus(partitions, counters, samplers, trouble)
+    leased = state.blocks.leased_in
+    units = [
+        UnitProgress(number, unit.tier, unit.capacity, leased.get(number, 0), number in state.draining)
+        for number, unit in sorted(state.units.items())
+    ]
+    return SystemStatus(partitions, counters, samplers, trouble, units)
 
 
 def _progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:

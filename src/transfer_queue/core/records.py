@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.messages import AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted, Watch
+from transfer_queue.messages import MEMORY, AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted, Watch
 
 LARGEST = (1 << 63) - 1  # int that a record or reply can carry
 
@@ -317,7 +317,7 @@ class ClientForgotten(Record, frozen=True):
 class UnitRegistered(Record, frozen=True):
     """A storage unit came up under this number. boot_id: of its arena. name: what it is called, whatever its arena.
 
-    node, remote: see `RegisterUnit`.
+    node, remote, tier, capacity: see `RegisterUnit`.
     """
 
     unit: int
@@ -327,6 +327,8 @@ class UnitRegistered(Record, frozen=True):
     name: str = ""
     node: str = ""
     remote: str = ""
+    tier: str = MEMORY
+    capacity: int = 0
 
 
 class UnitLost(Record, frozen=True):

@@ -48,4 +48,6 @@ def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int,
         for (unit, number), count in zip(places.T.tolist(), counts.tolist(), strict=True):
             extent = blocks.extents[unit, number] = Extent(writer, lengths[unit, number])
             extent.blocks = count
-    blocks.leased = sum(extent.length for extent in blocks.extents.values())
+    blocks.leased, blocks.leased_in = 0, {}
+    for (unit, _), extent in blocks.extents.items():
+        blocks.lengthen(unit, extent.length)

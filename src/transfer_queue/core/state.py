@@ -114,6 +114,10 @@ class State:
         """Rows of all partitions that count towards the capacity."""
         return self.counted.of(self.partitions)
 
+    def units_of(self, tier: str) -> set[int]:
+        """The storage units of a tier (`messages.MEMORY`, `messages.DISK`)."""
+        return {number for number, unit in self.units.items() if unit.tier == tier}
+
     def apply(self, record: r.AnyRecord) -> None:
         """Takes one record in."""
         _APPLY[type(record)](self, record)
@@ -306,7 +310,15 @@ class State:
 
     def _unit_registered(self, record: r.UnitRegistered) -> None:
         self.units[record.unit] = UnitInfo(
-            record.unit, record.address, record.arena, record.boot_id, record.name, record.node, record.remote
+            record.unit,
+            record.address,
+            record.arena,
+            record.boot_id,
+            record.name,
+            record.node,
+            record.remote,
+            record.tier,
+            record.capacity,
         )
 
     def _unit_lost(self, record: r.UnitLost) -> None:

@@ -14,6 +14,8 @@ import msgspec
 
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import (
+    DISK,
+    MEMORY,
     Blocks,
     FieldSpec,
     FieldType,
@@ -24,7 +26,14 @@ from transfer_queue.messages.descriptors import (
     UnitInfo,
 )
 from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, PolicyProgress, SamplerCost, TaskProgress
+from transfer_queue.messages.progress import (
+    FieldProgress,
+    PartitionProgress,
+    PolicyProgress,
+    SamplerCost,
+    TaskProgress,
+    UnitProgress,
+)
 from transfer_queue.messages.replies import (
     ChangeReply,
     ClaimReply,
@@ -126,6 +135,7 @@ __all__ = [
     "CreatePartition",
     "CutReply",
     "DELETE_CODE",
+    "DISK",
     "Done",
     "Drain",
     "Drained",
@@ -148,6 +158,7 @@ __all__ = [
     "LoadState",
     "Lookup",
     "LookupReply",
+    "MEMORY",
     "MOVER",
     "Message",
     "Move",
@@ -194,6 +205,7 @@ __all__ = [
     "TopologyReply",
     "UNREADABLE",
     "UnitInfo",
+    "UnitProgress",
     "UnitStatus",
     "UnitStatusReply",
     "UseSampler",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from transfer_queue.messages.base import Message
 
+MEMORY, DISK = "memory", "disk"
+"""Tiers of storage units: where their arenas lie."""
+
 
 class FieldSpec(Message, frozen=True):
     """How one field lies in a block.
@@ -104,6 +107,8 @@ class UnitInfo(Message, frozen=True):
     name: str = ""
     node: str = ""
     remote: str = ""
+    tier: str = MEMORY
+    capacity: int = 0
 
 
 class PartitionOptions(Message, frozen=True):

@@ -66,6 +66,18 @@ class PartitionProgress(Message, frozen=True):
     passed: dict[str, dict[str, int]] = {}
 
 
+class UnitProgress(Message, frozen=True):
+    """A storage unit. tier: see `RegisterUnit`. Bytes: capacity (0: not known), leased (of extents that hold needed
+    values, as the controller knows it). drained: everything is being moved off it.
+    """
+
+    unit: int
+    tier: str
+    capacity: int
+    leased: int
+    drained: bool = False
+
+
 class SamplerCost(Message, frozen=True):
     """A user's sampler: how often it was asked, and for how long it has held up the controller, in seconds."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from transfer_queue.messages.base import Message
-from transfer_queue.messages.descriptors import Blocks, FieldType, Placement, UnitInfo
-from transfer_queue.messages.progress import PartitionProgress, SamplerCost
+from transfer_queue.messages.descriptors import MEMORY, Blocks, FieldType, Placement, UnitInfo
+from transfer_queue.messages.progress import PartitionProgress, SamplerCost, UnitProgress
 
 
 class Reply(Message, frozen=True, tag=True):
@@ -163,13 +163,14 @@ class SnapshotReply(Reply, frozen=True):
 class SystemStatus(Reply, frozen=True):
     """All partitions, counters of the controller, and what users' samplers cost it.
 
-    trouble: why what changes anything waits at the moment; "" where it does not.
+    trouble: why what changes anything waits at the moment; "" where it does not. units: the storage units.
     """
 
     partitions: list[PartitionProgress]
     counters: dict[str, float]
     samplers: list[SamplerCost] = []
     trouble: str = ""
+    units: list[UnitProgress] = []
 
 
 class LeaseReply(Reply, frozen=True):
@@ -189,9 +190,13 @@ class SlotReply(Reply, frozen=True):
 
 
 class UnitStatusReply(Reply, frozen=True):
-    """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased)."""
+    """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased).
+
+    tier: see `RegisterUnit`.
+    """
 
     capacity: int
     held: int
     leased: int
     free: int
+    tier: str = MEMORY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transfer_queue.messages.base import Message
-from transfer_queue.messages.descriptors import Blocks, NewBlock
+from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
 from transfer_queue.messages.requests import Request
 
 
@@ -14,6 +14,7 @@ class RegisterUnit(Request, frozen=True):
     in words. extents: all that are leased there (i8); None where that is not told. next_extent: the first number that
     was not given to an extent yet: what is newer, writers may have published before this arrives. node: on which it is;
     its address and arena mean something there alone. remote: "host:port" for other nodes; "" where it serves none.
+    tier: where the arena lies, `MEMORY` or `DISK`. capacity: bytes that it may use; 0 where that is not told.
     """
 
     address: str
@@ -25,6 +26,8 @@ class RegisterUnit(Request, frozen=True):
     next_extent: int | None = None
     node: str = ""
     remote: str = ""
+    tier: str = MEMORY
+    capacity: int = 0
 
 
 class Freed(Request, frozen=True):

@@ -19,8 +19,10 @@ from transfer_queue.storage.ownership import SlotFolder
 logger = logging.getLogger(__name__)
 
 
-def take_up(system: SystemFolder, number: int, arenas: Path, capacity: int | None) -> tuple[Arena, SlotFolder]:
-    """Arena and slots of unit `number` of a system. capacity: of a new arena, see `Arena.create`.
+def take_up(
+    system: SystemFolder, number: int, arenas: Path, capacity: int | None, tier: str
+) -> tuple[Arena, SlotFolder]:
+    """Arena and slots of unit `number` of a system. capacity: of a new arena, tier: of any; see `Arena.create`.
 
     What was lost is logged and removed.
     """
@@ -33,7 +35,7 @@ def take_up(system: SystemFolder, number: int, arenas: Path, capacity: int | Non
         if not any(folder.iterdir()):
             continue  # lost before
         try:
-            arena = Arena.reopen(folder)
+            arena = Arena.reopen(folder, tier)
         except AttachError as error:
             logger.error("all that was stored in %s is lost: %s", folder, error)
         else:
@@ -41,7 +43,7 @@ def take_up(system: SystemFolder, number: int, arenas: Path, capacity: int | Non
             return arena, SlotFolder(slots / arena.boot_id)
     if slots.exists() and folder == arenas / f"unit-{number}":
         logger.error("all that was stored by the unit before this one is lost: %s is not there any more", folder)
-    arena = Arena.create(folder, capacity)
+    arena = Arena.create(folder, capacity, tier)
     shutil.rmtree(slots, ignore_errors=True)
     for lost in arenas.glob(f"unit-{number}*"):
         if lost != folder and lost.name.partition(".")[0] == f"unit-{number}":

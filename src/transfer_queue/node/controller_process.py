@@ -16,6 +16,7 @@ import msgspec
 
 from transfer_queue.config import Settings, sampler_from
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.offload import Watermarks
 from transfer_queue.errors import SamplerError
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.segment import Clock
@@ -72,6 +73,7 @@ def build_controller(
         boot=uuid.uuid4().hex,
         max_deliveries=settings.max_deliveries,
         replicas=settings.replicas,
+        marks=Watermarks(settings.offload_high, settings.offload_low),
     )  # fmt: skip
     journaling = None
     if journal is not None and recovered is not None:

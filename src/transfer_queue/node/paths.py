@@ -6,6 +6,7 @@
         heir                      the process that took the place of the starter, where one did
         alive                     locked by every process of the system (`node.locks`)
         arena                     link to the folder of the arenas, which is best in memory
+        disk                      link to that of arenas on disk, where there are some (`node.offloading`)
         journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
         clients/                  locks of the clients that live (`node.presence`)
         slots-0/                  slot locks of writers (`storage.ownership`)
@@ -37,6 +38,7 @@ from transfer_queue.net.connection import MAX_PATH
 DEFAULT_NAME = "default"
 KEY_BYTES = 32
 ARENA_PREFIX = "transfer_queue-"
+DISK_PREFIX = "transfer_queue-disk-"
 
 _Heir = tuple[int, int | None]  # pid, and see `processes.start_time`
 _LONGEST = "controller.sock"  # of the sockets in the folder, up to a million units
@@ -128,6 +130,7 @@ class SystemFolder:
         self.heir = folder / "heir"
         self.alive = folder / "alive"
         self.arena = folder / "arena"
+        self.disk = folder / "disk"
         self.logs = folder / "logs"
         self.journal = folder / "journal"
         self.clients = folder / "clients"
@@ -181,8 +184,15 @@ class SystemFolder:
 
     def create_arena_folder(self, parent: Path) -> Path:
         """Makes a folder for arenas under `parent`; the link to it comes first, so that it is found and swept."""
-        folder = parent / f"{ARENA_PREFIX}{os.geteuid()}-{self.name}-{secrets.token_hex(4)}"
-        self.arena.symlink_to(folder)
+        return self._create_linked(self.arena, parent, ARENA_PREFIX)
+
+    def create_offload_folder(self, parent: Path) -> Path:
+        """The same for arenas on disk."""
+        return self._create_linked(self.disk, parent, DISK_PREFIX)
+
+    def _create_linked(self, link: Path, parent: Path, prefix: str) -> Path:
+        folder = parent / f"{prefix}{os.geteuid()}-{self.name}-{secrets.token_hex(4)}"
+        link.symlink_to(folder)
         folder.mkdir(mode=0o700)
         return folder
 
@@ -275,14 +285,15 @@ class SystemFolder:
         self.alive.unlink(missing_ok=True)
 
     def remove_arenas(self) -> None:
-        """Removes the folder of the arenas, if it is one that `create_arena_folder` made."""
-        try:
-            folder = Path(os.readlink(self.arena))
-            owner = folder.lstat().st_uid
-        except OSError:
-            return
-        if owner == os.geteuid() and folder.name.startswith(f"{ARENA_PREFIX}{os.geteuid()}-{self.name}-"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Removes the folders of the arenas, if they are such as `create_arena_folder` and the like make."""
+        for link, prefix in ((self.arena, ARENA_PREFIX), (self.disk, DISK_PREFIX)):
+            try:
+                folder = Path(os.readlink(link))
+                owner = folder.lstat().st_uid
+            except OSError:
+                continue
+            if owner == os.geteuid() and folder.name.startswith(f"{prefix}{os.geteuid()}-{self.name}-"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
         """Removes what killed processes have left. To be called under the lock, when nothing of it is alive."""

@@ -32,11 +32,13 @@ import msgspec
 
 from transfer_queue.config import Settings
 from transfer_queue.errors import StartError
+from transfer_queue.messages import DISK, MEMORY
 from transfer_queue.net.listening import bound_socket
 from transfer_queue.node import processes, startup
 from transfer_queue.node.children import Child
 from transfer_queue.node.controller_process import Sockets, build_controller
 from transfer_queue.node.locks import StartLock, hold_liveness
+from transfer_queue.node.offloading import make_folder
 from transfer_queue.node.paths import Description, SystemFolder, no_link
 from transfer_queue.node.server_process import configure_logging, run_server
 from transfer_queue.node.unit_process import build_unit
@@ -124,16 +126,19 @@ class Supervisor:
         journal = self._make_journal_folder()
         build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
         self._bring(Child("controller", build, restarts=journal is not None))
-        arenas = self._make_arena_folder()
-        for number in range(settings.num_data_storage_units):
+        places = [(self._make_arena_folder(), MEMORY)] * settings.num_data_storage_units
+        if settings.offload_path is not None:
+            # as many as there are places of a block, which lie in different units
+            places += [(self._make_offload_folder(Path(settings.offload_path)), DISK)] * settings.replicas
+        for number, (arenas, tier) in enumerate(places):
             listener = self._listen(str(system.unit(number)))
-            unit = partial(build_unit, system, number, start.config, start.key, arenas, listener)
+            unit = partial(build_unit, system, number, start.config, start.key, arenas, listener, tier)
             self._bring(Child(f"unit-{number}", unit, restarts=True))
         self._is_up = True
         system.describe(self._description())
         startup.send(self._channel, startup.Started(self._warnings), RECEIVE_SECONDS)
         self._channel.close()
-        logger.info("system %s is up: controller and %d units", system.name, settings.num_data_storage_units)
+        logger.info("system %s is up: controller and %d units", system.name, len(places))
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""
@@ -178,6 +183,16 @@ class Supervisor:
             logger.warning("%s", choice.warning)
             self._warnings.append(choice.warning)
         return self._system.create_arena_folder(choice.folder)
+
+    def _make_offload_folder(self, path: Path) -> Path:
+        try:
+            folder, warning = make_folder(self._system, path, max(0.0, self._deadline - time.monotonic()))
+        except StartError as error:
+            raise _End(f"{error} (StartError)") from error
+        if warning is not None:
+            logger.warning("%s", warning)
+            self._warnings.append(warning)
+        return folder
 
     def _description(self) -> Description:
         start, system = self._start, self._system

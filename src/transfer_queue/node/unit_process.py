@@ -16,13 +16,14 @@ import numpy as np
 
 from transfer_queue.config import Settings
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import AnyReply, Done, RegisterUnit
+from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
 from transfer_queue.net.connection import Connection
 from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.arenas import take_up
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.unit_service import UnitService
+from transfer_queue.storage.paging import DiskRoom
 from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 
@@ -33,23 +34,34 @@ logger = logging.getLogger(__name__)
 
 
 def build_unit(
-    system: SystemFolder, number: int, config: str, key: bytes, arenas: Path, listener: socket.socket
+    system: SystemFolder,
+    number: int,
+    config: str,
+    key: bytes,
+    arenas: Path,
+    listener: socket.socket,
+    tier: str = MEMORY,
 ) -> Server:
     """The server of the `number`-th unit, registered with the controller. arenas: the folder for its arena.
 
-    listener: where it serves; a socket that outlives it (`net.listening`).
+    listener: where it serves; a socket that outlives it (`net.listening`). tier: see `RegisterUnit`.
     It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
     another one after an arena was lost.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    arena, slots = take_up(system, number, arenas, settings.arena_bytes)
-    room = ArenaRoom(arena)
+    most, sharers = settings.arena_bytes, settings.num_data_storage_units
+    if tier == DISK:
+        most, sharers = settings.offload_bytes, settings.replicas
+    arena, slots = take_up(system, number, arenas, most, tier)
+    room = DiskRoom(arena) if tier == DISK else ArenaRoom(arena)
+    share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
     name = f"unit-{number}"
     session = Session(f"{name}-{uuid.uuid4().hex}", key, lambda target: str(system.controller), role="unit")
 
     def registration(extents: bytes) -> RegisterUnit:
         when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
-        return RegisterUnit(str(system.unit(number)), str(room.folder), room.boot_id, name, when, extents, newer)
+        address, folder = str(system.unit(number)), str(room.folder)
+        return RegisterUnit(address, folder, room.boot_id, name, when, extents, newer, tier=tier, capacity=share)
 
     leased = room.table.leased_extents()
     request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())

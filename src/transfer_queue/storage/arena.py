@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
+from transfer_queue.messages import DISK, MEMORY
 from transfer_queue.storage.base import Bytes, Memory
 from transfer_queue.storage.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.extents import GRANULE, round_up
@@ -103,17 +104,22 @@ class Arena(Memory):
     memory: all of it, u8, length `capacity`. generations: u8 a granule, read-only but for the unit.
     extents: the file that says what is leased (the unit only).
     warm: bytes made resident by `prefault_some`, from offset 0 (the unit only); at most `held`.
+    tier: where it lies (`messages.MEMORY`, `messages.DISK`), as its unit was told (the unit only); on disk nothing is
+    made resident, and what was written is let go of.
     holes: which granules below `held` are given back to the file system, and hole_bytes how much that is (the unit
     only). Nobody has them leased, and nobody may touch them before `fill`.
     """
 
-    def __init__(self, folder: Path, header: Header, memory: int, generations: int, extents: int | None) -> None:
+    def __init__(
+        self, folder: Path, header: Header, memory: int, generations: int, extents: int | None, tier: str = MEMORY
+    ) -> None:
         self.folder = folder
+        self.tier = tier
         self.capacity = header.capacity
         self.boot_id = header.boot_id
         self.warm = 0
         owner = extents is not None
-        self._files = (memory, generations, extents) if extents is not None else ()
+        self._files: tuple[int, ...] = (memory, generations, extents) if extents is not None else ()
         self._extents = ExtentFile(extents, header.capacity) if extents is not None else None
         self.holes = np.zeros(header.capacity // GRANULE if owner else 0, bool)
         self.hole_bytes = 0
@@ -128,7 +134,7 @@ class Arena(Memory):
         self.generations: Generations = np.frombuffer(table, "<u8")
 
     @classmethod
-    def create(cls, folder: Path, capacity: int | None = None) -> Arena:
+    def create(cls, folder: Path, capacity: int | None = None, tier: str = MEMORY) -> Arena:
         """A new arena in this folder, which is made with mode 0700 if missing.
 
         capacity: most bytes it may grow to; no more than the file system is big, which is also the default.
@@ -148,7 +154,7 @@ class Arena(Memory):
                 made.append(path)
                 os.ftruncate(files[-1], length)
             _allocate(files[2], 0, HEAD_BYTES)
-            arena = cls(folder, header, *files)
+            arena = cls(folder, header, files[0], files[1], files[2], tier)
             arena.extents.begin(header.boot_id)
             _write_whole(folder / "header", msgspec.json.encode(header))
         except BaseException as error:
@@ -167,12 +173,13 @@ class Arena(Memory):
         return arena
 
     @classmethod
-    def reopen(cls, folder: Path) -> Arena:
+    def reopen(cls, folder: Path, tier: str = MEMORY) -> Arena:
         """The arena of a unit that ended, for the unit in its place. No other may have it any more.
 
         AttachError, saying why, if it is not there, not whole, or not of this version.
         """
         arena = cls._opened(folder, owner=True)
+        arena.tier = tier
         arena.extents.read(folder, arena.boot_id)
         arena.holes = arena.extents.holes()
         arena.hole_bytes = int(np.count_nonzero(arena.holes)) * GRANULE
@@ -225,6 +232,24 @@ class Arena(Memory):
                 f"{nbytes} bytes at offset {offset} are not in the arena {self.folder} of {self.memory.size} bytes"
             )
         return self.memory[offset : offset + nbytes]
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Writes bytes where the unit itself has leased space; on disk past the mapping, so that no page is mapped."""
+        if self.tier == MEMORY:
+            self.memory[offset : offset + len(data)] = data
+            return
+        while len(data):
+            written = os.pwrite(self._files[0], data.data, offset)
+            data, offset = data[written:], offset + written
+
+    def let_go(self, offset: int, length: int) -> None:
+        """Of these granules, on disk: has what is not written yet written, and drops from memory what is.
+
+        Does not wait, so that it takes two calls. What other processes have mapped stays.
+        """
+        if self._mapping is not None and hasattr(os, "posix_fadvise"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, offset, length)
+            os.posix_fadvise(self._files[0], offset, length, os.POSIX_FADV_DONTNEED)
 
     def generation(self, offset: int) -> int:
         """See `Memory.generation`."""
@@ -306,7 +331,8 @@ class Arena(Memory):
         """Fills these granules and makes them resident, as `prefault_some`; False where there is no room."""
         if not self.fill(offset, length):
             return False
-        self._make_resident(offset, offset + length)
+        if self.tier == MEMORY:
+            self._make_resident(offset, offset + length)
         return True
 
     def prefault_some(self, max_bytes: int) -> bool:
@@ -314,6 +340,8 @@ class Arena(Memory):
 
         It changes no byte, so it may run over space that is leased already.
         """
+        if self.tier == DISK:
+            return False
         end = min(self.held, self.warm + max_bytes)
         if end > self.warm:
             for first, last in stretches(np.flatnonzero(~self.holes[self.warm // GRANULE : -(-end // GRANULE)])):

@@ -31,14 +31,23 @@ PIECE_COST = 64
 class Mover:
     """One move under way. `step` until it gives the answer.
 
-    lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room.
+    lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room. wrote: told when it
+    is filled.
     """
 
-    def __init__(self, unit: int, arena: Arena, order: Move, lease: Callable[[int], Extent | None]) -> None:
+    def __init__(
+        self,
+        unit: int,
+        arena: Arena,
+        order: Move,
+        lease: Callable[[int], Extent | None],
+        wrote: Callable[[Extent], object] = lambda extent: None,
+    ) -> None:
         self.extent: Extent | None = None
         self._unit = unit
         self._order = order
         self._lease = lease
+        self._wrote = wrote
         self._arenas = {unit: arena}
         blocks = order.blocks
         self._units = np.frombuffer(blocks.unit, "<i4").tolist()
@@ -74,6 +83,7 @@ class Mover:
         start = self.extent.offset
         generation = self._arenas[self._unit].generation(start)
         yield from self._copy(places, start, layouts)
+        self._wrote(self.extent)
         there = {at for at in places if self._is_there(at)}
         offsets = np.array([start + places[at] if at in there else -1 for at in whole], "<i8")
         made = [
@@ -104,7 +114,7 @@ class Mover:
 
     def _copy(self, places: dict[int, int], start: int, layouts: dict[int, Repacked | None]) -> Iterator[None]:
         """Copies every block to its place in the extent, which begins at `start`."""
-        into = self._arenas[self._unit].memory
+        into = self._arenas[self._unit]
         work = 0
         for at, place in places.items():
             memory = self._bytes_of(at)
@@ -113,7 +123,7 @@ class Mover:
             for target, origins, lengths in _pieces(layouts.get(at), len(memory)):
                 for part in _parts(lengths):
                     data = gather_pieces(memory, origins[part], lengths[part])
-                    into[start + place + target : start + place + target + len(data)] = data
+                    into.write(start + place + target, data)
                     target += len(data)
                     work += PIECE_COST * (part.stop - part.start) + len(data)
                     if work >= STEP_BYTES:

@@ -184,7 +184,8 @@ class ArenaRoom(Room):
     def status(self) -> UnitStatusReply:
         """See `Room.status`."""
         table, holes = self._table, self.arena.hole_bytes
-        return UnitStatusReply(self.capacity, table.held - holes, table.leased, table.free_bytes - holes)
+        free = table.free_bytes - holes
+        return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, self.arena.tier)
 
     def due(self) -> float | None:
         """See `Room.due`."""

@@ -38,6 +38,7 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages import (
+    DISK,
     MOVER,
     AnyRequest,
     Cancel,
@@ -532,6 +533,7 @@ class StorageUnit:
 
     def _refusal(self, parked: _Parked, now: float) -> Answer:
         status = self.room.status()
+        where = f", the disk at {self.room.folder}" if status.tier == DISK else ""
         waited = f" after {now - parked.since:.1f} s" if now > parked.since else ""
         advice = "clear samples, let consumers catch up, or raise the capacity of storage"
         if parked.nbytes > status.capacity:
@@ -539,8 +541,8 @@ class StorageUnit:
         elif len(self._parked) >= self._limits.parked:
             advice += f" ({len(self._parked)} leases wait already, which is the limit)"
         text = (
-            f"no capacity in storage unit {self.number}{waited}: {parked.nbytes} bytes wanted in one piece, capacity "
-            f"{status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}"
+            f"no capacity in storage unit {self.number}{where}{waited}: {parked.nbytes} bytes wanted in one piece, "
+            f"capacity {status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}"
         )
         return Answer(parked.peer, parked.sequence, Failure("CapacityError", text))
 

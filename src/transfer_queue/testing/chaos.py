@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from transfer_queue.core.records import Moved, RankLeft
+from transfer_queue.messages import DISK
 from transfer_queue.testing.faults import Faults
 from transfer_queue.testing.faulty import FaultyCluster
 from transfer_queue.testing.features import Features, drawn
@@ -90,10 +91,12 @@ class Run:
         """Faults by their kinds, and what came of them."""
         cluster = self.cluster
         moved = sum(isinstance(record, Moved) for record in cluster.records)
+        on_disk = {place.number for place in cluster.places if place.arena.tier == DISK} | cluster.lost
+        offloads = sum(isinstance(record, Moved) and record.unit in on_disk for record in cluster.records)
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
             loads=self.ledger.epoch, saves=len(self.workload.saved), snapshots=cluster.snapshots, moves=moved,
-            lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
+            offloads=offloads, lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
         )  # fmt: skip
 
 

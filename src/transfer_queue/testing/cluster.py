@@ -21,10 +21,13 @@ from transfer_queue.config import Settings
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.offload import Watermarks
 from transfer_queue.core.records import AnyRecord
 from transfer_queue.core.state import State
 from transfer_queue.journal import state_file
 from transfer_queue.messages import (
+    DISK,
+    MEMORY,
     Answer,
     AnyReply,
     AnyRequest,
@@ -40,6 +43,7 @@ from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage import effects as unit_effects
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.paging import DiskRoom
 from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.client import Client
@@ -50,6 +54,7 @@ from transfer_queue.testing.slots import Slots
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
+DISK_BYTES = 256 << 20  # of each unit on disk, where the conf does not say it
 MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
@@ -69,11 +74,23 @@ def _defaults() -> Settings:
     return Settings.from_config(None)
 
 
+def registration(address: str, name: str, arena: Arena, leased: bytes) -> RegisterUnit:
+    """What a unit with this arena registers with."""
+    newer = arena.extents.next_extent
+    about = arena.boot_id, name, "", leased, newer
+    return RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
+
+
+def room_of(arena: Arena) -> ArenaRoom:
+    """Of an arena in memory or on disk."""
+    return DiskRoom(arena) if arena.tier == DISK else ArenaRoom(arena)
+
+
 class Cluster:
     """A system of one controller and storage units, one or more. folder: an empty one, for the arenas.
 
-    conf: its `num_data_storage_units` and `replicas` count too. arena_bytes: of each unit. units: by the places where
-    they answer, which are their numbers while none is lost. unit: the first one.
+    conf: its `num_data_storage_units`, `replicas` and `offload` count too. arena_bytes: of each unit in memory. units:
+    by the places where they answer, which are their numbers while none is lost. unit: the first one.
 
     seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
     pass and ticks the servers, `later` has something done at a time to come. `check` verifies the invariants and
@@ -102,10 +119,14 @@ class Cluster:
             settings.total_storage_size,
             max_deliveries=settings.max_deliveries,
             replicas=settings.replicas,
+            marks=Watermarks(settings.offload_high, settings.offload_low),
         )
+        tiers = [(MEMORY, arena_bytes)] * settings.num_data_storage_units
+        if settings.offload_path is not None:
+            tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
         self.units = [
-            StorageUnit(n, ArenaRoom(Arena.create(folder / f"unit-{n}", arena_bytes)), Slots(n, self.held))
-            for n in range(settings.num_data_storage_units)
+            StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), Slots(n, self.held))
+            for n, (tier, size) in enumerate(tiers)
         ]
         self.states = StateFiles(folder / "states")
         self.states.folder.mkdir(parents=True)
@@ -125,9 +146,7 @@ class Cluster:
         return self.units[0]
 
     def _register(self, unit: StorageUnit) -> None:
-        room, name = unit.room, f"unit-{unit.number}"
-        leased, newer = unit.register(), room.next_extent
-        self._from_unit(unit, RegisterUnit("unit", str(room.folder), room.boot_id, name, "", leased, newer))
+        self._from_unit(unit, registration("unit", f"unit-{unit.number}", arena_of(unit), unit.register()))
 
     def client(self, name: str) -> Client:
         """A new client."""

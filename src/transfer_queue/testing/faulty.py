@@ -41,11 +41,10 @@ from transfer_queue.node.journaling import Journaling
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing import losses
 from transfer_queue.testing.client import Client
-from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of
+from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of
 from transfer_queue.testing.retrying import RetryingClient
 from transfer_queue.testing.slots import Slots
 from transfer_queue.testing.snapshots import SnapshotWriter
@@ -261,18 +260,19 @@ class FaultyCluster(Cluster):
             if place.arena is arena_of(old):  # else it is there already, and waits for its number
                 place.lives += 1
                 place.arenas += 1
-                place.arena = Arena.create(self.folder / f"{place.name}.{place.arenas}", arena_of(old).capacity)
+                folder, old_arena = self.folder / f"{place.name}.{place.arenas}", arena_of(old)
+                place.arena = Arena.create(folder, old_arena.capacity, old_arena.tier)
             return
         place.lives += 1
-        place.arena = Arena.reopen(arena_of(old).folder)
-        self.units[place.index] = StorageUnit(place.number, ArenaRoom(place.arena), old._files)
+        place.arena = Arena.reopen(arena_of(old).folder, arena_of(old).tier)
+        self.units[place.index] = StorageUnit(place.number, room_of(place.arena), old._files)
         self.go_on(place.target, "crashed")
 
     def _begin_unit(self, place: Place, number: int) -> None:
         """A unit with a new arena has been given its number."""
         place.number = number
         self._by_number[number] = place
-        self.units[place.index] = StorageUnit(number, ArenaRoom(place.arena), Slots(number, self.held))
+        self.units[place.index] = StorageUnit(number, room_of(place.arena), Slots(number, self.held))
         self.go_on(place.target, "crashed")
 
     def _restart_controller(self) -> None:
@@ -290,6 +290,7 @@ class FaultyCluster(Cluster):
             boot=f"after crash {self.crashes}",
             max_deliveries=before.max_deliveries,
             replicas=before.moves.replicas,
+            marks=before.moves.marks,
         )
         self._keep_journal(recovered)
 
@@ -445,10 +446,7 @@ class FaultyCluster(Cluster):
         arena, leased = place.arena, b""
         if place.number is not None:
             leased = self.units[place.index].register()
-        self._say(place, RegisterUnit(
-            place.name, str(arena.folder), arena.boot_id, place.name, "", leased,
-            arena.extents.next_extent,
-        ))  # fmt: skip
+        self._say(place, registration(place.name, place.name, arena, leased))
 
     def _registered(self, place: Place, body: object) -> None:
         assert isinstance(body, Done), f"a unit that registered was answered {body}"

@@ -14,6 +14,7 @@ MAIN, SIDE = "main", "side"  # partitions: one in which nothing may be lost, one
 TASKS = ("train", "judge")
 SCENARIOS = ("rows", "groups", "ranks")
 RANKS, REPLICAS = 2, 2
+OFTEN = {"high_watermark": 0.2, "low_watermark": 0.05}  # so that much is moved to disk, where there is one
 
 
 def fields_of(task: str) -> list[str]:
@@ -28,7 +29,7 @@ class Features:
 
     units, replicas: storage units, and in how many of them each block lies. arena_bytes: of each unit. loses: arenas
     are lost; checkpoints: they are saved and loaded; drains: units are drained. snapshot_every: records between two
-    snapshots of the journal.
+    snapshots of the journal. disk: there are units on disk, too.
     """
 
     scenario: str
@@ -42,6 +43,7 @@ class Features:
     checkpoints: bool
     drains: bool
     snapshot_every: int
+    disk: bool = False
 
     def sampler(self) -> BaseSampler:
         """Of the controller."""
@@ -51,12 +53,13 @@ class Features:
 
     def settings(self) -> Settings:
         """Of the system."""
-        return _settings(self.units, self.replicas)
+        return _settings(self.units, self.replicas, self.disk)
 
 
 @cache
-def _settings(units: int, replicas: int) -> Settings:
-    storage = {"num_data_storage_units": units, "replicas": replicas}
+def _settings(units: int, replicas: int, disk: bool) -> Settings:
+    offload = {"enabled": disk, "path": "/disk", "capacity": 32 * MIB, **OFTEN}
+    storage = {"num_data_storage_units": units, "replicas": replicas, "offload": offload}
     return Settings.from_config({"backend": {"SimpleStorage": storage}})
 
 
@@ -77,4 +80,5 @@ def drawn(draw: random.Random) -> Features:
         checkpoints=checkpoints,
         drains=units > replicas and draw.random() < 0.4,
         snapshot_every=draw.choice([20, 60, 200, 100_000]),
+        disk=draw.random() < 0.35,
     )

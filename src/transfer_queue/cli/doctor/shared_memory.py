@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
+from transfer_queue.node.mounts import mount_of
 from transfer_queue.storage.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -37,18 +38,6 @@ def allocation_error(folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def mount_of(folder: Path) -> tuple[str, list[str]]:
-    """Type and options of the file system that a folder lies on."""
-    best, found = "", ("unknown", [""])
-    real = os.path.realpath(folder)
-    for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
-        _, at, kind, options = line.split(" ")[:4]
-        at = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), at)
-        if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best):
-            best, found = at, (kind, options.split(","))
-    return found
 
 
 def huge_pages() -> str:

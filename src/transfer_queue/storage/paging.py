@@ -1,0 +1,60 @@
+"""The room of an arena on disk: what a unit has written there does not stay in memory.
+
+What is on disk shall not take memory as well, until it is read. The kernel is told of what was written at once,
+whereupon it begins to write, and again when that should be done, whereupon it drops the pages; and once more, where
+the disk was slow. Readers' pages are left alone: they are the kernel's to drop where memory is wanted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from transfer_queue.messages import Move
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.extents import Extent
+from transfer_queue.storage.mover import Mover
+from transfer_queue.storage.room import ArenaRoom
+
+PAUSES = (1.0, 5.0)
+"""Seconds from one call to the next."""
+A_TURN = 64
+
+
+class DiskRoom(ArenaRoom):
+    """See the module; all else is as in memory."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        self._fresh: list[Extent] = []
+        self._rounds: list[deque[tuple[float, Extent]]] = [deque() for _ in PAUSES]  # with the time of the next call
+
+    def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Mover:
+        """See `Room.mover`."""
+        return Mover(unit, self.arena, order, lease, self._wrote)
+
+    def _wrote(self, extent: Extent) -> None:
+        self.arena.let_go(extent.offset, extent.length)
+        self._fresh.append(extent)
+
+    def due(self) -> float | None:
+        """See `Room.due`."""
+        if self._fresh:
+            return 0.0
+        times = [round_[0][0] for round_ in self._rounds if round_]
+        trims = super().due()
+        return min(times if trims is None else [*times, trims], default=None)
+
+    def turn(self, now: float) -> bool:
+        """See `Room.turn`. Lets go of what is due."""
+        self._rounds[0].extend((now + PAUSES[0], extent) for extent in self._fresh)
+        self._fresh.clear()
+        for number, round_ in enumerate(self._rounds):
+            for _ in range(A_TURN):
+                if not round_ or round_[0][0] > now:
+                    break
+                _, extent = round_.popleft()
+                self.arena.let_go(extent.offset, extent.length)
+                if number + 1 < len(PAUSES):
+                    self._rounds[number + 1].append((now + PAUSES[number + 1], extent))
+        return super().turn(now)
