@@ -114,7 +114,11 @@ class Life(RuleBasedStateMachine):
     def start(self, replicas: int) -> None:
         self.h.controller.moves.replicas = replicas
         for unit in range(UNITS):
-            assert self.h.ask(RegisterUnit(f"{unit}", f"/{unit}" if unit else "/arena"), f"unit-{unit}") == Done(unit)
+            assert self.h.ask(self.registration(unit), f"unit-{unit}") == Done(unit)
+
+    def registration(self, unit: int) -> RegisterUnit:
+        """What a unit says when it comes."""
+        return RegisterUnit(f"{unit}", f"/{unit}" if unit else "/arena")
 
     def put(self, rows: list[int] | int, fields: list[str], places: list[int], close: bool) -> None:
         count = rows if isinstance(rows, int) else len(rows)
@@ -189,7 +193,7 @@ class Life(RuleBasedStateMachine):
             self.freed = 0
             self.h.disconnect(f"unit-{unit}")
             self.h.connect(f"unit-{unit}")
-            self.h.ask(RegisterUnit(f"{unit}", f"/{unit}" if unit else "/arena"), f"unit-{unit}")
+            self.h.ask(self.registration(unit), f"unit-{unit}")
         if how == "full":
             reply = Moved(order.number, unit, 0, 0, 0, b"", [])
         else:
