@@ -122,7 +122,7 @@ class TestSettings:
             "max_deliveries": 16,
             "storage_backend": "SimpleStorage",
             "total_storage_size": None,
-            "num_data_storage_units": 1,
+            "num_data_storage_units": None,
             "replicas": 1,
             "arena_bytes": None,
             "arena_folder": None,

@@ -258,9 +258,9 @@ def _checked_tls(key: str, value: object) -> dict[str, str] | None:
     return files
 
 
-def _checked_replicas(value: Any, units: int) -> int:
+def _checked_replicas(value: Any, units: int | None) -> int:
     replicas = _checked_int(KEYS["replicas"], value, 1, 2)
-    if replicas > units:
+    if units is not None and replicas > units:
         key = KEYS["num_data_storage_units"]
         raise _refuse(KEYS["replicas"], value, f"1, or {key} of {replicas} or more ({key} is {units})")
     return replicas
@@ -309,7 +309,7 @@ class Settings:
     max_deliveries: int
     storage_backend: str
     total_storage_size: int | None
-    num_data_storage_units: int
+    num_data_storage_units: int | None
     replicas: int
     arena_bytes: int | None
     arena_folder: str | None
@@ -327,6 +327,7 @@ class Settings:
     ray_detached: bool
     ray_restart_seconds: float
     ray_actor_options: dict[str, Any]
+    ray_node_resource: str | None
 
     @classmethod
     def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
@@ -336,9 +337,11 @@ class Settings:
         """
         merged = merge(conf)
         given = {name: _select(merged, key) for name, key in KEYS.items()}
-        units = _checked_int(KEYS["num_data_storage_units"], given["num_data_storage_units"], 1)
+        units = given["num_data_storage_units"]
+        if units is not None:
+            units = _checked_int(KEYS["num_data_storage_units"], units, 1)
         name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
-        journal = given["journal_folder"]
+        journal, resource = given["journal_folder"], given["ray_node_resource"]
         high, low = _checked_watermarks(given["offload_high"], given["offload_low"])
         disk = given["offload_bytes"]
         return cls(
@@ -370,11 +373,16 @@ class Settings:
             ray_detached=_checked_bool(KEYS["ray_detached"], given["ray_detached"]),
             ray_restart_seconds=_checked_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
             ray_actor_options=_checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
+            ray_node_resource=None if resource is None else _checked_text(KEYS["ray_node_resource"], resource),
         )
 
     def to_json(self) -> dict[str, Any]:
         """The settings as a dict of JSON values."""
         return asdict(self)
+
+    def refuse_one_node(self) -> None:
+        """InvalidArgumentError where one node cannot have what the conf says."""
+        _checked_replicas(self.replicas, self.num_data_storage_units or 1)
 
     def refuse_unbuilt(self) -> None:
         """NotBuiltError for what the conf may say and this release cannot start."""
@@ -418,6 +426,7 @@ KEYS = {
     "ray_detached": "ray.detached",
     "ray_restart_seconds": "ray.restart_seconds",
     "ray_actor_options": "ray.actor_options",
+    "ray_node_resource": "ray.node_resource",
 }
 
 

@@ -74,8 +74,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
 
     Raises:
         InvalidArgumentError: a value of conf is not allowed, or the sampler is unknown (a ValueError).
-        NotBuiltError: the conf asks for another store, or the system is on another node of a Ray cluster, which this
-            release does not have.
+        NotBuiltError: the conf asks for another store, which this release does not have.
         StartError: the system did not come up; the message carries the server's traceback and its log's place.
     """
     global _TQ_CONTROLLER
@@ -98,6 +97,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
             if on_ray.is_used(settings.runtime):
                 found = on_ray.start(settings, merged, plain, sampler_object(conf))
             else:
+                settings.refuse_one_node()
                 found = start_local(
                     settings.name,
                     plain,

@@ -234,7 +234,7 @@ def unit(data: bytes) -> None:
         storage = StorageUnit(0, ArenaRoom(Arena.create(Path(folder) / "arena", 1 << 20)), StandInSlots())
         session = Session("unit", KEY, lambda target: "nowhere", role="unit")
         service = UnitService(
-            storage, session, lambda live: RegisterUnit("u", "a"), lost=lambda: None, failed=lambda: None
+            storage, session, lambda live: RegisterUnit("u", "a"), lambda: None, lambda: None, lambda order: None
         )
         service.registered(3)
         for peer in (1, 2, 9):

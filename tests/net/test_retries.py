@@ -36,7 +36,7 @@ def request_in(frame: bytes) -> Envelope:
 
 def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
     now = [0.0]
-    session = new_session(now, alive=lambda: True, grace=60.0)
+    session = new_session(now, alive=lambda _: True, grace=60.0)
     attempts = Attempts(session, Call(CONTROLLER, ListPartitions()))
     delays: list[float] = []
 
@@ -53,7 +53,7 @@ def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
 
 
 def test_a_call_fails_at_once_when_the_system_has_ended() -> None:
-    attempts = Attempts(new_session([0.0], alive=lambda: False), Call(CONTROLLER, ListPartitions()))
+    attempts = Attempts(new_session([0.0], alive=lambda _: False), Call(CONTROLLER, ListPartitions()))
     with pytest.raises(ConnectionLostError, match="tried 1 times"):
         attempts.failed(ERROR)
 
@@ -84,7 +84,7 @@ def test_what_does_not_wait_is_sent_as_it_was(request_: Any) -> None:
 @pytest.mark.parametrize("driver", ["blocking", "asyncio"])
 def test_a_wait_over_a_restart_is_no_longer_than_asked_for(tmp_path: Path, driver: str) -> None:
     with Running(tmp_path) as running:
-        session = running.session(alive=lambda: True)
+        session = running.session(alive=lambda _: True)
         call = one(parked_claim(1.5), timeout=1.5)
         replies: list[object] = []
 
@@ -115,7 +115,7 @@ def test_a_wait_over_a_restart_is_no_longer_than_asked_for(tmp_path: Path, drive
 def test_a_server_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
     """Longer than all the short delays: the system lives, so that a server will come."""
     with Running(tmp_path) as running:
-        session = running.session(alive=lambda: True)
+        session = running.session(alive=lambda _: True)
         assert run_blocking(session, one(CreatePartition("a"))) == Done("a")
         running.stop()
         replies: list[object] = []

@@ -159,7 +159,7 @@ def test_a_controller_asks_before_it_takes_a_client_for_gone(tmp_path: Path) -> 
         path = str(tmp_path / f"{time.monotonic_ns()}.sock")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
-        server = build_controller(system, config, bytes(32), None, Sockets(listener, None), journal)
+        server = build_controller(system, config, bytes(32), None, Sockets([listener], None), journal)
         service: Any = server._service
         server.close()
         return service._controller

@@ -18,17 +18,18 @@ CONTROLLER = ("controller", 0)
 class Call:
     """One request to be made.
 
-    target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked
-    at the server by its own `wait`, on top of what the driver allows for a round trip; None for a request
-    that is answered at once. within: seconds for the whole call instead, where the caller has set a limit.
-    into: where the reply's payload goes, one part after the other, just as many bytes as it has.
-    sequence: under which the driver has sent the request, so that its operation can take back one that was
-    interrupted; 0 until then.
+    target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked at the server
+    by its own `wait`, on top of what the driver allows for a round trip; None for a request that is answered at once.
+    within: seconds for the whole call instead, where the caller has set a limit. payload: bytes that go with the
+    request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. sequence:
+    under which the driver has sent the request, so that its operation can take back one that was interrupted; 0 until
+    then.
     """
 
     target: tuple[str, int]
     request: AnyRequest
     timeout: float | None = None
     within: float | None = None
+    payload: memoryview | None = None
     into: Sequence[memoryview] = ()
     sequence: int = field(default=0, compare=False)

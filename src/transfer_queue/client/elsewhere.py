@@ -1,4 +1,4 @@
-"""Brings what a lookup names and this node's memory does not have: from units on other nodes.
+"""Bytes to and from units on other nodes, whose arenas are not to be had here.
 
 The bytes are received straight to where they are used: whole fields become tensors without another copy.
 """
@@ -12,8 +12,9 @@ import numpy as np
 
 from transfer_queue.client.calls import Call
 from transfer_queue.errors import ProtocolError, UnitLostError
-from transfer_queue.messages import AnyReply, Done, LookupReply, ReadPieces
-from transfer_queue.storage.reading import MOST_COPIED, MOST_PIECES, SMALL
+from transfer_queue.messages import AnyReply, Done, LookupReply, ReadPieces, WriteBytes
+from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.serving import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.wire.copies import HUGE, U8, allocate
 from transfer_queue.wire.locate import Memory
 from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces, elsewhere
@@ -37,6 +38,16 @@ def bring(
         if not (yield from _received(found, each, buffer)):
             return None
     return found.reply, lambda unit: buffer if unit == HERE else memory(unit)
+
+
+def send_to(place: Reserved, written: U8) -> Generator[Call, AnyReply, None]:
+    """Has the unit of a place, on another node, write these bytes there. UnitLostError where it has taken it back."""
+    for begin in range(0, len(written), MOST_WRITTEN):
+        piece = written[begin : begin + MOST_WRITTEN].data
+        request = WriteBytes(place.slot, place.extent, place.offset + begin, place.unit)
+        answer = yield Call(("unit", place.unit), request, payload=piece)
+        if not isinstance(answer, Done):
+            raise ProtocolError(f"storage unit {place.unit} answered WriteBytes with {type(answer).__name__}")
 
 
 def _buffer(nbytes: int, wanted: int) -> U8:

@@ -97,7 +97,7 @@ class FetchOperations(Transfers):
                 return known
             found = []
             for request in requests:
-                found.append((yield from self._ask(request, LookupReply, timeout)))
+                found.append((yield from self._look_up(request, timeout)))
             return found[0] if len(found) == 1 else joined(found, [positions for _, positions in parts])
 
         return (yield from self._read(look, layout))

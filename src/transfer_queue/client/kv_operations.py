@@ -143,7 +143,7 @@ class KVOperations(Transfers):
         request = Lookup(partition_id, None, wanted, fields)
 
         def look() -> Operation[LookupReply]:
-            reply = yield from self._ask(request, LookupReply, timeout)
+            reply = yield from self._look_up(request, timeout)
             if not reply.count:
                 raise InvalidArgumentError(
                     f"keys {arguments.shown(wanted)} were not found in partition {partition_id!r}; kv_list() shows "

@@ -25,7 +25,11 @@ class Onlooker:
 
     def __init__(self, system: RunningSystem) -> None:
         self._session = Session(
-            uuid.uuid4().hex, system.key, lambda target: system.controller, log_of=system.log_of, alive=system.alive
+            uuid.uuid4().hex,
+            system.key,
+            lambda target: system.controller,
+            log_of=system.log_of,
+            alive=lambda target: system.alive(),
         )
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:

@@ -26,14 +26,15 @@ unit. Extents of a unit that was lost are forgotten: nothing can be written, clo
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from transfer_queue.client.calls import Call
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.storage.base import Allocator, Reserved
 from transfer_queue.storage.ownership import PLACES, hold_slot
@@ -63,6 +64,31 @@ class Held(Protocol):
 
     def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
         """No put is under way there: the extent is offered, or (0) the place is free."""
+
+
+class _NoLock:
+    """What stands for the lock of a slot on another node, where nothing is offered."""
+
+    def release(self) -> None:
+        pass
+
+    def begin(self, place: int) -> bool:
+        return False
+
+    def take(self, place: int) -> bool:
+        return True
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """session: of one on another node; "" elsewhere."""
+
+    number: int
+    lock: Held
+    session: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +124,8 @@ class Space(Allocator[Call]):
     """The space of one client, `writer` by name, in these storage units; the first is preferred.
 
     hold: locks a slot file for the life of the client. replicas: units that each block is to lie in. disks: units on
-    disk, which are not among `units`.
+    disk, which are not among `units`. nodes: on which each unit is; node: the client's own. Its own units come first,
+    and copies go to other nodes than the first, where there are any.
     """
 
     def __init__(
@@ -108,16 +135,23 @@ class Space(Allocator[Call]):
         hold: Callable[[Path], Held] = hold_slot,
         replicas: int = 1,
         disks: Sequence[int] = (),
+        nodes: Mapping[int, str] | None = None,
+        node: str = "",
     ) -> None:
         if len(units) < replicas:
             raise InvalidArgumentError(f"a client needs {replicas} storage units or more to write to; start some")
         self.replicas = replicas
         self.writer = writer
-        self.units = tuple(units)
-        self.disks = tuple(disks)
+        self.node = node
+        self._nodes = dict(nodes or {})
+        self.units = self._nearest(units)
+        self.disks = self._nearest(disks)
         self._hold = hold
         self._mutex = threading.Lock()
-        self._slots: dict[int, tuple[int, Held]] = {}
+        self._sessions: dict[int, str] = {}
+        """Unit on another node -> under which name the slot there was asked for, until it is over."""
+        self._session_numbers = itertools.count(1)
+        self._slots: dict[int, _Slot] = {}
         """Unit -> this writer's slot there and the lock on it, of all and only the units it has leased from."""
         self._extents: dict[tuple[int, int], _Extent] = {}
         """(unit, extent) -> all and only the extents that are open or have reservations in flight."""
@@ -152,7 +186,7 @@ class Space(Allocator[Call]):
         if self.replicas == 1:
             return first
         try:
-            others = [[unit for unit in units if unit != first.unit] for units in tiers]
+            others = [self._apart_from(first.unit, units) for units in tiers]
             second = yield from self._reserve_first(others, nbytes, wait)
         except BaseException:
             self.abandon(first)
@@ -272,7 +306,7 @@ class Space(Allocator[Call]):
                 with self._mutex:
                     slot = self._slots.get(unit)
                 if slot is not None:  # else it was lost meanwhile
-                    yield Call(("unit", unit), Return(slot[0], numbers, unit))
+                    yield Call(("unit", unit), Return(slot.number, numbers, unit))
                 pending = [name for name in pending if name[0] != unit]
         finally:
             with self._mutex:
@@ -291,48 +325,78 @@ class Space(Allocator[Call]):
     def release(self) -> None:
         """Gives up the slots, for good: the units then take this writer for dead. The last thing a client does."""
         with self._mutex:
-            for _, lock in self._slots.values():
-                lock.release()
+            for slot in self._slots.values():
+                slot.lock.release()
             self._slots.clear()
 
-    def use(self, units: Sequence[int], disks: Sequence[int] = ()) -> None:
-        """These are the units now; those that are not among them are lost."""
+    def use(self, units: Sequence[int], disks: Sequence[int] = (), nodes: Mapping[int, str] | None = None) -> None:
+        """These are the units now, on these nodes; those that are not among them are lost."""
         with self._mutex:
+            self._nodes = dict(nodes or {})
             gone = {*self.units, *self.disks} - {*units, *disks}
             there = [unit for unit in self.units if unit not in gone]
-            self.units = (*there, *(unit for unit in units if unit not in there))
-            self.disks = tuple(disks)
-            for unit in gone & self._slots.keys():
-                self._slots.pop(unit)[1].release()
-            for extent in list(self._extents.values()):
-                if extent.unit in gone:
-                    extent.lost = True
-                    self._retire(extent)
-            self._closes = {name: None for name in self._closes if name[0] not in gone}
-            self._returns = {name: None for name in self._returns if name[0] not in gone}
-            self._orphans = [orphan for orphan in self._orphans if orphan[0] not in gone]
+            self.units = self._nearest([*there, *(unit for unit in units if unit not in there)])
+            self.disks = self._nearest(disks)
+            self._forget(gone)
+
+    def renounce(self, reserved: Reserved) -> None:
+        """What was leased in units on other nodes, where this lies, may have been taken back: it is not used again."""
+        with self._mutex:
+            self._forget({place.unit for place in reserved.places if place.session})
+
+    def is_elsewhere(self, unit: int) -> bool:
+        """Whether a unit is on another node, so that it is asked to write."""
+        return self._nodes.get(unit, self.node) != self.node
+
+    def _nearest(self, units: Sequence[int]) -> tuple[int, ...]:
+        """Those of this node first."""
+        return tuple(sorted(units, key=self.is_elsewhere))
+
+    def _apart_from(self, first: int, units: Sequence[int]) -> list[int]:
+        """Where a copy may go, those on other nodes first."""
+        there = self._nodes.get(first, "")
+        others = [unit for unit in units if unit != first]
+        return sorted(others, key=lambda unit: self._nodes.get(unit, "") == there)
+
+    def _forget(self, gone: Collection[int]) -> None:
+        """Nothing in these units is this client's any more."""
+        for unit in gone:
+            self._sessions.pop(unit, None)
+            if unit in self._slots:
+                self._slots.pop(unit).lock.release()
+        for extent in list(self._extents.values()):
+            if extent.unit in gone:
+                extent.lost = True
+                self._retire(extent)
+        self._closes = {name: None for name in self._closes if name[0] not in gone}
+        self._returns = {name: None for name in self._returns if name[0] not in gone}
+        self._orphans = [orphan for orphan in self._orphans if orphan[0] not in gone]
 
     # ------------------------------------------------------------ slots and leases
 
     def _claim_slot(self, unit: int) -> Generator[Call, AnyReply, int]:
         with self._mutex:
             known = self._slots.get(unit)
+            session = ""
+            if known is None and self.is_elsewhere(unit):
+                session = self._sessions.setdefault(unit, f"{self.writer}/{next(self._session_numbers)}")
         if known is not None:
-            return known[0]
+            return known.number
         for attempt in range(_SLOT_ATTEMPTS):
-            reply = yield Call(("unit", unit), OpenSlot(self.writer, unit))
+            reply = yield Call(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)))
             if not isinstance(reply, SlotReply):
                 raise ProtocolError(f"storage unit {unit} answered OpenSlot with {type(reply).__name__}")
             with self._mutex:
                 # Another thread may have got here first. Opening the file twice would lose the lock.
                 if unit not in self._slots:
                     try:
-                        self._slots[unit] = reply.slot, self._hold(Path(reply.lock_path))
+                        lock = _NoLock() if session else self._hold(Path(reply.lock_path))
+                        self._slots[unit] = _Slot(reply.slot, lock, session)
                     except ProtocolError:  # withdrawn, because a connection ended in between
                         if attempt == _SLOT_ATTEMPTS - 1:
                             raise
                         continue
-                return self._slots[unit][0]
+                return self._slots[unit].number
         raise AssertionError("unreachable")
 
     def _lease(
@@ -346,9 +410,22 @@ class Space(Allocator[Call]):
                 except CapacityError:
                     if unit == units[-1] and not wait:
                         raise
+                except ConnectionLostError:
+                    if unit == units[-1] or not self.is_elsewhere(unit):
+                        raise
         return (yield from self._lease_of(units[0], nbytes, want, wait))
 
     def _lease_of(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
+        try:
+            return (yield from self._lease_once(unit, nbytes, want, wait))
+        except ProtocolError:
+            if not self.is_elsewhere(unit):
+                raise
+        with self._mutex:
+            self._forget({unit})  # its slot is over, as all connections to the unit had ended
+        return (yield from self._lease_once(unit, nbytes, want, wait))
+
+    def _lease_once(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
         yield from self._cancel_orphans()
         slot = yield from self._claim_slot(unit)
         call = Call(("unit", unit), Lease(slot, nbytes, want, wait, unit), wait)
@@ -393,7 +470,7 @@ class Space(Allocator[Call]):
         """Finds a place at which the extent can be offered."""
         slot = self._slots.get(extent.unit)
         place = next((p for p in range(PLACES) if (extent.unit, p) not in self._places), None)
-        if slot is not None and place is not None and slot[1].begin(place):
+        if slot is not None and place is not None and slot.lock.begin(place):
             extent.place = place
             self._places.add((extent.unit, place))
 
@@ -403,7 +480,7 @@ class Space(Allocator[Call]):
             return True
         slot = self._slots.get(extent.unit)
         extent.offered = False
-        return slot is not None and slot[1].take(extent.place)
+        return slot is not None and slot.lock.take(extent.place)
 
     def _leave(self, extent: _Extent, offer: bool) -> None:
         """Nothing is in flight there: the extent is offered, or its place is free."""
@@ -415,11 +492,20 @@ class Space(Allocator[Call]):
         else:
             self._places.discard((extent.unit, extent.place))
         if slot is not None:
-            slot[1].leave(extent.place, *((extent.number, extent.used) if offer else ()))
+            slot.lock.leave(extent.place, *((extent.number, extent.used) if offer else ()))
 
     def _place(self, extent: _Extent, nbytes: int, size: int) -> Reserved:
+        slot = self._slots.get(extent.unit)
+        session = ("", 0) if slot is None or not slot.session else (slot.session, slot.number)
         reserved = Reserved(
-            extent.unit, extent.number, extent.offset + extent.used, extent.generation, nbytes, extent.length
+            extent.unit,
+            extent.number,
+            extent.offset + extent.used,
+            extent.generation,
+            nbytes,
+            extent.length,
+            (),
+            *session,
         )
         extent.flights.add(reserved.offset)
         extent.used += size

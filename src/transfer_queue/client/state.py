@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,7 +23,14 @@ from transfer_queue.client.elsewhere import bring
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held, Space
 from transfer_queue.config import Settings
-from transfer_queue.errors import AttachError, NotInitializedError, ProtocolError, UnitLostError
+from transfer_queue.errors import (
+    AttachError,
+    ConnectionLostError,
+    NotInitializedError,
+    ProtocolError,
+    TransferQueueError,
+    UnitLostError,
+)
 from transfer_queue.messages import (
     DISK,
     MEMORY,
@@ -43,6 +50,8 @@ from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
 from transfer_queue.wire.locate import Memory
 from transfer_queue.wire.ranges import HERE
+
+T = TypeVar("T")
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
 
@@ -90,7 +99,7 @@ class ClientState:
         self.system = system
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
-        self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of, alive=system.alive)
+        self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of, alive=self._returns)
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
         self._lock = threading.Lock()
@@ -98,6 +107,8 @@ class ClientState:
         self._arenas: dict[int, Arena] = {}
         self._elsewhere: frozenset[int] = frozenset()
         """The units on other nodes, whose arenas are not to be had here."""
+        self.unreachable: set[int] = set()
+        """Those of them that could not be reached when they were last asked."""
         self._space: Space | None = None
         self._presence: Presence | None = None
         self._settings: Settings | None = None
@@ -119,6 +130,10 @@ class ClientState:
                 f"{self.system.node or 'the first'}"
             )
         return host_and_port(unit.remote)
+
+    def _returns(self, target: Target) -> bool | None:
+        """Whether a server that cannot be reached will come back; of one on another node nobody here knows."""
+        return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.alive()
 
     @property
     def settings(self) -> Settings:
@@ -152,16 +167,16 @@ class ClientState:
                 numbers = self._of_tier(MEMORY)
                 first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
                 self._space = Space(
-                    self.client_id,
-                    numbers[first:] + numbers[:first],
-                    self._hold,
-                    self._settings.replicas,
-                    self._of_tier(DISK),
-                )
+                    self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas,
+                    self._of_tier(DISK), self._nodes(), self.system.node,
+                )  # fmt: skip
 
     def _take(self, units: list[UnitInfo]) -> None:
         self._units = {unit.unit: unit for unit in units}
         self._elsewhere = frozenset(unit.unit for unit in units if unit.node != self.system.node)
+
+    def _nodes(self) -> dict[int, str]:
+        return {unit.unit: unit.node for unit in self._units.values()}
 
     def learn_again(self) -> Generator[Call, AnyReply, None]:
         """Asks which units there are, because one was lost or is new; forgets those that are not there any more."""
@@ -172,7 +187,7 @@ class ClientState:
             self._take(reply.units)
             for unit in self._arenas.keys() - self._units.keys():
                 del self._arenas[unit]
-        self.space.use(self._of_tier(MEMORY), self._of_tier(DISK))
+        self.space.use(self._of_tier(MEMORY), self._of_tier(DISK), self._nodes())
 
     def _of_tier(self, tier: str) -> list[int]:
         return sorted(unit for unit, info in self._units.items() if info.tier == tier)
@@ -187,7 +202,61 @@ class ClientState:
             return None
         if not self._elsewhere:
             return reply, self.memory
-        return (yield from bring(reply, self._elsewhere, self.memory))
+        # what lies in a unit that cannot be reached may lie in another one, too, which the next lookup names; else it
+        # names the same
+        patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
+        try:
+            return (yield from self.minding(bring(reply, self._elsewhere, self.memory), patient))
+        except UnitLostError:
+            return None
+        except ConnectionLostError:
+            if patient:
+                raise
+            return None
+
+    def wishes(self) -> tuple[list[int], list[int]]:
+        """The units in which this client would rather have values lie, and those that it cannot reach."""
+        if not self._elsewhere:
+            return [], []
+        return [unit for unit in self._units if unit not in self._elsewhere], list(self.unreachable)
+
+    def minding(self, operation: Generator[Call, AnyReply, T], patient: bool = True) -> Generator[Call, AnyReply, T]:
+        """The same operation; where a unit on another node cannot be reached in it, and is lost, a UnitLostError.
+
+        A unit of this node comes back as long as the system lives. Of one that is elsewhere nobody here knows, so the
+        controller is asked. patient: one that is not lost is tried again for `session.grace` seconds.
+        """
+        limit: float | None = None
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    reply = yield call
+                except ConnectionLostError as error:
+                    limit = self.session.clock() + self.session.grace if limit is None else limit
+                    found = yield from self._judged(call, error)
+                    if found is not error or not patient or self.session.clock() > limit:
+                        call = operation.throw(found)
+                except BaseException as error:
+                    call = operation.throw(error)
+                else:
+                    self.unreachable.discard(call.target[1])
+                    call = operation.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _judged(self, call: Call, error: ConnectionLostError) -> Generator[Call, AnyReply, TransferQueueError]:
+        """What the failure to reach a server means."""
+        kind, unit = call.target
+        if kind != "unit" or unit not in self._elsewhere:
+            return error
+        yield from self.learn_again()
+        if unit in self._units:
+            self.unreachable.add(unit)
+            return error
+        self.unreachable.discard(unit)
+        return UnitLostError(f"storage unit {unit} is lost with its node: {error}")
 
     def _reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
         """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from tensordict import TensorDict
 
@@ -17,6 +18,7 @@ from transfer_queue.batch_leases import BatchLease
 from transfer_queue.client import arguments, replies
 from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.client.elsewhere import send_to
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import (
@@ -34,6 +36,7 @@ from transfer_queue.messages import (
     AnyReply,
     AnyRequest,
     ClaimReply,
+    Lookup,
     LookupReply,
     NewBlock,
     Place,
@@ -43,7 +46,7 @@ from transfer_queue.messages import (
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.wire.copies import copy_bytes
+from transfer_queue.wire.copies import allocate, copy_bytes
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.gather import gather
 from transfer_queue.wire.parser import checked_parser_result, parser_columns
@@ -81,6 +84,12 @@ class Transfers:
             raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
         return reply
 
+    def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
+        near, avoid = self._state.wishes()
+        if near or avoid:
+            request = msgspec.structs.replace(request, near=near, avoid=avoid)
+        return (yield from self._ask(request, LookupReply, timeout))
+
     def _publish(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
     ) -> Operation[PublishReply]:
@@ -106,6 +115,10 @@ class Transfers:
         reserved = yield from self._reserve(encoded.nbytes, wait)
         try:
             yield from self._write(encoded, reserved)
+        except UnitLostError:
+            space.renounce(reserved)
+            yield from self._abandon(reserved)
+            raise
         except Exception:
             yield from self._abandon(reserved)
             raise
@@ -116,7 +129,11 @@ class Transfers:
         block = NewBlock(
             reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
             encoded.schema, encoded.dims, reserved.length,
-            [Place(copy.unit, copy.extent, copy.offset, copy.generation, copy.length) for copy in reserved.copies],
+            [
+                Place(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session)
+                for copy in reserved.copies
+            ],
+            reserved.session,
         )  # fmt: skip
         try:
             reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
@@ -124,6 +141,9 @@ class Transfers:
             space.keep(closes)
             if isinstance(error, UNCERTAIN):
                 space.published(reserved, certain=False)
+            elif isinstance(error, UnitLostError):
+                space.renounce(reserved)
+                yield from self._abandon(reserved)
             else:
                 yield from self._abandon(reserved)
             raise
@@ -135,12 +155,21 @@ class Transfers:
         return _published(reply)
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
-        """Writes a block where it was reserved. It asks nothing; the simulation stops a writer in the middle of it."""
-        written = self._state.arena(reserved.unit).view(reserved.offset, encoded.nbytes)
+        """Writes a block where it was reserved; the simulation stops a writer in the middle of it.
+
+        Units on other nodes are asked to write what they are sent. UnitLostError where the space was taken back.
+        """
+        here = [place for place in reserved.places if not place.session]
+        if here:
+            written = self._state.arena(here[0].unit).view(here[0].offset, encoded.nbytes)
+        else:
+            written = allocate(encoded.nbytes)
         encoded.write_into(written)
-        for copy in reserved.copies:
+        for copy in here[1:]:
             copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
-        yield from ()
+        for place in reserved.places:
+            if place.session:
+                yield from self._state.minding(send_to(place, written))
 
     def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
         """Space for a block. Where there is none, this client first hands back what it has leased and not filled.
@@ -148,15 +177,15 @@ class Transfers:
         It then waits FREEING_SECONDS in any case: what was cleared just before is on its way to be free. Where there
         are units on disk, blocks are moved there meanwhile; where that makes no room in time, this one goes there.
         """
-        space = self._state.space
+        space, minding = self._state.space, self._state.minding
         try:
-            return (yield from space.reserve(nbytes))
+            return (yield from minding(space.reserve(nbytes)))
         except CapacityError:
             yield from self._state.hand_back()
         try:
             if space.disks:
-                return (yield from self._reserve_beside_disk(nbytes, wait))
-            return (yield from space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS)))
+                return (yield from minding(self._reserve_beside_disk(nbytes, wait)))
+            return (yield from minding(space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS))))
         except CapacityError:
             with contextlib.suppress(TransferQueueError):  # of what was leased in one of two units
                 yield from space.give_back()

@@ -25,6 +25,7 @@ _FIELDS = (
 )  # fmt: skip
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # what a reply says of each block by itself
 MOST_PLACES = 2
+_MOVES = ("unit", "offset", "generation")  # of these, what depends on the place
 PLACE = ("unit", "extent", "offset", "generation")
 
 
@@ -97,6 +98,11 @@ class Interned(Generic[T]):
         self.number = {value: at for at, value in enumerate(self.values) if value is not None}
 
 
+def _place(columns: dict[str, np.ndarray], at: int) -> Place:
+    unit, extent, offset, generation = (int(columns[name][at]) for name in PLACE)
+    return Place(unit, extent, offset, generation)
+
+
 class BlockChunk:
     """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
 
@@ -138,9 +144,9 @@ class BlockChunk:
 
     def places(self, at: int) -> list[Place]:
         """The places of a block."""
-        found = [Place(*(int(self.columns[name][at]) for name in PLACE))]
+        found = [_place(self.columns, at)]
         if self.second and self.second["extent"][at]:
-            found.append(Place(*(int(self.second[name][at]) for name in PLACE)))
+            found.append(_place(self.second, at))
         return found
 
     def saved(self) -> dict[str, Any]:
@@ -478,6 +484,24 @@ class BlockTable:
             schemas=[list(self.schemas[n]) for n in schemas],
             dims_values=[self.dims[n] for n in dims],
         )
+
+    def describe_for(self, numbers: np.ndarray, near: list[int], avoid: list[int]) -> Blocks:
+        """The same for a reader; of blocks with two places the better one. near, avoid: see `messages.Lookup`."""
+        made = self.describe(numbers)
+        first = np.frombuffer(made.unit, "<i4")
+        better = {
+            name: np.frombuffer(getattr(made, name), "<i4" if name == "unit" else "<i8").copy() for name in _MOVES
+        }
+        for at in np.flatnonzero(np.isin(first, near, invert=True)).tolist():
+            number = int(numbers[at])
+            second = self.chunks[number >> CHUNK_BITS].second
+            if not second or not second["extent"][number & (CHUNK - 1)]:
+                continue
+            unit = int(second["unit"][number & (CHUNK - 1)])
+            if unit not in avoid and (unit in near or int(first[at]) in avoid):
+                for name in _MOVES:
+                    better[name][at] = second[name][number & (CHUNK - 1)]
+        return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
 
     def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:
         """Schema, dims and row count of one block."""

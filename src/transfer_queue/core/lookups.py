@@ -10,7 +10,7 @@ from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import AnyReply, Lookup, LookupReply, Placement
+from transfer_queue.messages import AnyReply, Blocks, Lookup, LookupReply, Placement
 
 # of a field's rows: their block numbers (i8), and where in these blocks they are (i4)
 Places = tuple[np.ndarray, np.ndarray]
@@ -31,7 +31,7 @@ def lookup(state: State, request: Lookup) -> AnyReply:
         # count > 0 without types tells the client that the keys share no field at all
         shared = request.fields is not None and _common(partition, positions, None)
         return _nothing(state, -len(positions) if shared else len(positions))
-    return _placed(state, partition, len(positions), places)
+    return _placed(state, partition, len(positions), places, request)
 
 
 def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
@@ -54,7 +54,7 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
                 raise _lacking(partition, name, positions[numbers == 0], len(positions))
     if not places:
         return _nothing(state, len(positions))
-    return _placed(state, partition, len(positions), places)
+    return _placed(state, partition, len(positions), places, request)
 
 
 def of_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
@@ -100,7 +100,14 @@ def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -
     return places
 
 
-def _placed(state: State, partition: Partition, count: int, places: Mapping[str, Places]) -> LookupReply:
+def _placed(
+    state: State, partition: Partition, count: int, places: Mapping[str, Places], request: Lookup
+) -> LookupReply:
+    def described(blocks: np.ndarray) -> Blocks:
+        if request.near or request.avoid:
+            return state.blocks.describe_for(blocks, request.near, request.avoid)
+        return state.blocks.describe(blocks)
+
     alike: dict[tuple[bytes, bytes], list[str]] = {}
     for name, (numbers, slots) in places.items():
         alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
@@ -112,7 +119,7 @@ def _placed(state: State, partition: Partition, count: int, places: Mapping[str,
             Placement(names, blocks.index(int(places[names[0]][0][0])).to_bytes(4, "little") * count, slots)
             for (_, slots), names in alike.items()
         ]
-        return LookupReply(count, types, state.blocks.describe(np.array(blocks, "i8")), placements)
+        return LookupReply(count, types, described(np.array(blocks, "i8")), placements)
     named = np.concatenate([places[names[0]][0] for names in alike.values()])
     if (named[1:] > named[:-1]).all():  # a block a row, in the order in which they were put
         unique, inverse = named, np.arange(count, dtype="i4")
@@ -123,7 +130,7 @@ def _placed(state: State, partition: Partition, count: int, places: Mapping[str,
         Placement(names, inverse[i * count : (i + 1) * count].tobytes(), slots)
         for i, ((_, slots), names) in enumerate(alike.items())
     ]
-    return LookupReply(count, types, state.blocks.describe(unique), placements)
+    return LookupReply(count, types, described(unique), placements)
 
 
 def _lacking(partition: Partition, name: str, positions: np.ndarray, count: int) -> StorageKeyNotFoundError:

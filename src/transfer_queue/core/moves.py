@@ -488,8 +488,11 @@ class Moves:
         self._number = max(self._number, int(self._now * 1e6)) + 1  # no number of a controller before this one
         self._job, self._reply = (self._number, unit), None
         lie_in = set(np.frombuffer(blocks.unit, "<i4").tolist())
-        arenas = {number: info.arena for number, info in self.state.units.items() if number in lie_in}
-        self._orders.append((unit, Move(self._number, blocks, arenas, repacks)))
+        node = self.state.units[unit].node
+        lie_in_units = [info for number, info in self.state.units.items() if number in lie_in]
+        arenas = {info.unit: info.arena for info in lie_in_units if info.node == node}
+        remotes = {info.unit: info.remote for info in lie_in_units if info.node != node}
+        self._orders.append((unit, Move(self._number, blocks, arenas, repacks, remotes)))
         while self._job is not None:
             yield False
         reply = self._reply

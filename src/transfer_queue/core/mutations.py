@@ -26,6 +26,7 @@ from transfer_queue.messages import (
     Freed,
     Moved,
     Nack,
+    NodeGone,
     Publish,
     PublishReply,
     RankGone,
@@ -193,6 +194,16 @@ def register_unit(core: Controller, client: str, peer: int, request: RegisterUni
     return records, reply
 
 
+def node_gone(core: Controller, client: str, peer: int, request: NodeGone) -> Decision:
+    """How many storage units were lost with it."""
+    lost = [unit for unit in core.state.units.values() if unit.node and unit.node == request.node]
+    for unit in lost:
+        core.unit_peers.pop(unit.unit, None)
+        core.movers.short.pop(unit.unit, None)
+        core.moves.gone(unit.unit)
+    return [r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost))
+
+
 def freed(core: Controller, client: str, peer: int, request: Freed) -> Decision:
     """By the unit itself."""
     if core.unit_peers.get(request.unit) != peer:
@@ -250,6 +261,7 @@ MUTATIONS: dict[type, Decide] = {
     CloseExtents: close_extents,
     RegisterUnit: register_unit,
     WriterGone: writer_gone,
+    NodeGone: node_gone,
     Freed: freed,
     Moved: moved,
     Recalled: recalled,

@@ -296,6 +296,11 @@ def _check_places(state: State, writer: str, block: NewBlock) -> None:
             )
         if place.unit not in state.units:
             raise InvalidArgumentError(f"there is no storage unit {place.unit}")
+        if place.session and place.session in state.fenced:
+            raise UnitLostError(
+                f"storage unit {place.unit} has taken back what its writer on another node had leased, as the "
+                f"connection between them had ended; nothing was put, write it again"
+            )
         extent = state.blocks.extents.get((place.unit, place.extent))
         if extent is not None and (extent.closed or extent.writer != writer):
             raise ProtocolError(

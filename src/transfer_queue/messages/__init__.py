@@ -75,6 +75,7 @@ from transfer_queue.messages.requests import (
     LoadState,
     Lookup,
     Nack,
+    NodeGone,
     ProductionStatus,
     Publish,
     RankGone,
@@ -111,6 +112,7 @@ from transfer_queue.messages.unit_requests import (
     Return,
     SpaceShort,
     UnitStatus,
+    WriteBytes,
     WriterGone,
 )
 
@@ -165,6 +167,7 @@ __all__ = [
     "Moved",
     "Nack",
     "NewBlock",
+    "NodeGone",
     "OpenSlot",
     "PROTOCOL_VERSION",
     "PartitionOptions",
@@ -212,6 +215,7 @@ __all__ = [
     "Want",
     "Wanted",
     "Watch",
+    "WriteBytes",
     "WriterGone",
 ]
 

@@ -25,13 +25,14 @@ class FieldSpec(Message, frozen=True):
 
 
 class Place(Message, frozen=True):
-    """Where a block lies; see `NewBlock`. length: bytes of its extent, 0 where that is not told."""
+    """Where a block lies; see `NewBlock`."""
 
     unit: int
     extent: int
     offset: int
     generation: int
     length: int = 0
+    session: str = ""
 
 
 class NewBlock(Message, frozen=True):
@@ -41,7 +42,8 @@ class NewBlock(Message, frozen=True):
     rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
     shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
     layout follows from these alone (`wire.layout`). length: bytes of the extent, 0 where that is not told.
-    copies: where else the same bytes lie, one place at most, in another unit.
+    copies: where else the same bytes lie, one place at most, in another unit. session: of a remote writer, under which
+    it leased the extent (`OpenSlot.writer`).
     """
 
     unit: int
@@ -54,6 +56,7 @@ class NewBlock(Message, frozen=True):
     dims: bytes
     length: int = 0
     copies: list[Place] = []
+    session: str = ""
 
 
 class FieldType(Message, frozen=True):

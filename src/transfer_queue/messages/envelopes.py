@@ -46,6 +46,7 @@ from transfer_queue.messages.requests import (
     LoadState,
     Lookup,
     Nack,
+    NodeGone,
     ProductionStatus,
     Publish,
     RankGone,
@@ -80,6 +81,7 @@ from transfer_queue.messages.unit_requests import (
     Return,
     SpaceShort,
     UnitStatus,
+    WriteBytes,
     WriterGone,
 )
 
@@ -90,7 +92,7 @@ AnyRequest = Union[
     Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
-    Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces,
+    Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces, WriteBytes, NodeGone,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -143,13 +143,16 @@ class RetrieveKeys(Request, frozen=True):
 
 class Lookup(Request, frozen=True):
     """Where values lie. By rows (i8) every row must have every field; by keys unknown ones are left out
-    and the fields every found key has are cut to `fields` (None: all). epoch: as in `Publish`."""
+    and the fields every found key has are cut to `fields` (None: all). epoch: as in `Publish`. near, avoid: of values
+    that lie in two units, which are better, and which are not to be named."""
 
     partition: str
     rows: bytes | None = None
     keys: list[str] | None = None
     fields: list[str] | None = None
     epoch: int | None = None
+    near: list[int] = []
+    avoid: list[int] = []
 
 
 class ListKeys(Request, frozen=True):
@@ -326,6 +329,13 @@ class CloseExtents(Request, frozen=True):
     """These extents of the asking writer will take no more blocks."""
 
     extents: list[tuple[int, int]]
+
+
+class NodeGone(Request, frozen=True):
+    """A node has failed: its storage units are lost. when: what time it is, in words."""
+
+    node: str
+    when: str = ""
 
 
 class Drain(Request, frozen=True):

@@ -93,10 +93,25 @@ class Lease(Request, frozen=True):
 
 
 class OpenSlot(Request, frozen=True):
-    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`)."""
+    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`).
+
+    remote: it is on another node, and has the unit write for it (`WriteBytes`). Its slot has no lock: it is over with
+    the last of the writer's connections. writer: its client id then, a slash, and what tells its slots one after the
+    other apart.
+    """
 
     writer: str
     unit: int = -1
+    remote: bool = False
+
+
+class WriteBytes(Request, frozen=True):
+    """The payload goes to this offset of the arena, within an extent that is leased to the slot of a remote writer."""
+
+    slot: int
+    extent: int
+    offset: int
+    unit: int
 
 
 class Return(Request, frozen=True):
@@ -143,14 +158,15 @@ class Repack(Message, frozen=True):
 class Move(Request, frozen=True):
     """Controller to unit: copy these blocks into an extent of the unit's own, and say with `Moved` where they lie.
 
-    number: of the move. arenas: unit -> folder of its arena, of all units in which the blocks lie. repacks: those
-    that are not wanted whole, ascending by `at`.
+    number: of the move. arenas: unit -> folder of its arena, of all units on the same node in which the blocks lie.
+    remotes: unit -> "host:port", of those on other nodes. repacks: those that are not wanted whole, ascending by `at`.
     """
 
     number: int
     blocks: Blocks
     arenas: dict[int, str]
     repacks: list[Repack] = []
+    remotes: dict[int, str] = {}
 
 
 class Drained(Request, frozen=True):

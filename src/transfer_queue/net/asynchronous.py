@@ -54,7 +54,9 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 
 async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
-    if call.into:  # bytes by the gigabyte, which would hold up a connection that others share, and the loop
+    if (
+        call.into or call.payload is not None
+    ):  # bytes by the gigabyte, which would hold up a connection that others share, and the loop
         return await links.loop.run_in_executor(None, exchange_blocking, session, call)
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)

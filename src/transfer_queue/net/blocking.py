@@ -45,7 +45,7 @@ def exchange(session: Session, call: Call) -> AnyReply:
 
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     attempts = Attempts(session, call)
-    sequence, frame = session.begin(call.request)
+    sequence, frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
     call.sequence = sequence
     try:
         while True:
@@ -65,8 +65,10 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
 def _try(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:
     connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
     try:
-        into = call.into
-        body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
+        if call.into:
+            body = connection.exchange_into(frame, deadline, call.into)
+        else:
+            body = connection.exchange(frame, deadline, call.payload)
         answer = session.answer(body)
         if answer.sequence != sequence:
             raise ProtocolError(f"a server answered request {answer.sequence} where {sequence} was asked")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Union
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.limits import out_of_files
+from transfer_queue.net.listening import set_tcp_options
 from transfer_queue.net.session import Session, Target
 from transfer_queue.wire.framing import HEADER, FrameReader
 
@@ -51,8 +52,7 @@ def new_socket(address: Address) -> socket.socket:
         sock = _open(socket.AF_UNIX)
     else:
         sock = _open(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        set_tcp_options(sock)
     sock.setblocking(False)
     return sock
 
@@ -165,9 +165,12 @@ class Connection:
             raise ConnectionResetError("the server ended the connection")
         return said, self.tls.outgoing()
 
-    def exchange(self, frame: bytes, deadline: float) -> bytes:
-        """Sends one frame and returns the body of the one that answers it."""
+    def exchange(self, frame: bytes, deadline: float, payload: memoryview | None = None) -> bytes:
+        """Sends one frame, with the payload that it announces, and returns the body of the one that answers it."""
         self._send(frame, deadline)
+        if payload is not None:
+            for begin in range(0, len(payload), LARGE_READ):
+                self._send(payload[begin : begin + LARGE_READ], deadline)
         while True:
             frames = self.reader.feed(self._receive(deadline))
             if frames:
@@ -234,10 +237,10 @@ class Connection:
             bodies += [body for body, _ in self.reader.feed(self._receive(deadline))]
         return bodies
 
-    def _send(self, data: bytes, deadline: float) -> None:
-        self._push(self.sealed(data), deadline)
+    def _send(self, data: bytes | memoryview, deadline: float) -> None:
+        self._push(data if self.tls is None else self.sealed(bytes(data)), deadline)
 
-    def _push(self, data: bytes, deadline: float) -> None:
+    def _push(self, data: bytes | memoryview, deadline: float) -> None:
         rest: bytes | memoryview = data
         while True:
             try:

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     import ssl
 
 BACKLOG = 1024
+SILENCE = 20  # seconds after which a peer that confirms nothing counts as gone
+_KEEPALIVE = (
+    ("TCP_KEEPIDLE", SILENCE // 2), ("TCP_KEEPINTVL", SILENCE // 8), ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", SILENCE * 1000),
+)  # fmt: skip
 
 
 class BoundPath:
@@ -35,6 +40,15 @@ class Listener(NamedTuple):
 
     made: BoundPath | None
     tls: ssl.SSLContext | None
+
+
+def set_tcp_options(sock: socket.socket) -> None:
+    """For a connection over TCP: nothing waits for more to send, and a machine that is gone is noticed in seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):  # not everywhere
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Union
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
 from transfer_queue.net.limits import SparedFile, SpokenSeldom, out_of_files
-from transfer_queue.net.listening import BACKLOG, BoundPath, Listener, bound_socket
+from transfer_queue.net.listening import BACKLOG, BoundPath, Listener, bound_socket, set_tcp_options
 from transfer_queue.net.peer import Payload, Peer
 from transfer_queue.net.service import Outgoing, Service
 from transfer_queue.net.waker import Waker
@@ -310,8 +310,7 @@ class Server:
     def _welcome(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            set_tcp_options(sock)
         refuse = None
         if len(self._peers) >= self._max_connections and not self._make_room():
             if len(self._peers) >= self._max_connections + BACKLOG:

@@ -74,8 +74,8 @@ class Session:
 
     resolve: where a target listens, as a path of a UNIX socket or (host, port); asked at each connect.
     log_of: where a target writes its log, for error messages; "" where it has left none. grace: see GRACE_SECONDS.
-    alive: whether the system runs, so that a server of its that is gone will come back; None: nobody knows, and it
-    counts as gone when all RETRY_DELAYS are through. tls: what connections to a (host, port) use.
+    alive: whether a server that is gone will come back, as its system runs; None, also where there is no such function:
+    nobody knows, and it counts as gone when all RETRY_DELAYS are through. tls: what connections to a (host, port) use.
     Safe to use from several threads.
     """
 
@@ -86,7 +86,7 @@ class Session:
         resolve: Callable[[Target], Union[str, tuple[str, int]]],
         *,
         log_of: Callable[[Target], str] | None = None,
-        alive: Callable[[], bool] | None = None,
+        alive: Callable[[Target], bool | None] | None = None,
         role: str = "client",
         grace: float = GRACE_SECONDS,
         tls: ssl.SSLContext | None = None,
@@ -108,10 +108,10 @@ class Session:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
 
-    def begin(self, request: AnyRequest) -> tuple[int, bytes]:
-        """A sequence for the request, and the frame to send; `finish` must follow."""
+    def begin(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:
+        """A sequence for the request, and the frame to send; `finish` must follow. payload: bytes that will follow."""
         sequence, body = self.wrap(request)
-        return sequence, pack_frame(body)
+        return sequence, pack_frame(body, payload)
 
     def wrap(self, request: AnyRequest) -> tuple[int, bytes]:
         """Like `begin`, with the body of the frame alone."""
@@ -220,8 +220,8 @@ class Attempts:
             self._lost_at = time.time()
         self._tries += 1
         delay = next(self._delays, None)
-        alive = self._session.alive
-        if delay is None if alive is None else not alive():
+        alive = None if self._session.alive is None else self._session.alive(self._call.target)
+        if delay is None if alive is None else not alive:
             raise self._lost(error) from error
         return LONGEST_DELAY if delay is None else delay
 

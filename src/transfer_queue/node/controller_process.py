@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 class Sockets:
     """Where a controller listens: sockets that outlive it. metrics: None where they are off."""
 
-    controller: socket.socket
+    controller: Sequence[socket.socket]
     metrics: socket.socket | None
 
 
@@ -83,7 +84,8 @@ def build_controller(
     server = Server(service, key, max_payload=0, commit=service.commit)  # requests to a controller carry none
     service.attach(server.call_soon)
     controller.of_connections = server.counters
-    server.inherit(sockets.controller)
+    for listener in sockets.controller:
+        server.inherit(listener)
     if sockets.metrics is not None:
         _serve_metrics(server, controller, sockets.metrics)
     return server

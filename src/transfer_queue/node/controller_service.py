@@ -107,7 +107,9 @@ class ControllerService(EnvelopeService):
         if self._departed is not None:
             self._departed.sweep(self._controller.connections)
 
-    def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+    def handle(
+        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+    ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
         if self._waits_for_room and not isinstance(envelope.body, READS):
             return self._set_aside(hello, peer, envelope)

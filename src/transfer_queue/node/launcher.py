@@ -82,6 +82,8 @@ class RunningSystem:
 
     def log_of(self, target: Target) -> str:
         """The log of ("controller", 0) or ("unit", n); "" where there is none, or where it is about to be removed."""
+        if self.description.is_outpost:  # units have other numbers here, and the controller is elsewhere
+            return ""
         log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
         # servers whose supervisor was killed take all files along; one that ends its system itself hides it first
         doomed = self._system.description.exists() and self._supervisor_gone()
@@ -92,7 +94,12 @@ class RunningSystem:
             return supervisor.gone()
 
     def presence(self, client_id: str) -> Presence | None:
-        """Says to this system's controllers that a client of this process lives; None where that cannot be said."""
+        """Says to this system's controllers that a client of this process lives; None where that cannot be said.
+
+        To one on another node its connections say so.
+        """
+        if self.description.is_outpost:
+            return None
         try:
             return Presence(self._system.clients, client_id)
         except OSError as error:
@@ -206,6 +213,8 @@ def start_local(
     timeout: float = START_SECONDS,
     environment: MutableMapping[str, str] | None = None,
     heirs: float = 0.0,
+    seat: startup.Seat = startup.HERE,
+    key: bytes | None = None,
 ) -> RunningSystem:
     """The running system of this name (None: TQ_SYSTEM, else the user's default); started if there is none.
 
@@ -214,6 +223,7 @@ def start_local(
     timeout: seconds until it must be up. environment: gets TQ_ADDRESS while this process owns the system
     (`os.environ`, so that its children attach). heirs: for so many seconds after the death of this process another
     may take its place (`take_over`); the supervisor is then nobody's child, as some end their children when they die.
+    seat: in a system of several nodes; key: of the system, where its controller is on another.
 
     StartError with the server's traceback or the end of the logs; nothing is left of the attempt.
     """
@@ -231,7 +241,7 @@ def start_local(
         pickled = sampler is None or isinstance(sampler, samplers.PickledSampler)
         message: Any = sampler if pickled else samplers.dump(sampler)
         seconds = max(0.1, limit - time.monotonic())
-        started = _start(folder, config, message, detached, seconds, environment, heirs)
+        started = _start(folder, config, message, detached, seconds, environment, heirs, seat, key)
     if environment is not None and not detached:
         environment[_ADDRESS] = str(folder.folder)
     return started
@@ -239,9 +249,9 @@ def start_local(
 
 def _start(
     folder: SystemFolder, config: dict[str, Any], sampler: samplers.PickledSampler | None, detached: bool,
-    seconds: float, environment: MutableMapping[str, str] | None, heirs: float,
+    seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: startup.Seat, key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
-    key = folder.create()
+    key = folder.create(key)
     identity = folder.identity()
     assert identity is not None
     supervisor: processes.Process | None = None
@@ -262,6 +272,7 @@ def _start(
                 detached=detached,
                 seconds=seconds,
                 heirs=heirs,
+                seat=seat,
             )
             _converse(folder, channel, message, seconds)
         description = folder.read_description()

@@ -162,8 +162,8 @@ class SystemFolder:
 
     # ------------------------------------------------------------ making
 
-    def create(self) -> bytes:
-        """Makes the folder with those in it and a new key, which it returns. Nothing of a system may be there."""
+    def create(self, key: bytes | None = None) -> bytes:
+        """Makes the folder with those in it and a key, a new one or this, and returns it. Nothing may be there yet."""
         longest = len(os.fsencode(self.folder / _LONGEST))
         if longest > MAX_PATH:
             raise StartError(
@@ -176,7 +176,7 @@ class SystemFolder:
             self.clients.mkdir(mode=0o700)
             self.states.mkdir(mode=0o700)
             self.samplers.mkdir(mode=0o700)
-            key = secrets.token_bytes(KEY_BYTES)
+            key = key or secrets.token_bytes(KEY_BYTES)
             _write(self.key, key)
         except OSError as error:
             raise StartError(f"the system's folder {self.folder} cannot be made: {error}") from error

@@ -40,7 +40,9 @@ class EnvelopeService(ABC):
         self._decode_head = msgspec.msgpack.Decoder(_Head).decode
 
     @abstractmethod
-    def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+    def handle(
+        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+    ) -> Iterable[Outgoing]:
         """Serves one request."""
 
     def opened(self, peer: int, hello: Hello) -> None:
@@ -55,7 +57,7 @@ class EnvelopeService(ABC):
             return [self._unreadable(peer, body, error)]
         hello = self._peers[peer]
         try:
-            return self.handle(hello, peer, envelope, now)
+            return self.handle(hello, peer, envelope, payload, now)
         except Exception as error:
             asked = type(envelope.body).__name__
             logger.exception("the %s failed at %s of %s", self.name, asked, hello.client_id)

@@ -21,6 +21,24 @@ MAX_MESSAGE = 1 << 30  # bytes; a pickled sampler may be large
 _LENGTH = struct.Struct("<Q")
 
 
+class Seat(msgspec.Struct, frozen=True):
+    """Where in a system of several nodes its servers here are.
+
+    node: the name of this node; "" where the system has but one. host: on which the servers listen for other nodes, ""
+    where they do not. units: storage units here; None: as many as the settings say. controller: its "host:port" where
+    it is on another node: here are units alone.
+    """
+
+    node: str = ""
+    host: str = ""
+    units: int | None = None
+    controller: str = ""
+
+
+HERE = Seat()
+"""Of a system that has but one node."""
+
+
 class Start(msgspec.Struct, frozen=True):
     """What is to be started, and for whom.
 
@@ -42,6 +60,7 @@ class Start(msgspec.Struct, frozen=True):
     detached: bool
     seconds: float
     heirs: float = 0.0
+    seat: Seat = HERE
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -41,7 +41,7 @@ from transfer_queue.node.locks import StartLock, hold_liveness
 from transfer_queue.node.offloading import make_folder
 from transfer_queue.node.paths import Description, SystemFolder, no_link
 from transfer_queue.node.server_process import configure_logging, run_server
-from transfer_queue.node.unit_process import build_unit
+from transfer_queue.node.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena import choose_folder
 
 CHANNEL = 3  # the descriptor of the launcher's pipe
@@ -121,24 +121,45 @@ class Supervisor:
     # ------------------------------------------------------------ starting
 
     def _bring_up(self) -> None:
-        start, system, settings = self._start, self._system, self._settings
-        sockets = Sockets(self._listen(str(system.controller)), self._listen_for_metrics())
-        journal = self._make_journal_folder()
-        build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
-        self._bring(Child("controller", build, restarts=journal is not None))
-        places = [(self._make_arena_folder(), MEMORY)] * settings.num_data_storage_units
-        if settings.offload_path is not None:
+        start, system, seat, settings = self._start, self._system, self._start.seat, self._settings
+        self._controller, self._remote = seat.controller, ""
+        if not self._controller:
+            self._bring_up_controller()
+        count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
+        places = [(self._make_arena_folder(), MEMORY)] * count if count else []
+        if settings.offload_path is not None and count:
             # as many as there are places of a block, which lie in different units
             places += [(self._make_offload_folder(Path(settings.offload_path)), DISK)] * settings.replicas
         for number, (arenas, tier) in enumerate(places):
-            listener = self._listen(str(system.unit(number)))
-            unit = partial(build_unit, system, number, start.config, start.key, arenas, listener, tier)
-            self._bring(Child(f"unit-{number}", unit, restarts=True))
+            listeners, remote = self._listen_twice(str(system.unit(number)))
+            place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
+            build = partial(build_unit, system, number, start.config, start.key, place)
+            self._bring(Child(f"unit-{number}", build, restarts=True))
         self._is_up = True
         system.describe(self._description())
         startup.send(self._channel, startup.Started(self._warnings), RECEIVE_SECONDS)
         self._channel.close()
-        logger.info("system %s is up: controller and %d units", system.name, len(places))
+        logger.info("system %s is up: controller at %s and %d units", system.name, self._controller, len(places))
+
+    def _bring_up_controller(self) -> None:
+        start, system = self._start, self._system
+        listeners, self._remote = self._listen_twice(str(system.controller))
+        sockets = Sockets(listeners, self._listen_for_metrics())
+        journal = self._make_journal_folder()
+        build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
+        self._bring(Child("controller", build, restarts=journal is not None))
+        self._controller = str(system.controller)
+
+    def _listen_twice(self, path: str) -> tuple[list[socket.socket], str]:
+        """Sockets for a server: at a path, and for other nodes, where there may be any, at the "host:port" given."""
+        listeners, host = [self._listen(path)], self._start.seat.host
+        if not host:
+            return listeners, ""
+        try:
+            listeners.append(self._listen((host, 0)))
+        except OSError as error:
+            raise _End(f"no server can listen for other nodes on {host}: {error} (StartError)") from error
+        return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""
@@ -207,7 +228,9 @@ class Supervisor:
             detached=start.detached,
             folder=str(system.folder),
             logs=str(system.logs),
-            controller=str(system.controller),
+            controller=self._controller,
+            node=start.seat.node,
+            remote=self._remote,
         )
 
     def _bring(self, child: Child) -> None:

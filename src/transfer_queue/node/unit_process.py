@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +17,17 @@ import numpy as np
 
 from transfer_queue.config import Settings
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
+from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, Move, RegisterUnit
 from transfer_queue.net.connection import Connection
 from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.arenas import take_up
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.fetching import fetched
+from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.unit_service import UnitService
 from transfer_queue.storage.paging import DiskRoom
 from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.serving import MOST_WRITTEN
 from transfer_queue.storage.simple import StorageUnit
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
@@ -33,35 +36,52 @@ RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone awa
 logger = logging.getLogger(__name__)
 
 
-def build_unit(
-    system: SystemFolder,
-    number: int,
-    config: str,
-    key: bytes,
-    arenas: Path,
-    listener: socket.socket,
-    tier: str = MEMORY,
-) -> Server:
-    """The server of the `number`-th unit, registered with the controller. arenas: the folder for its arena.
+@dataclass(frozen=True)
+class UnitPlace:
+    """controller: where it listens, a path or "host:port". arenas: the folder for the unit's arena. listeners: where
+    the unit serves; sockets that outlive it (`net.listening`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
+    sharers: how many units in memory share the node's."""
 
-    listener: where it serves; a socket that outlives it (`net.listening`). tier: see `RegisterUnit`.
+    controller: str
+    arenas: Path
+    listeners: Sequence[socket.socket]
+    node: str = ""
+    remote: str = ""
+    tier: str = MEMORY
+    sharers: int = 1
+
+    @property
+    def address(self) -> str | tuple[str, int]:
+        """Of the controller."""
+        return self.controller if self.controller.startswith("/") else host_and_port(self.controller)
+
+    def name(self, number: int) -> str:
+        """What a unit is called in the whole system, whatever its arena."""
+        return f"unit-{number}" + (f"@{self.node}" if self.node else "")
+
+
+def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place: UnitPlace) -> Server:
+    """The server of the `number`-th unit here, registered with the controller.
+
     It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
     another one after an arena was lost.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    most, sharers = settings.arena_bytes, settings.num_data_storage_units
-    if tier == DISK:
+    most, sharers = settings.arena_bytes, place.sharers
+    if place.tier == DISK:
         most, sharers = settings.offload_bytes, settings.replicas
-    arena, slots = take_up(system, number, arenas, most, tier)
-    room = DiskRoom(arena) if tier == DISK else ArenaRoom(arena)
+    arena, slots = take_up(system, number, place.arenas, most, place.tier)
+    room = DiskRoom(arena) if place.tier == DISK else ArenaRoom(arena)
     share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
-    name = f"unit-{number}"
-    session = Session(f"{name}-{uuid.uuid4().hex}", key, lambda target: str(system.controller), role="unit")
+    name = place.name(number)
+    session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit")
 
     def registration(extents: bytes) -> RegisterUnit:
         when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
-        address, folder = str(system.unit(number)), str(room.folder)
-        return RegisterUnit(address, folder, room.boot_id, name, when, extents, newer, tier=tier, capacity=share)
+        return RegisterUnit(
+            str(system.unit(number)), str(room.folder), room.boot_id, name, when, extents, newer, place.node,
+            place.remote, place.tier, share,
+        )  # fmt: skip
 
     leased = room.table.leased_extents()
     request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
@@ -88,9 +108,17 @@ def build_unit(
     def lost() -> None:
         threading.Thread(target=seek, name="seek controller", daemon=True).start()
 
-    service = UnitService(unit, session, registration, lost, failed=lambda: server.stop())
-    server = Server(service, key, max_payload=0, idle=unit.idle)
-    server.inherit(listener)
+    def fetch(order: Move) -> None:
+        def run() -> None:
+            brought = fetched(order, key)
+            server.call_soon(lambda: service.fetched(order, brought))
+
+        threading.Thread(target=run, name="fetch blocks", daemon=True).start()
+
+    service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
+    server = Server(service, key, max_payload=MOST_WRITTEN, idle=unit.idle)
+    for listener in place.listeners:
+        server.inherit(listener)
     peer = server.adopt(connection.sock)
 
     def begin() -> Iterator[Outgoing]:

@@ -7,7 +7,7 @@ leased, and reports again what no controller has confirmed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
@@ -28,6 +28,7 @@ from transfer_queue.net.session import Session
 from transfer_queue.node.service import EnvelopeService
 from transfer_queue.storage.effects import Answer, Effect
 from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.wire.copies import U8
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class UnitService(EnvelopeService):
 
     session: numbers what the unit tells its controller. registration: what it registers with, but for its extents.
     lost: called when the controller is gone, `connected` being expected. failed: called when the unit cannot go on.
+    fetch: called for a move of blocks that lie on other nodes, `fetched` being expected.
     """
 
     name = "storage unit"
@@ -50,6 +52,7 @@ class UnitService(EnvelopeService):
         registration: Callable[[bytes], RegisterUnit],
         lost: Callable[[], None],
         failed: Callable[[], None],
+        fetch: Callable[[Move], None],
     ) -> None:
         super().__init__()
         self._controller: int | None = None  # the peer that is the controller, while it is connected
@@ -60,6 +63,8 @@ class UnitService(EnvelopeService):
         self._registration = registration
         self._lost = lost
         self._failed = failed
+        self._fetch = fetch
+        self._fetching = 0  # the number of the move whose blocks are being fetched
 
     def registered(self, controller: int) -> Iterable[Outgoing]:
         """The unit is registered with the controller at this peer."""
@@ -79,9 +84,12 @@ class UnitService(EnvelopeService):
             return self._told(body)
         return super().received(peer, body, payload, now)
 
-    def handle(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+    def handle(
+        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+    ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
-        return self._carried_out(self._unit.handle(hello.client_id, peer, envelope.sequence, envelope.body, now))
+        sequence, body = envelope.sequence, envelope.body
+        return self._carried_out(self._unit.handle(hello.client_id, peer, sequence, body, now, payload))
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.closed`."""
@@ -92,6 +100,7 @@ class UnitService(EnvelopeService):
                 self._session.finish(sequence)
             self._outstanding.clear()
             self._unit.forget_move()
+            self._fetching = 0
             self._lost()
             return ()
         del self._peers[peer]
@@ -115,7 +124,7 @@ class UnitService(EnvelopeService):
             if isinstance(request, Refuse):
                 return self._carried_out(self._unit.refuse(request.words))
             if isinstance(request, Move):
-                return self._carried_out(self._unit.move(request))
+                return self._move(request)
             if isinstance(request, Drained):
                 return self._carried_out(self._unit.drained(request.draining))
             if not isinstance(request, Free):
@@ -135,6 +144,21 @@ class UnitService(EnvelopeService):
         if isinstance(answer.body, Failure):
             logger.error("the controller refused a report: %s", answer.body.message)
         return ()
+
+    def _move(self, order: Move) -> list[Outgoing]:
+        if not order.remotes:
+            return self._carried_out(self._unit.move(order))
+        self._unit.forget_move()
+        self._fetching = order.number
+        self._fetch(order)
+        return []
+
+    def fetched(self, order: Move, brought: Mapping[int, U8]) -> list[Outgoing]:
+        """What a move needs of other nodes has come."""
+        if order.number != self._fetching:  # its controller has gone away meanwhile
+            return []
+        self._fetching = 0
+        return self._carried_out(self._unit.move(order, brought))
 
     def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
         return list(self._outgoing([*effects, *self._unit.confirmed(), *self._unit.shortage()]))

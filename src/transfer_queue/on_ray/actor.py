@@ -11,19 +11,21 @@ import logging
 import os
 import pickle
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from transfer_queue.client.onlooker import Onlooker
-from transfer_queue.config import pre_alloc_sample_num
+from transfer_queue.config import Settings, pre_alloc_sample_num
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.messages import (
     ClearPartition,
     CreatePartition,
     Done,
     ListPartitions,
+    NodeGone,
     SnapshotReply,
     TakeSnapshot,
     UseSampler,
@@ -32,6 +34,8 @@ from transfer_queue.node.launcher import RunningSystem, start_local, take_over
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
+from transfer_queue.node.startup import Seat
+from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, NodeOrder, Nodes, Place, all_nodes, folder_name
 from transfer_queue.partition_snapshot import PartitionSnapshot
 
 logger = logging.getLogger(__name__)
@@ -53,15 +57,6 @@ class Order:
     restart_seconds: float
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a system is. node: Ray's id of the node; address: of it; folder: the system's, there."""
-
-    node: str
-    address: str
-    folder: str
-
-
 class ControllerActor:
     """One system. Its methods may be called at the same time, from any process of the cluster."""
 
@@ -69,9 +64,12 @@ class ControllerActor:
         import ray
 
         self._order = order
+        self._node = str(ray.get_runtime_context().get_node_id())
+        self._address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
         self._system: RunningSystem | None = None
         self._asking: Onlooker | None = None
+        self._nodes: Nodes | None = None
         if ray.get_runtime_context().was_current_actor_reconstructed:
             self._system = take_over(order.name)
             if self._system is None:
@@ -80,21 +78,44 @@ class ControllerActor:
 
     # ------------------------------------------------------------ the system
 
-    def start(self) -> Place:
-        """Starts the servers, where those of the actor that was here before were not taken over. StartError."""
+    def start(self) -> None:
+        """Starts the servers on all nodes, where those of the actor before this one were not taken over. StartError."""
+        order = self._order
+        settings = Settings.from_json(order.config["settings"])
+        limit = time.monotonic() + order.seconds
         with self._lock:
+            spread = _Spread(settings, self._node)
             if self._system is None:
-                order = self._order
+                seat = Seat(self._node, self._address, spread.at_home)
                 self._system = start_local(
-                    order.name, order.config, order.sampler, timeout=order.seconds, heirs=order.restart_seconds
+                    order.name,
+                    order.config,
+                    order.sampler,
+                    timeout=order.seconds,
+                    heirs=order.restart_seconds,
+                    seat=seat,
                 )
             if self._asking is None:
                 self._asking = Onlooker(self._system)
-            return self._place(self._system)
+            if self._nodes is None:
+                nodes = Nodes(self._node, self._order_for, spread.on, self._options(settings), self._lose)
+                try:
+                    nodes.begin(max(0.0, limit - time.monotonic()))
+                except BaseException:
+                    nodes.stop()
+                    raise
+                self._nodes = nodes
 
-    def place(self) -> Place:
-        """Where the system is. StartError where it was not started."""
-        return self._place(self._running())
+    def place(self, node: str) -> Place:
+        """Where a process on this node finds the system. StartError where it is not, or not in time."""
+        system = self._running()
+        if node == self._node:
+            return Place(node, self._address, str(system.folder))
+        with self._lock:
+            nodes = self._nodes
+        if nodes is None:
+            raise StartError(f"the system {self._order.name} is being started")
+        return nodes.place(node, self._order.seconds)
 
     def process(self) -> int:
         """The number of the actor's process on its node."""
@@ -105,17 +126,35 @@ class ControllerActor:
         with self._lock:
             system, self._system = self._system, None
             asking, self._asking = self._asking, None
+            nodes, self._nodes = self._nodes, None
+        if nodes is not None:
+            nodes.stop()
         if asking is not None:
             asking.close()
         if system is not None:
             system.stop()
 
-    def _place(self, system: RunningSystem) -> Place:
-        import ray
+    def _order_for(self, node: str, address: str, units: int) -> NodeOrder:
+        system, order = self._running_now(), self._order
+        seat = Seat(node, address, units, system.description.remote)
+        name = folder_name(order.name, node)
+        return NodeOrder(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
-        node = ray.get_runtime_context().get_node_id()
-        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return Place(node, str(address), str(system.folder))
+    def _options(self, settings: Settings) -> dict[str, Any]:
+        """Of the actors on other nodes."""
+        given = settings.ray_actor_options
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": CALLS_AT_ONCE}
+        return {**options, **({"runtime_env": given["runtime_env"]} if "runtime_env" in given else {})}
+
+    def _lose(self, node: str) -> None:
+        """A node is gone, and with it what lay in its storage units alone."""
+        asking = self._asking
+        if asking is not None:
+            asking.ask(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
+
+    def _running_now(self) -> RunningSystem:
+        assert self._system is not None
+        return self._system
 
     def _running(self) -> RunningSystem:
         with self._lock:
@@ -179,6 +218,34 @@ class ControllerActor:
             if not page.known or page.start is None:
                 return pages
             request = TakeSnapshot(partition_id, page.made, page.start)
+
+
+class _Spread:
+    """How many storage units each node gets. home: the controller's node. StartError where there are too few for all
+    copies of a value."""
+
+    def __init__(self, settings: Settings, home: str) -> None:
+        self._required = settings.ray_node_resource
+        self._each = settings.num_data_storage_units is None
+        nodes = {node["NodeID"]: node["Resources"] for node in all_nodes()}
+        able = sorted((node for node in nodes if self._is_able(nodes[node])), key=lambda node: (node != home, node))
+        if not able:
+            raise StartError(f"no node of the cluster has the resource {self._required!r} (ray.node_resource)")
+        count = settings.num_data_storage_units or len(able)
+        self._planned = {node: count // len(able) + (at < count % len(able)) for at, node in enumerate(able)}
+        self.at_home = self._planned.get(home, 0)
+        if count < settings.replicas:
+            raise StartError(
+                f"backend.SimpleStorage.replicas is {settings.replicas}, and there would be one storage unit, on the "
+                f"one node that can have one: add nodes, or set backend.SimpleStorage.num_data_storage_units"
+            )
+
+    def _is_able(self, resources: dict[str, float]) -> bool:
+        return self._required is None or resources.get(self._required, 0) > 0
+
+    def on(self, node: str, resources: dict[str, float]) -> int:
+        """For a node that is there, or came later."""
+        return self._planned.get(node, int(self._each and self._is_able(resources)))
 
 
 def _snapshot(partition_id: str, pages: list[SnapshotReply]) -> PartitionSnapshot:

@@ -13,11 +13,12 @@ from typing import Any
 
 from transfer_queue import config
 from transfer_queue.config import Settings
-from transfer_queue.errors import AttachError, NotBuiltError, StartError
+from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node import samplers
 from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.launcher import find as find_local
-from transfer_queue.on_ray.actor import ControllerActor, Order, Place
+from transfer_queue.on_ray.actor import ControllerActor, Order
+from transfer_queue.on_ray.nodes import Place
 
 ACTOR = "TransferQueueController"
 NAMESPACE = "transfer_queue"  # where a conf names no other
@@ -118,7 +119,7 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
     """The system that the cluster's actor of this name holds; None if there is none.
 
     system: its name; None: TQ_ADDRESS, else TQ_SYSTEM, else the one without a name. seconds: for one that is being
-    started. NotBuiltError where it is on another node; AttachError where its actor does not say where it is.
+    started. AttachError where its actor does not say where it is.
     """
     if system is None and config.address() is not None:
         found = find_local(None)
@@ -131,15 +132,16 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
     except ValueError:
         return None
     place = _place(ray, handle, seconds)
-    return None if place is None else RaySystem(_on_this_node(place, ray), system, handle, owned=False)
+    return None if place is None else RaySystem(_at(place), system, handle, owned=False)
 
 
 def _place(ray: Any, handle: Any, seconds: float) -> Place | None:
-    """Where an actor's system is, once it is up; None where the actor has ended."""
+    """Where this node's processes find an actor's system, once it is up; None where the actor has ended."""
     limit = time.monotonic() + seconds
+    here = ray.get_runtime_context().get_node_id()
     while True:
         try:
-            place: Place = ray.get(handle.place.remote(), timeout=max(0.0, limit - time.monotonic()))
+            place: Place = ray.get(handle.place.remote(here), timeout=max(0.0, limit - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
             raise AttachError(f"the actor {ACTOR} has not answered within {seconds:g} s") from error
         except StartError as error:
@@ -154,16 +156,10 @@ def _place(ray: Any, handle: Any, seconds: float) -> Place | None:
             return place
 
 
-def _on_this_node(place: Place, ray: Any) -> RunningSystem:
-    """The system at a place. Nodes of a simulated cluster are one machine: what counts is the folder."""
+def _at(place: Place) -> RunningSystem:
+    """The system at a place of this node."""
     found = find_local(place.folder)
     if found is None:
-        here = ray.get_runtime_context().get_node_id()
-        if place.node != here:
-            raise NotBuiltError(
-                f"the system is on node {place.address}, and this process is on {ray.util.get_node_ip_address()}; in "
-                f"this release a system's processes are all on one node"
-            )
         raise AttachError(f"the system of the actor {ACTOR} is not in {place.folder}: it has just ended")
     return found
 
@@ -195,8 +191,10 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
                 raise StartError(f"the actor {options['name']} cannot be made: {error}") from error
             time.sleep(PAUSE)
     try:
-        place: Place = ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
-        return RaySystem(_on_this_node(place, ray), name, handle, owned=not settings.ray_detached)
+        here = ray.get_runtime_context().get_node_id()
+        ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
+        place: Place = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
+        return RaySystem(_at(place), name, handle, owned=not settings.ray_detached)
     except BaseException as error:
         _roll_back(ray, handle)
         if isinstance(error, StartError):

@@ -29,7 +29,8 @@ class Reserved:
 
     unit, extent, offset, generation, nbytes: as `messages.NewBlock` names them. The offset is a multiple
     of 64 and the generation is that of the granule at the offset. length: bytes of the extent.
-    copies: as much space in other units, for the same bytes.
+    copies: as much space in other units, for the same bytes. session, slot: where the unit is on another node and
+    writes for its writer (`messages.OpenSlot`), under which that leased the extent.
     """
 
     unit: int
@@ -39,6 +40,8 @@ class Reserved:
     nbytes: int
     length: int = 0
     copies: tuple[Reserved, ...] = ()
+    session: str = ""
+    slot: int = 0
 
     @property
     def places(self) -> tuple[Reserved, ...]:

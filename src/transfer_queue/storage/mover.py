@@ -6,7 +6,7 @@ was still there when its copy was done: that is what its generation says then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,9 @@ PIECE_COST = 64
 class Mover:
     """One move under way. `step` until it gives the answer.
 
-    lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room. wrote: told when it
-    is filled.
+    lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room. brought: the bytes
+    of blocks that lie on other nodes, by their number in the order; what is not among them is not to be had any more.
+    wrote: told when the extent is filled.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Mover:
         arena: Arena,
         order: Move,
         lease: Callable[[int], Extent | None],
+        brought: Mapping[int, U8] | None = None,
         wrote: Callable[[Extent], object] = lambda extent: None,
     ) -> None:
         self.extent: Extent | None = None
@@ -49,6 +51,7 @@ class Mover:
         self._lease = lease
         self._wrote = wrote
         self._arenas = {unit: arena}
+        self._brought = brought or {}
         blocks = order.blocks
         self._units = np.frombuffer(blocks.unit, "<i4").tolist()
         self._offsets = np.frombuffer(blocks.offset, "<i8").tolist()
@@ -132,6 +135,8 @@ class Mover:
 
     def _bytes_of(self, at: int) -> U8 | None:
         """A block's bytes; None where there is no such place."""
+        if self._units[at] in self._order.remotes:
+            return self._brought.get(at)
         arena = self._arena(self._units[at])
         start, nbytes = self._offsets[at], self._nbytes[at]
         if arena is None or start < 0 or start + nbytes > len(arena.memory):
@@ -151,7 +156,9 @@ class Mover:
         return self._arenas[unit]
 
     def _is_there(self, at: int) -> bool:
-        """Whether a block is still what its descriptor says."""
+        """Whether a block is still what its descriptor says; one that was brought was so when it had come."""
+        if self._units[at] in self._order.remotes:
+            return at in self._brought
         arena = self._arena(self._units[at])
         granule = self._offsets[at] // GRANULE
         if arena is None or not 0 <= granule < len(arena.generations):

@@ -8,13 +8,14 @@ the disk was slow. Readers' pages are left alone: they are the kernel's to drop 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from transfer_queue.messages import Move
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import Extent
 from transfer_queue.storage.mover import Mover
 from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.wire.copies import U8
 
 PAUSES = (1.0, 5.0)
 """Seconds from one call to the next."""
@@ -29,9 +30,11 @@ class DiskRoom(ArenaRoom):
         self._fresh: list[Extent] = []
         self._rounds: list[deque[tuple[float, Extent]]] = [deque() for _ in PAUSES]  # with the time of the next call
 
-    def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Mover:
+    def mover(
+        self, unit: int, order: Move, lease: Callable[[int], Extent | None], brought: Mapping[int, U8] | None = None
+    ) -> Mover:
         """See `Room.mover`."""
-        return Mover(unit, self.arena, order, lease, self._wrote)
+        return Mover(unit, self.arena, order, lease, brought, self._wrote)
 
     def _wrote(self, extent: Extent) -> None:
         self.arena.let_go(extent.offset, extent.length)

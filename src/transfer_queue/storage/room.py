@@ -6,19 +6,20 @@ room of an external store, whose extents are names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply
+from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena import SEGMENT, Arena
 from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, Leased, round_up
 from transfer_queue.storage.mover import Mover
-from transfer_queue.storage.reading import read_pieces
+from transfer_queue.storage.serving import read_pieces, write_bytes
 from transfer_queue.storage.trimming import Trimmer
+from transfer_queue.wire.copies import U8
 
 PREFAULT_STEP = 4 * 1024 * 1024
 """Bytes made resident in one idle moment: a few milliseconds."""
@@ -76,9 +77,14 @@ class Room(Protocol):
         """What an extent of so many bytes takes; where that is more than another one could not have, nor can it."""
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
-        """What a reader on another node asks for, see `reading.read_pieces`."""
+        """What a reader on another node asks for, see `serving.read_pieces`."""
 
-    def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Moving:
+    def write(self, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+        """What a writer on another node wants written, see `serving.write_bytes`."""
+
+    def mover(
+        self, unit: int, order: Move, lease: Callable[[int], Extent | None], brought: Mapping[int, U8] | None = None
+    ) -> Moving:
         """Begins a move, see `mover.Mover`."""
 
     def status(self) -> UnitStatusReply:
@@ -177,9 +183,15 @@ class ArenaRoom(Room):
         """See `Room.read`."""
         return read_pieces(self.arena, request)
 
-    def mover(self, unit: int, order: Move, lease: Callable[[int], Extent | None]) -> Mover:
+    def write(self, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+        """See `Room.write`."""
+        write_bytes(self.arena, extent, request, payload)
+
+    def mover(
+        self, unit: int, order: Move, lease: Callable[[int], Extent | None], brought: Mapping[int, U8] | None = None
+    ) -> Mover:
         """See `Room.mover`."""
-        return Mover(unit, self.arena, order, lease)
+        return Mover(unit, self.arena, order, lease, brought)
 
     def status(self) -> UnitStatusReply:
         """See `Room.status`."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,7 @@ from transfer_queue.messages import (
     SlotReply,
     SpaceShort,
     UnitStatus,
+    WriteBytes,
     WriterGone,
 )
 from transfer_queue.storage.effects import Answer, Effect, Report
@@ -62,6 +63,7 @@ from transfer_queue.storage.mover import MOVER_SLOT
 from transfer_queue.storage.ownership import Offer, Slots
 from transfer_queue.storage.recalls import Recalls
 from transfer_queue.storage.room import Moving, Room
+from transfer_queue.wire.copies import U8
 
 PROBE_INTERVAL = 0.25
 """Seconds between two looks at the locks of suspects."""
@@ -87,6 +89,8 @@ class _Slot:
     writer: str
     path: str
     opening: bool = True
+    remote: bool = False
+    """Of a writer on another node, which holds no lock: it is gone with the last of its connections."""
     peers: set[int] = field(default_factory=set)
     """All and only the open connections on which this writer has asked for something."""
     grants: OrderedDict[int, int] = field(default_factory=OrderedDict)
@@ -119,6 +123,8 @@ class StorageUnit:
         """Number -> slot, of all and only the slots opening, in use or suspect."""
         self._writers: dict[str, _Slot] = {}
         """Writer -> its slot; exactly the values of `_slots`."""
+        self._remote: dict[str, _Slot] = {}
+        """Client id -> the slot of a writer on another node."""
         self._peers: dict[int, _Slot] = {}
         """Connection -> the slot whose `peers` it is in."""
         self._suspects: dict[int, _Slot] = {}
@@ -160,7 +166,9 @@ class StorageUnit:
 
     # ------------------------------------------------------------ events
 
-    def handle(self, writer: str, peer: int, sequence: int, body: AnyRequest, now: float) -> list[Effect]:
+    def handle(
+        self, writer: str, peer: int, sequence: int, body: AnyRequest, now: float, payload: memoryview | None = None
+    ) -> list[Effect]:
         """A request of `writer`, as its connection `peer` has proved it to be. Never raises for what a peer sends."""
         self._heard_of(writer, peer)
         try:
@@ -176,6 +184,11 @@ class StorageUnit:
             if isinstance(body, ReadPieces):
                 views = self.room.read(body)
                 return [Answer(peer, sequence, Done(views is not None), views or ())]
+            if isinstance(body, WriteBytes):
+                slot = self._remote.get(writer)
+                mine = slot is not None and slot.number == body.slot
+                self.room.write(self.room.table.get(body.extent) if mine else None, body, payload)
+                return [Answer(peer, sequence, Done())]
             if isinstance(body, UnitStatus):
                 return [Answer(peer, sequence, self.room.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
@@ -217,10 +230,13 @@ class StorageUnit:
             reports.append(Report(Freed(self.number, np.array(extents, "<i8").tobytes())))
         return reports
 
-    def move(self, order: Move) -> list[Effect]:
-        """The controller has blocks copied here. One order comes after the other; `tick` does the work."""
+    def move(self, order: Move, brought: Mapping[int, U8] | None = None) -> list[Effect]:
+        """The controller has blocks copied here. One order comes after the other; `tick` does the work.
+
+        brought: the bytes of those that lie on other nodes, see `mover.Mover`.
+        """
         self.forget_move()
-        self._moving = self.room.mover(self.number, order, self._lease_own)
+        self._moving = self.room.mover(self.number, order, self._lease_own, brought)
         return []
 
     def forget_move(self) -> None:
@@ -337,23 +353,25 @@ class StorageUnit:
 
     def _check_meant(self, body: AnyRequest) -> None:
         """Raises where another unit is meant: one that was at this address before, whose arena is gone."""
-        meant = body.unit if isinstance(body, (Lease, OpenSlot, Return, ReadPieces)) else -1
+        meant = body.unit if isinstance(body, (Lease, OpenSlot, Return, ReadPieces, WriteBytes)) else -1
         if meant not in (-1, self.number):
             raise UnitLostError(f"storage unit {meant} is lost, and storage unit {self.number} is in its place")
 
     def _open(self, writer: str, peer: int, body: OpenSlot) -> SlotReply:
-        if body.writer != writer:
+        if body.writer != writer and not (body.remote and body.writer.startswith(f"{writer}/")):
             raise ProtocolError(f"{writer!r} asked for a slot for {body.writer!r}; a writer asks for its own")
-        slot = self._writers.get(writer)
+        slot = self._writers.get(body.writer)
         if slot is None:
             if len(self._slots) >= self._limits.slots:
                 raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
                                     f"{len(self._slots)}; end some clients")  # fmt: skip
             number = self.room.take_slot()
-            slot = _Slot(number, writer, self._files.make(number, writer))
-            self._slots[slot.number] = self._writers[writer] = slot
+            slot = _Slot(number, body.writer, self._files.make(number, body.writer), remote=body.remote)
+            self._slots[slot.number] = self._writers[body.writer] = slot
+            if body.remote:
+                self._remote[writer] = slot
             self._heard_of(writer, peer)
-        return SlotReply(slot.number, slot.path)
+        return SlotReply(slot.number, "" if slot.remote else slot.path)
 
     def _lease(self, writer: str, peer: int, sequence: int, body: Lease, now: float) -> list[Effect]:
         slot = self._slot(writer, body.slot)
@@ -381,7 +399,7 @@ class StorageUnit:
         if self.table.count(slot.number) >= self._limits.extents:
             raise CapacityError(f"no capacity for another extent: {writer!r} has {self._limits.extents} in storage "
                                 f"unit {self.number}; clear samples, or write larger batches")  # fmt: skip
-        if self._files.is_dead(slot.number):
+        if not slot.remote and self._files.is_dead(slot.number):
             raise ProtocolError(f"{writer!r} does not hold the lock of slot {slot.number} ({slot.path}); a writer "
                                 f"locks it first, and nothing else in its process may open it")  # fmt: skip
         slot.opening = False
@@ -431,13 +449,13 @@ class StorageUnit:
         slot = self._slots.get(number)
         if slot is None:
             raise ProtocolError(f"slot {number} is not known to storage unit {self.number}; ask for one with OpenSlot")
-        if slot.writer != writer:
+        if slot.writer != writer and self._remote.get(writer) is not slot:
             raise ProtocolError(f"slot {number} is not {writer!r}'s; a writer uses its own")
         return slot
 
     def _heard_of(self, writer: str, peer: int) -> None:
         """Notes that this connection is the writer's, which makes a suspect one in use."""
-        slot = self._writers.get(writer)
+        slot = self._writers.get(writer) or self._remote.get(writer)
         if slot is not None and peer not in slot.peers:
             slot.peers.add(peer)
             self._peers[peer] = slot
@@ -453,6 +471,7 @@ class StorageUnit:
         if not self._files.withdraw(slot.number):
             return []
         del self._slots[slot.number], self._writers[slot.writer]
+        self._remote = {client: its for client, its in self._remote.items() if its is not slot}
         self._trust(slot)
         if self.table.count(slot.number):
             self._gone[slot.number] = slot.writer

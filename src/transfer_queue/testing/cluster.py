@@ -121,7 +121,7 @@ class Cluster:
             replicas=settings.replicas,
             marks=Watermarks(settings.offload_high, settings.offload_low),
         )
-        tiers = [(MEMORY, arena_bytes)] * settings.num_data_storage_units
+        tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1)
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
         self.units = [

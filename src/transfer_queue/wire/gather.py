@@ -251,7 +251,8 @@ def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
 
 def _objects(rows: FieldRows, memory: Memory, allow_pickle: bool) -> list[Any]:
     result = []
-    unit, view = -1, memoryview(b"")
+    unit: int | None = None
+    view = memoryview(b"")
     places = zip(rows.units.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True)
     for row, (of_unit, start, length) in enumerate(places):
         if of_unit != unit:

@@ -7,7 +7,6 @@ are neighbours there are neighbours in the buffer, and come as one piece. Pure n
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -63,10 +62,6 @@ class Elsewhere:
     lengths: I8
     at: I8
 
-    @functools.cached_property
-    def _shifts(self) -> I8:
-        return self.offsets - self.at
-
     def of(self, unit: int) -> NDArray[np.bool_]:
         """Which of the blocks lie in this unit."""
         mine: NDArray[np.bool_] = self.units == unit
@@ -92,7 +87,7 @@ class Elsewhere:
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], np.maximum.accumulate(ends[order])
         block = np.searchsorted(self.at, starts, "right") - 1
-        shifts, units = self._shifts[block], self.units[block]
+        shifts, units = (self.offsets - self.at)[block], self.units[block]
         first = np.ones(len(starts), np.bool_)
         first[1:] = (starts[1:] > ends[:-1] + NEAR) | (shifts[1:] != shifts[:-1]) | (units[1:] != units[:-1])
         begins = np.flatnonzero(first)

@@ -1,20 +1,22 @@
-"""Bytes of an arena for a reader on another node: checked here, sent from where they lie.
+"""What a storage unit does for clients on other nodes, which cannot map its arena: it reads and writes for them.
 
-Nothing is held for the reader: it asks after it has got the bytes whether they still were what it wanted.
+Bytes to read are checked here and sent from where they lie. Nothing is held for the reader: it asks after it has got
+them whether they still were what it wanted.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.errors import InvalidArgumentError, ProtocolError
-from transfer_queue.messages import ReadPieces
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.messages import ReadPieces, WriteBytes
 from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.extents import GRANULE, Extent
 from transfer_queue.wire.copies import gather_pieces
 
 MOST_PIECES = 1 << 16  # of one request
 SMALL = 16 << 10  # pieces of less bytes on average are copied together and sent as one
+MOST_WRITTEN = 4 << 20  # bytes of one request to write
 MOST_COPIED = 8 << 20  # bytes of these that one request may ask for: a few milliseconds
 
 
@@ -47,6 +49,20 @@ def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
         return [gather_pieces(arena.memory, starts, lengths).data]
     view = arena.memory.data
     return [view[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+
+def write_bytes(arena: Arena, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+    """Writes the payload into this extent: the request's, if its writer still has the slot that it names.
+
+    Raises:
+        UnitLostError: the extent is not leased to the slot any more. ProtocolError: it goes beyond the extent.
+    """
+    if extent is None or extent.slot != request.slot:
+        raise UnitLostError(f"extent {request.extent} is not leased to slot {request.slot} any more; write it anew")
+    data = payload or b""
+    if request.offset < extent.offset or request.offset + len(data) > extent.offset + extent.length:
+        raise ProtocolError(f"{len(data)} bytes at {request.offset} are not within extent {request.extent}")
+    arena.view(request.offset, len(data))[:] = np.frombuffer(data, np.uint8)
 
 
 def _in_holes(arena: Arena, starts: np.ndarray, lengths: np.ndarray) -> bool:

@@ -1,0 +1,227 @@
+"""A system of several nodes, which are folders of this machine here: they share nothing but connections over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.calls import Call
+from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.config import Settings
+from transfer_queue.errors import StorageKeyNotFoundError
+from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply
+from transfer_queue.net.blocking import run_blocking
+from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.startup import Seat
+
+LOOPBACK = "127.0.0.1"
+SECONDS = 60.0
+
+
+@dataclass
+class Nodes:
+    """systems: of each node as its processes see it, the first with the controller."""
+
+    systems: list[RunningSystem]
+
+    def client(self, node: int) -> TransferQueueClient:
+        return TransferQueueClient(self.systems[node])
+
+    def lose(self, node: int) -> None:
+        """Kills everything on a node, and says so, as the runtime does whose node it is."""
+        system = self.systems[node]
+        supervisor = psutil.Process(system.description.pid)
+        supervisor.suspend()  # or it would start the others anew, and these would remove files while they are killed
+        for process in [*supervisor.children(), supervisor]:
+            process.kill()
+        with Onlooker(self.systems[0]) as asking:
+            asking.ask(NodeGone(f"node-{node}", "just now"), Done)
+
+    def units(self) -> dict[str, int]:
+        """Node -> one of its units."""
+        with Onlooker(self.systems[0]) as asking:
+            return {unit.node: unit.unit for unit in asking.ask(Topology(), TopologyReply).units}
+
+    def stop(self) -> None:
+        for system in reversed(self.systems):
+            system.stop()
+            SystemFolder(system.folder).sweep()  # of a lost one, as its next start does
+
+
+def start(units: list[int], **storage: object) -> Nodes:
+    """A node for each of these numbers, with so many units."""
+    settings = Settings.from_config({"backend": {"SimpleStorage": {"num_data_storage_units": 2, **storage}}})
+    config = {"settings": settings.to_json()}
+    name = f"nodes-{uuid.uuid4().hex[:8]}"
+    nodes = Nodes([start_local(name, config, seat=Seat("node-0", LOOPBACK, units[0]))])
+    try:
+        home = nodes.systems[0]
+        for number, count in enumerate(units[1:], 1):
+            seat = Seat(f"node-{number}", LOOPBACK, count, home.description.remote)
+            nodes.systems.append(start_local(f"{name}-{number}", config, seat=seat, key=home.key))
+    except BaseException:
+        nodes.stop()
+        raise
+    return nodes
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Nodes]:
+    nodes = start([1, 1, 0], arena_bytes=64 << 20)
+    yield nodes
+    nodes.stop()
+
+
+def mixed(rows: int, seed: int = 0) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 50, (rows,), generator=generator).tolist()
+    return TensorDict(
+        {
+            "ids": torch.nested.as_nested_tensor(
+                [torch.randint(0, 1000, (n,), generator=generator) for n in lengths], layout=torch.jagged
+            ),
+            "score": torch.rand(rows, 8, generator=generator),
+            "uid": NonTensorStack(*[f"row {seed} {n}" for n in range(rows)]),
+        },
+        [rows],
+    )
+
+
+def equal(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether rows are as they were put; rows of one dimension come jagged."""
+    return torch.equal(torch.stack(list(got.unbind())), wanted)
+
+
+def same(left: TensorDict, right: TensorDict) -> None:
+    assert sorted(left.keys()) == sorted(right.keys())
+    assert equal(left["score"], right["score"])
+    assert [row.tolist() for row in left["ids"].unbind()] == [row.tolist() for row in right["ids"].unbind()]
+    assert left.get("uid").tolist() == right.get("uid").tolist()
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(0, 1), (1, 0), (1, 2), (2, 0), (2, 2)])
+def test_values_go_from_any_node_to_any(three: Nodes, writer: int, reader: int) -> None:
+    partition = f"p{writer}{reader}"
+    data = mixed(100, seed=writer)
+    with three.client(writer) as putting, three.client(reader) as getting:
+        meta = putting.put(data, partition_id=partition)
+        same(getting.get_data(meta), data)
+        some = meta[3:40:3]
+        got = getting.get_data(some)
+        assert equal(got["score"], data["score"][3:40:3])
+        getting.clear_partition(partition)
+
+
+def test_rows_of_many_blocks_and_nodes_come_in_order(three: Nodes) -> None:
+    with three.client(0) as first, three.client(1) as second, three.client(2) as third:
+        metas = [client.put(TensorDict({"x": torch.arange(5 * n, 5 * n + 5)}, [5]), partition_id="many")
+                 for n, client in enumerate([first, second] * 20)]  # fmt: skip
+        whole = metas[0].concat(metas)
+        for client in (first, second, third):
+            assert torch.equal(client.get_data(whole)["x"], torch.arange(200))
+        picked = third.get_data(whole[::-7], layout="list")
+        assert [int(value) for value in picked["x"]] == list(range(200))[::-7]
+        first.clear_partition("many")
+
+
+def test_large_values_arrive_whole_in_both_drivers(three: Nodes) -> None:
+    data = TensorDict({"x": torch.arange(4 << 20).view(1024, 4096), "y": torch.rand(1024, 128)}, [1024])
+    with three.client(2) as far, three.client(1) as near:
+        meta = far.put(data, partition_id="large")
+        for got in (near.get_data(meta), asyncio.run(near.async_get_data(meta)), far.get_data(meta)):
+            assert equal(got["x"], data["x"])
+            assert equal(got["y"], data["y"])
+            got["x"].values().zero_()  # it is the reader's own
+        assert equal(far.get_data(meta[5:9])["x"], data["x"][5:9])
+        far.clear_partition("large")
+
+
+def test_a_put_spills_to_another_node_where_its_own_is_full(three: Nodes) -> None:
+    block = torch.zeros(20 << 20, dtype=torch.uint8).view(16, -1)
+    with three.client(0) as client:
+        metas = [client.put(TensorDict({"x": block + n}, [16]), partition_id="full") for n in range(5)]
+        for n, meta in enumerate(metas):
+            assert equal(client.get_data(meta)["x"], block + n)
+        client.clear_partition("full")
+
+
+def numbers(client: TransferQueueClient, partition: str, count: int = 100) -> torch.Tensor:
+    got: torch.Tensor = client.kv_batch_get([f"k{n}" for n in range(count)], partition)["x"]
+    return got
+
+
+def put_numbers(client: TransferQueueClient, partition: str, count: int = 100) -> None:
+    keys = [f"k{n}" for n in range(count)]
+    client.kv_batch_put(keys, partition, fields=TensorDict({"x": torch.arange(count)}, [count]))
+
+
+def leased(client: TransferQueueClient, units: Iterable[int]) -> int:
+    """Bytes leased from all these units together."""
+
+    def ask() -> Generator[Call, AnyReply, int]:
+        total = 0
+        for unit in units:
+            status = yield Call(("unit", unit), UnitStatus())
+            assert isinstance(status, UnitStatusReply)
+            total += status.leased
+        return total
+
+    return run_blocking(client.storage_manager.session, ask())
+
+
+def test_a_drained_node_holds_nothing_any_more(three: Nodes) -> None:
+    with three.client(1) as writer, three.client(0) as reader:
+        put_numbers(writer, "drained")
+        unit = three.units()["node-1"]
+        reader.drain_unit(unit, timeout=60)
+        assert torch.equal(numbers(reader, "drained"), torch.arange(100))
+        put_numbers(writer, "written meanwhile")
+        assert torch.equal(numbers(reader, "written meanwhile"), torch.arange(100))
+        reader.drain_unit(unit, undo=True)
+        reader.clear_partition("drained")
+        reader.clear_partition("written meanwhile")
+
+
+def test_one_node_after_the_other_fails_and_nothing_is_lost_with_two_replicas() -> None:
+    nodes = start([1, 1, 1, 1], replicas=2)
+    try:
+        with nodes.client(1) as writer, nodes.client(0) as reader:
+            data = TensorDict({"x": torch.arange(1 << 20).view(64, -1)}, [64])
+            meta = writer.put(data, partition_id="p")
+            nodes.lose(1)
+            assert equal(reader.get_data(meta)["x"], data["x"])
+            limit = time.monotonic() + SECONDS
+            while leased(reader, nodes.units().values()) < 2 * (8 << 20):  # nobody tells of a copy that was made up for
+                assert time.monotonic() < limit
+            nodes.lose(2)
+            assert equal(reader.get_data(meta)["x"], data["x"])
+            put_numbers(reader, "after")
+            assert torch.equal(numbers(reader, "after"), torch.arange(100))
+    finally:
+        nodes.stop()
+
+
+def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
+    nodes = start([1, 1])
+    try:
+        with nodes.client(0) as first, nodes.client(1) as second:
+            put_numbers(first, "here")
+            put_numbers(second, "there")
+            nodes.lose(1)
+            assert torch.equal(numbers(first, "here"), torch.arange(100))
+            with pytest.raises(StorageKeyNotFoundError, match="lost"):
+                numbers(first, "there")
+            put_numbers(first, "there")
+            assert torch.equal(numbers(first, "there"), torch.arange(100))
+    finally:
+        nodes.stop()
