@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test ray fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv demo test ray namespaces fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -11,7 +11,8 @@ PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
 	@echo "make test      the tests, in a process more than there are cores (4 at most; PROCESSES=1: in turn)"
-	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine"
+	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
+	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
 	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
@@ -33,10 +34,13 @@ demo: venv
 
 test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py \
-		--ignore=tests/e2e/test_ray.py $(ARGS)
+		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py $(ARGS)
 
 ray: venv
-	.venv/bin/python -m pytest tests/e2e/test_ray.py $(ARGS)
+	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py $(ARGS)
+
+namespaces: venv
+	.venv/bin/python -W ignore tests/long/namespaces.py $(ARGS)
 
 fuzz: venv
 	.venv/bin/python tests/fuzz/run.py $(ARGS)

@@ -140,6 +140,7 @@ class TestSettings:
             "ray_detached": False,
             "ray_restart_seconds": 60.0,
             "ray_actor_options": {},
+            "ray_node_resource": None,
         }
 
     def test_json(self):

@@ -354,7 +354,7 @@ def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: Space) 
     for operation, call in zip((first, second), calls, strict=True):
         assert isinstance(operation.send(servers.answer(call)).request, Lease)
     assert servers.holds == 1
-    assert space._slots[0][0] == 1
+    assert space._slots[0].number == 1
 
 
 def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: Space) -> None:
@@ -365,7 +365,7 @@ def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: Space) -> N
     assert call.request == OpenSlot("w", 0)
     call = operation.send(servers.answer(call))
     assert isinstance(call.request, Lease)
-    assert call.request.slot == space._slots[0][0] == 2
+    assert call.request.slot == space._slots[0].number == 2
 
 
 def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) -> None:

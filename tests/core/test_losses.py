@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of
@@ -161,9 +162,7 @@ def test_a_block_with_another_place_is_not_lost() -> None:
     h.ask(RegisterUnit("other.sock", "/other", name="other"), "unit-1")
     request = h.publish(2)
     assert request.block is not None
-    block = type(request.block)(
-        *(getattr(request.block, f) for f in request.block.__struct_fields__[:-1]), [Place(1, 9, 64, 1)]
-    )
+    block = msgspec.structs.replace(request.block, copies=[Place(1, 9, 64, 1)])
     h.ask(type(request)("p", 2, block=block, pre_allocate=0))
     lose(h)
     assert h.lookup([0, 1], ["x"]) == [{"x": (64, 0)}, {"x": (64, 1)}]

@@ -19,15 +19,18 @@ import numpy as np
 
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.config import Settings, pre_alloc_sample_num
-from transfer_queue.errors import ConnectionLostError, StartError
+from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.messages import (
     ClearPartition,
     CreatePartition,
     Done,
+    Drain,
     ListPartitions,
     NodeGone,
     SnapshotReply,
     TakeSnapshot,
+    Topology,
+    TopologyReply,
     UseSampler,
 )
 from transfer_queue.node.launcher import RunningSystem, start_local, take_over
@@ -40,6 +43,7 @@ from transfer_queue.partition_snapshot import PartitionSnapshot
 
 logger = logging.getLogger(__name__)
 
+LONGEST_SECONDS = 86400.0  # that anybody waits for a node to be emptied
 TRIES = 5  # of a snapshot in pages, until none of its fields changed meanwhile
 
 
@@ -98,7 +102,7 @@ class ControllerActor:
             if self._asking is None:
                 self._asking = Onlooker(self._system)
             if self._nodes is None:
-                nodes = Nodes(self._node, self._order_for, spread.on, self._options(settings), self._lose)
+                nodes = Nodes(self._node, self._order_for, spread.on, self._options(settings), self._lose, self._empty)
                 try:
                     nodes.begin(max(0.0, limit - time.monotonic()))
                 except BaseException:
@@ -151,6 +155,27 @@ class ControllerActor:
         asking = self._asking
         if asking is not None:
             asking.ask(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
+
+    def drain_node(self, node: str, timeout: float | None = None) -> None:
+        """Moves all that lies on a node to others; returns when it holds nothing. timeout: seconds; None: no limit.
+
+        WaitTimeoutError past them; moving goes on. InvalidArgumentError where too few units would be left.
+        """
+        wait = LONGEST_SECONDS if timeout is None else timeout
+        for unit in self._units_on(node):
+            self._client().ask(Drain(unit, wait=wait), Done, wait + self._order.seconds)
+
+    def _empty(self, node: str) -> None:
+        """A node is about to leave, and nobody waits for what is moved off it."""
+        try:
+            for unit in self._units_on(node):
+                self._client().ask(Drain(unit), Done)
+        except TransferQueueError as error:
+            logger.error("what lies on node %s, which is about to leave, cannot be moved: %s", node, error)
+
+    def _units_on(self, node: str) -> list[int]:
+        units = self._client().ask(Topology(), TopologyReply).units
+        return [unit.unit for unit in units if unit.node == node]
 
     def _running_now(self) -> RunningSystem:
         assert self._system is not None

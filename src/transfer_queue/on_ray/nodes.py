@@ -92,8 +92,8 @@ class _Node:
 class Nodes:
     """The nodes of one system but its first, `home`; `look` keeps up with those of the cluster.
 
-    lost: told of a node that is gone. options: of their actors. units: how many each node is to have, by its id and
-    resources.
+    lost: told of a node that is gone; leaving: of one that Ray is about to take away. options: of their actors. units:
+    how many each node is to have, by its id and resources.
     """
 
     def __init__(
@@ -103,12 +103,15 @@ class Nodes:
         units: Callable[[str, dict[str, float]], int],
         options: dict[str, Any],
         lost: Callable[[str], None],
+        leaving: Callable[[str], None],
     ) -> None:
         self._home = home
         self._order = order
         self._units = units
         self._options = options
         self._lost = lost
+        self._leaving = leaving
+        self._told: set[str] = set()  # of nodes that are about to leave
         self._changed = threading.Condition()
         self._nodes: dict[str, _Node] = {}
         self._ended = False
@@ -156,6 +159,10 @@ class Nodes:
         for node in gone:
             logger.warning("node %s is gone", node)
             self._lost(node)
+        for node in leaving_nodes() & there.keys() - self._told:
+            logger.warning("node %s is about to leave", node)
+            self._told.add(node)
+            self._leaving(node)
 
     def _start(self, number: str, address: str, resources: dict[str, float]) -> None:
         import ray
@@ -215,6 +222,14 @@ def all_nodes() -> list[dict[str, Any]]:
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def leaving_nodes() -> set[str]:
+    """The nodes that Ray has begun to drain, as before a preemption; none where this Ray does not say."""
+    from ray._private.state import state
+
+    asked = getattr(state, "get_draining_nodes", None)
+    return set() if asked is None else set(asked())
 
 
 def folder_name(system: str, node: str) -> str:
