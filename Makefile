@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test ray namespaces fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv demo test ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -13,6 +13,7 @@ help:
 	@echo "make test      the tests, in a process more than there are cores (4 at most; PROCESSES=1: in turn)"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
+	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
 	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
@@ -34,13 +35,17 @@ demo: venv
 
 test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py \
-		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py $(ARGS)
+		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py --ignore=tests/e2e/backends \
+		--ignore-glob='*test_conformance_*' $(ARGS)
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py $(ARGS)
 
 namespaces: venv
 	.venv/bin/python -W ignore tests/long/namespaces.py $(ARGS)
+
+backends: venv
+	.venv/bin/python -m pytest tests/e2e/backends tests/storage/test_conformance_*.py $(ARGS)
 
 fuzz: venv
 	.venv/bin/python tests/fuzz/run.py $(ARGS)

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue import config
 from transfer_queue.config import KEYS, Settings, merge, sampler_from
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 
@@ -141,6 +141,7 @@ class TestSettings:
             "ray_restart_seconds": 60.0,
             "ray_actor_options": {},
             "ray_node_resource": None,
+            "store_options": {},
         }
 
     def test_json(self):
@@ -249,6 +250,46 @@ class TestSettings:
         assert Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}}).offload_path is None
         with pytest.raises(InvalidArgumentError, match=r"offload\.path is None; allowed: an absolute path"):
             Settings.from_config({"backend": {"SimpleStorage": {"offload": {"enabled": True}}}})
+
+    @pytest.mark.parametrize(
+        ("backend", "key", "value"),
+        [
+            ("MooncakeStore", "auto_init", 1),
+            ("MooncakeStore", "protocol", "udp"),
+            ("MooncakeStore", "global_segment_size", -1),
+            ("MooncakeStore", "master_server_address", None),
+            ("MooncakeStore", "use_gdr", "yes"),
+            ("Yuanrong", "worker_port", 70000),
+            ("Yuanrong", "worker_args", None),
+        ],
+    )
+    def test_options_of_a_store(self, backend, key, value):
+        """They are looked at where it is the backend, and travel as a whole."""
+        conf = {"backend": {"storage_backend": backend, backend: {key: value}}}
+        with pytest.raises(InvalidArgumentError, match=rf"backend\.{backend}\.{key} is {value!r}; allowed: "):
+            Settings.from_config(conf)
+        del conf["backend"][backend]
+        settings = Settings.from_config(conf)
+        assert set(settings.store_options) == set(merge(None).backend[backend])
+        assert settings.num_data_storage_units == 1
+        assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+        conf["backend"]["storage_backend"] = "SimpleStorage"
+        conf["backend"][backend] = {key: value}
+        assert Settings.from_config(conf).store_options == {}
+
+    def test_a_store_of_ones_own(self):
+        conf = {"backend": {"storage_backend": "mine.store:Store", "options": {"where": "/x"}}}
+        settings = Settings.from_config(conf)
+        assert (settings.storage_backend, settings.store_options) == ("mine.store:Store", {"where": "/x"})
+        for wrong in ({"options": 5}, {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}):
+            with pytest.raises(InvalidArgumentError):
+                Settings.from_config({"backend": {**conf["backend"], **wrong}})
+
+    def test_a_store_that_needs_ray(self):
+        settings = Settings.from_config({"backend": {"storage_backend": "RayStore"}})
+        settings.check_runtime(under_ray=True)
+        with pytest.raises(StartError, match="needs runtime: ray"):
+            settings.check_runtime(under_ray=False)
 
     def test_tls(self):
         """Three absolute paths, interpolations resolved, or none; they travel."""

@@ -14,11 +14,11 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.errors import InvalidArgumentError, NotBuiltError
+from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -228,16 +228,22 @@ def _checked_text(key: str, value: object) -> str:
     return value
 
 
-def _checked_options(key: str, value: object) -> dict[str, Any]:
+def _plain(key: str, value: object) -> dict[str, Any]:
     from omegaconf import DictConfig, OmegaConf
 
     plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
     if not isinstance(plain, Mapping):
-        raise _refuse(key, plain, "a mapping of options of Ray actors")
+        raise _refuse(key, plain, "a mapping of options")
     try:
         options: dict[str, Any] = json.loads(json.dumps(plain))
     except (TypeError, ValueError) as error:
         raise _refuse(key, plain, f"a mapping of plain values ({error})") from None
+    return options
+
+
+def _checked_options(key: str, value: object) -> dict[str, Any]:
+    options = _plain(key, value)
+    plain = options
     fixed = sorted({"name", "namespace", "lifetime", "get_if_exists"} & set(options))
     if fixed:
         raise _refuse(
@@ -258,7 +264,66 @@ def _checked_tls(key: str, value: object) -> dict[str, str] | None:
     return files
 
 
-def _checked_replicas(value: Any, units: int | None) -> int:
+def _checked_backend(value: object) -> str:
+    if isinstance(value, str) and ":" in value:
+        return value
+    return _checked_choice(KEYS["storage_backend"], value, (*BACKENDS, 'an import path "package.module:Class"'))
+
+
+def _checked_port(key: str, value: object) -> int:
+    return _checked_int(key, value, 0, 65535)
+
+
+def _checked_name_or_none(key: str, value: object) -> str | None:
+    return None if value is None else _checked_text(key, value)
+
+
+def _checked_any_text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _refuse(key, value, "a text")
+    return value
+
+
+_STORES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
+    "MooncakeStore": {
+        "auto_init": _checked_bool,
+        "metadata_server": _checked_text,
+        "master_server_address": _checked_text,
+        "local_hostname": _checked_name_or_none,
+        "protocol": lambda key, value: _checked_choice(key, value, ("tcp", "rdma")),
+        "global_segment_size": lambda key, value: _checked_int(key, value, 0),
+        "local_buffer_size": lambda key, value: _checked_int(key, value, 0),
+        "device_name": _checked_any_text,
+        "hard_pin": _checked_bool,
+        "use_gdr": _checked_bool,
+    },
+    "Yuanrong": {
+        "auto_init": _checked_bool,
+        "worker_port": _checked_port,
+        "metastore_port": _checked_port,
+        "enable_yr_npu_transport": _checked_bool,
+        "worker_args": _checked_any_text,
+    },
+    "RayStore": {},
+}  # a section's keys, and how each is checked
+
+
+def _store_options(merged: Any, backend: str) -> dict[str, Any]:
+    """The options of an external store: its section of the conf, `backend.options` of one by its import path."""
+    if backend == "SimpleStorage":
+        return {}
+    section = f"backend.{backend}" if backend in _STORES else "backend.options"
+    plain = _select(merged, section)
+    if not isinstance(plain, Mapping):
+        raise _refuse(section, plain, "a mapping")
+    if backend not in _STORES:
+        return _plain(section, plain)
+    return {name: check(f"{section}.{name}", _select(plain, name)) for name, check in _STORES[backend].items()}
+
+
+def _checked_replicas(value: Any, units: int | None, backend: str) -> int:
+    if backend != "SimpleStorage":
+        return _checked_int(KEYS["replicas"], value, 1, 1)
     replicas = _checked_int(KEYS["replicas"], value, 1, 2)
     if units is not None and replicas > units:
         key = KEYS["num_data_storage_units"]
@@ -328,6 +393,7 @@ class Settings:
     ray_restart_seconds: float
     ray_actor_options: dict[str, Any]
     ray_node_resource: str | None
+    store_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
@@ -344,6 +410,9 @@ class Settings:
         journal, resource = given["journal_folder"], given["ray_node_resource"]
         high, low = _checked_watermarks(given["offload_high"], given["offload_low"])
         disk = given["offload_bytes"]
+        backend = _checked_backend(given["storage_backend"])
+        if backend != "SimpleStorage":
+            units = 1  # which knows what the store has, wherever the bytes are
         return cls(
             name=None if name is None else _checked_name(KEYS["name"], name),
             runtime=_checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
@@ -353,13 +422,17 @@ class Settings:
             journal_durability=_checked_choice(KEYS["journal_durability"], given["journal_durability"], DURABILITIES),
             journal_folder=None if journal is None else _checked_folder(KEYS["journal_folder"], journal),
             max_deliveries=_checked_int(KEYS["max_deliveries"], given["max_deliveries"], 0),
-            storage_backend=_checked_choice(KEYS["storage_backend"], given["storage_backend"], BACKENDS),
+            storage_backend=backend,
             total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
             num_data_storage_units=units,
-            replicas=_checked_replicas(given["replicas"], units),
+            replicas=_checked_replicas(given["replicas"], units, backend),
             arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, LEAST_ARENA),
             arena_folder=None if folder is None else _checked_folder(KEYS["arena_folder"], folder),
-            offload_path=_checked_offload(_select(merged, OFFLOAD_ENABLED), given["offload_path"]),
+            offload_path=(
+                _checked_offload(_select(merged, OFFLOAD_ENABLED), given["offload_path"])
+                if backend == "SimpleStorage"
+                else None
+            ),
             offload_high=high,
             offload_low=low,
             offload_bytes=None if disk is None else _checked_int(KEYS["offload_bytes"], disk, LEAST_ARENA),
@@ -374,6 +447,7 @@ class Settings:
             ray_restart_seconds=_checked_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
             ray_actor_options=_checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
             ray_node_resource=None if resource is None else _checked_text(KEYS["ray_node_resource"], resource),
+            store_options=_store_options(merged, backend),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -382,18 +456,20 @@ class Settings:
 
     def refuse_one_node(self) -> None:
         """InvalidArgumentError where one node cannot have what the conf says."""
-        _checked_replicas(self.replicas, self.num_data_storage_units or 1)
+        _checked_replicas(self.replicas, self.num_data_storage_units or 1, self.storage_backend)
 
-    def refuse_unbuilt(self) -> None:
-        """NotBuiltError for what the conf may say and this release cannot start."""
-        if self.storage_backend != "SimpleStorage":
-            key, value = KEYS["storage_backend"], self.storage_backend
-            raise NotBuiltError(f"{key} {value} comes with a later release; this one has SimpleStorage")
+    def check_runtime(self, under_ray: bool) -> None:
+        """StartError for a backend that this runtime does not have."""
+        if self.storage_backend == "RayStore" and not under_ray:
+            raise StartError(
+                f"{KEYS['storage_backend']} RayStore keeps values in Ray's object store and needs runtime: ray; call "
+                f"ray.init() before tq.init(), or choose SimpleStorage"
+            )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that `to_json` wrote; entries of a newer release are left out."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        return cls(**{each.name: values[each.name] for each in fields(cls)})
 
 
 OFFLOAD_ENABLED = "backend.SimpleStorage.offload.enabled"
@@ -427,6 +503,7 @@ KEYS = {
     "ray_restart_seconds": "ray.restart_seconds",
     "ray_actor_options": "ray.actor_options",
     "ray_node_resource": "ray.node_resource",
+    "store_options": "backend.options",
 }
 
 

@@ -74,7 +74,6 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
 
     Raises:
         InvalidArgumentError: a value of conf is not allowed, or the sampler is unknown (a ValueError).
-        NotBuiltError: the conf asks for another store, which this release does not have.
         StartError: the system did not come up; the message carries the server's traceback and its log's place.
     """
     global _TQ_CONTROLLER
@@ -89,7 +88,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
         settings = Settings.from_config(conf)
         found = find_system(settings)
         if found is None:
-            settings.refuse_unbuilt()
+            settings.check_runtime(on_ray.is_used(settings.runtime))
             if settings.name is None and address() is not None:
                 _logger.warning("TQ_ADDRESS names %s, where no system runs; init starts one by name", address())
             merged = merge(conf)

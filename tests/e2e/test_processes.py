@@ -252,8 +252,8 @@ told(tq.kv_list)
             assert of_value
             assert "system.name" in words
         for kind, _, words in refused[len(names) :]:
-            assert kind == "NotBuiltError"
-            assert "later release" in words
+            assert kind == "StartError"
+            assert "needs runtime: ray" in words
 
     @pytest.mark.parametrize(
         ("put", "words"),

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     given: Any = OmegaConf.load(options.conf) if options.conf else {}
     conf = cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(options.set)))
     settings = Settings.from_config(conf)
-    settings.refuse_unbuilt()
+    settings.check_runtime(under_ray=False)
     system = start_local(
         options.name or settings.name,
         {"settings": settings.to_json(), "conf": as_json(merge(conf))},

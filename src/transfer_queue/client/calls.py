@@ -6,7 +6,7 @@ as the exception that it names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from transfer_queue.messages import AnyRequest
@@ -21,9 +21,10 @@ class Call:
     target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked at the server
     by its own `wait`, on top of what the driver allows for a round trip; None for a request that is answered at once.
     within: seconds for the whole call instead, where the caller has set a limit. payload: bytes that go with the
-    request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. sequence:
-    under which the driver has sent the request, so that its operation can take back one that was interrupted; 0 until
-    then.
+    request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. work: what
+    is done instead of asking anybody, and answered with Done: it takes a while, and an event loop goes on meanwhile;
+    where that is cancelled it is still done to its end. sequence: under which the driver has sent the request, so that
+    its operation can take back one that was interrupted; 0 until then.
     """
 
     target: tuple[str, int]
@@ -32,4 +33,5 @@ class Call:
     within: float | None = None
     payload: memoryview | None = None
     into: Sequence[memoryview] = ()
+    work: Callable[[], None] | None = None
     sequence: int = field(default=0, compare=False)

@@ -6,7 +6,7 @@ The bytes are received straight to where they are used: whole fields become tens
 from __future__ import annotations
 
 import mmap
-from collections.abc import Container, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 
 import numpy as np
 
@@ -22,12 +22,16 @@ from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces, elsewhere
 AT_ONCE = 256 << 20  # bytes of one request, so that each has its own deadline
 
 
+Receive = Callable[[Elsewhere, Pieces, U8], Generator[Call, AnyReply, bool]]
+"""Brings the pieces of one unit into a buffer; False where they are not there any more."""
+
+
 def bring(
-    reply: LookupReply, units: Container[int], memory: Memory
+    reply: LookupReply, units: Container[int], memory: Memory, receive: Receive
 ) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
     """The reply and the memory to gather from, once what lies in these units is here; None: look it up again.
 
-    memory: of all other units.
+    memory: of all other units. receive: how; `received` from units on other nodes.
     """
     found = elsewhere(reply, units)
     if found is None:
@@ -35,7 +39,7 @@ def bring(
     pieces = found.pieces(memory)
     buffer = _buffer(found.nbytes, sum(each.nbytes for each in pieces))
     for each in pieces:
-        if not (yield from _received(found, each, buffer)):
+        if not (yield from receive(found, each, buffer)):
             return None
     return found.reply, lambda unit: buffer if unit == HERE else memory(unit)
 
@@ -57,7 +61,7 @@ def _buffer(nbytes: int, wanted: int) -> U8:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def _received(found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+def received(found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
     """Receives the pieces of one unit; False where they are not there any more."""
     mine = found.of(pieces.unit)
     blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()

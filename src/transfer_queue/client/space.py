@@ -125,7 +125,8 @@ class Space(Allocator[Call]):
 
     hold: locks a slot file for the life of the client. replicas: units that each block is to lie in. disks: units on
     disk, which are not among `units`. nodes: on which each unit is; node: the client's own. Its own units come first,
-    and copies go to other nodes than the first, where there are any.
+    and copies go to other nodes than the first, where there are any. alone: each block
+    gets an extent of its own, however small.
     """
 
     def __init__(
@@ -137,10 +138,12 @@ class Space(Allocator[Call]):
         disks: Sequence[int] = (),
         nodes: Mapping[int, str] | None = None,
         node: str = "",
+        alone: bool = False,
     ) -> None:
         if len(units) < replicas:
             raise InvalidArgumentError(f"a client needs {replicas} storage units or more to write to; start some")
         self.replicas = replicas
+        self._alone = alone
         self.writer = writer
         self.node = node
         self._nodes = dict(nodes or {})
@@ -211,7 +214,7 @@ class Space(Allocator[Call]):
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
         """Space in one of these units."""
         size = _aligned(nbytes)
-        dedicated = size >= DEDICATED
+        dedicated = self._alone or size >= DEDICATED
         if not dedicated:
             with self._mutex:
                 reserved = self._pack(units, nbytes, size)

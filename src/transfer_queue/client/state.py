@@ -17,11 +17,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from transfer_queue.client import stores
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Loaded
-from transfer_queue.client.elsewhere import bring
+from transfer_queue.client.elsewhere import bring, received
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held, Space
+from transfer_queue.client.stores import Stores
 from transfer_queue.config import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -48,8 +50,10 @@ from transfer_queue.node.presence import Presence
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.stores.base import Store
+from transfer_queue.wire.copies import U8
 from transfer_queue.wire.locate import Memory
-from transfer_queue.wire.ranges import HERE
+from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces
 
 T = TypeVar("T")
 
@@ -105,10 +109,13 @@ class ClientState:
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
+        self._remote: frozenset[int] = frozenset()
+        """The units on other nodes."""
         self._elsewhere: frozenset[int] = frozenset()
-        """The units on other nodes, whose arenas are not to be had here."""
+        """Those and the units of external stores, whose blocks are not in arenas of this node."""
         self.unreachable: set[int] = set()
-        """Those of them that could not be reached when they were last asked."""
+        """Units on other nodes that could not be reached when they were last asked."""
+        self.stores = Stores()
         self._space: Space | None = None
         self._presence: Presence | None = None
         self._settings: Settings | None = None
@@ -122,7 +129,7 @@ class ClientState:
         unit = self._units.get(target[1])
         if unit is None:
             raise UnitLostError(f"there is no storage unit {target[1]} any more")
-        if target[1] not in self._elsewhere:
+        if target[1] not in self._remote:
             return unit.address
         if not unit.remote:
             raise AttachError(
@@ -169,11 +176,13 @@ class ClientState:
                 self._space = Space(
                     self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas,
                     self._of_tier(DISK), self._nodes(), self.system.node,
+                    self._settings.storage_backend != "SimpleStorage",
                 )  # fmt: skip
 
     def _take(self, units: list[UnitInfo]) -> None:
         self._units = {unit.unit: unit for unit in units}
-        self._elsewhere = frozenset(unit.unit for unit in units if unit.node != self.system.node)
+        self._remote = frozenset(unit.unit for unit in units if unit.node != self.system.node)
+        self._elsewhere = self._remote | {unit.unit for unit in units if unit.store}
 
     def _nodes(self) -> dict[int, str]:
         return {unit.unit: unit.node for unit in self._units.values()}
@@ -206,7 +215,7 @@ class ClientState:
         # names the same
         patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
         try:
-            return (yield from self.minding(bring(reply, self._elsewhere, self.memory), patient))
+            return (yield from self.minding(bring(reply, self._elsewhere, self.memory, self._receive), patient))
         except UnitLostError:
             return None
         except ConnectionLostError:
@@ -216,9 +225,9 @@ class ClientState:
 
     def wishes(self) -> tuple[list[int], list[int]]:
         """The units in which this client would rather have values lie, and those that it cannot reach."""
-        if not self._elsewhere:
+        if not self._remote:
             return [], []
-        return [unit for unit in self._units if unit not in self._elsewhere], list(self.unreachable)
+        return [unit for unit in self._units if unit not in self._remote], list(self.unreachable)
 
     def minding(self, operation: Generator[Call, AnyReply, T], patient: bool = True) -> Generator[Call, AnyReply, T]:
         """The same operation; where a unit on another node cannot be reached in it, and is lost, a UnitLostError.
@@ -249,7 +258,7 @@ class ClientState:
     def _judged(self, call: Call, error: ConnectionLostError) -> Generator[Call, AnyReply, TransferQueueError]:
         """What the failure to reach a server means."""
         kind, unit = call.target
-        if kind != "unit" or unit not in self._elsewhere:
+        if kind != "unit" or unit not in self._remote:
             return error
         yield from self.learn_again()
         if unit in self._units:
@@ -257,6 +266,18 @@ class ClientState:
             return error
         self.unreachable.discard(unit)
         return UnitLostError(f"storage unit {unit} is lost with its node: {error}")
+
+    def _receive(self, found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+        """Brings the pieces of one unit: from its store, or from its node."""
+        external = self.external(pieces.unit)
+        if external is None:
+            return (yield from received(found, pieces, buffer))
+        return (yield from stores.read(*external, found, pieces, buffer, self.settings.call_timeout))
+
+    def external(self, unit: int) -> tuple[Store, UnitInfo] | None:
+        """The store of a unit whose blocks are in an external one."""
+        info = self._units.get(unit)
+        return (self.stores.of(info), info) if info is not None and info.store else None
 
     def _reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
         """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""
@@ -343,6 +364,7 @@ class ClientState:
     def close(self) -> None:
         """Closes connections and gives up the slots' locks."""
         self.session.close()
+        self.stores.close()
         if self._space is not None:
             self._space.release()
         if self._presence is not None:
@@ -351,5 +373,6 @@ class ClientState:
     def forked(self) -> None:
         """In a forked child: drops what was inherited."""
         self.session.forked()
+        self.stores = Stores()  # its connections are the parent's
         if self._presence is not None:
             self._presence.forked()

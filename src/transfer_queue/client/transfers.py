@@ -15,7 +15,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from transfer_queue.batch_leases import BatchLease
-from transfer_queue.client import arguments, replies
+from transfer_queue.client import arguments, replies, stores
 from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.elsewhere import send_to
@@ -114,7 +114,7 @@ class Transfers:
         space = self._state.space
         reserved = yield from self._reserve(encoded.nbytes, wait)
         try:
-            yield from self._write(encoded, reserved)
+            yield from self._write(encoded, reserved, max(wait or 0.0, FREEING_SECONDS))
         except UnitLostError:
             space.renounce(reserved)
             yield from self._abandon(reserved)
@@ -154,11 +154,16 @@ class Transfers:
         space.published(reserved)
         return _published(reply)
 
-    def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
+    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         """Writes a block where it was reserved; the simulation stops a writer in the middle of it.
 
         Units on other nodes are asked to write what they are sent. UnitLostError where the space was taken back.
+        wait: seconds for an external store to have room.
         """
+        external = self._state.external(reserved.unit)
+        if external is not None:
+            yield from stores.write(*external, encoded, reserved, wait)
+            return
         here = [place for place in reserved.places if not place.session]
         if here:
             written = self._state.arena(here[0].unit).view(here[0].offset, encoded.nbytes)

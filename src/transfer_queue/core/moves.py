@@ -114,7 +114,7 @@ class Moves:
 
     def waits(self, unit: int, writers: bool) -> None:
         """Whether writers wait for space in a unit."""
-        if writers:
+        if writers and unit in self.units:
             self.short.add(unit)
         else:
             self.short.discard(unit)

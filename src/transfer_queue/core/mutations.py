@@ -22,6 +22,7 @@ from transfer_queue.messages import (
     CreatePartition,
     Done,
     Drop,
+    ExtentsGone,
     Finish,
     Freed,
     Moved,
@@ -184,7 +185,8 @@ def register_unit(core: Controller, client: str, peer: int, request: RegisterUni
             core.movers.short.pop(record.unit, None)
             core.moves.gone(record.unit)
     core.unit_peers[number] = peer
-    core.moves.arrived(number)
+    if not request.store:  # what is in an external store is moved by nobody
+        core.moves.arrived(number)
     core.movers.freed[number] = 0
 
     def reply() -> AnyReply:
@@ -212,6 +214,13 @@ def freed(core: Controller, client: str, peer: int, request: Freed) -> Decision:
     extents = indexes_in(request.extents)
     known = extents[[(request.unit, extent) in pending for extent in extents.tolist()]]
     return [r.ExtentsFreed(request.unit, known.tobytes())] if len(known) else [], Done
+
+
+def extents_gone(core: Controller, client: str, peer: int, request: ExtentsGone) -> Decision:
+    """Values are lost, by the word of the unit whose store they were in."""
+    if core.unit_peers.get(request.unit) != peer:
+        raise ProtocolError("only the unit itself may say what its store has lost")
+    return [r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), request.when)], Done
 
 
 def recalled(core: Controller, client: str, peer: int, request: Recalled) -> Decision:
@@ -265,4 +274,5 @@ MUTATIONS: dict[type, Decide] = {
     Freed: freed,
     Moved: moved,
     Recalled: recalled,
+    ExtentsGone: extents_gone,
 }

@@ -23,7 +23,7 @@ def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], in
     if number < 0:
         number = 1 + max([*state.units, *state.lost_units], default=-1)
         records += [r.UnitLost(known.unit, request.when) for known in _replaced(state, request)]
-    its = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity
+    its = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity, request.store
     records.append(r.UnitRegistered(number, request.address, request.arena, *its))
     if request.extents is not None:
         newer = LARGEST if request.next_extent is None else request.next_extent

@@ -317,7 +317,7 @@ class ClientForgotten(Record, frozen=True):
 class UnitRegistered(Record, frozen=True):
     """A storage unit came up under this number. boot_id: of its arena. name: what it is called, whatever its arena.
 
-    node, remote, tier, capacity: see `RegisterUnit`.
+    node, remote, tier, capacity, store: see `RegisterUnit`.
     """
 
     unit: int
@@ -329,6 +329,7 @@ class UnitRegistered(Record, frozen=True):
     remote: str = ""
     tier: str = MEMORY
     capacity: int = 0
+    store: str = ""
 
 
 class UnitLost(Record, frozen=True):

@@ -319,6 +319,7 @@ class State:
             record.remote,
             record.tier,
             record.capacity,
+            record.store,
         )
 
     def _unit_lost(self, record: r.UnitLost) -> None:

@@ -98,9 +98,11 @@ from transfer_queue.messages.requests import (
 )
 from transfer_queue.messages.unit_requests import (
     Drained,
+    ExtentsGone,
     Free,
     Freed,
     Lease,
+    Missed,
     Move,
     Moved,
     OpenSlot,
@@ -145,6 +147,7 @@ __all__ = [
     "EndCheckpoint",
     "Envelope",
     "Explain",
+    "ExtentsGone",
     "Failure",
     "FieldProgress",
     "FieldSpec",
@@ -163,6 +166,7 @@ __all__ = [
     "MEMORY",
     "MOVER",
     "Message",
+    "Missed",
     "Move",
     "Moved",
     "Nack",

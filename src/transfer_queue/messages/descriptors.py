@@ -112,6 +112,7 @@ class UnitInfo(Message, frozen=True):
     remote: str = ""
     tier: str = MEMORY
     capacity: int = 0
+    store: str = ""
 
 
 class PartitionOptions(Message, frozen=True):

@@ -68,9 +68,11 @@ from transfer_queue.messages.requests import (
 )
 from transfer_queue.messages.unit_requests import (
     Drained,
+    ExtentsGone,
     Free,
     Freed,
     Lease,
+    Missed,
     Move,
     Moved,
     OpenSlot,
@@ -93,6 +95,7 @@ AnyRequest = Union[
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
     Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces, WriteBytes, NodeGone,
+    ExtentsGone, Missed,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -15,6 +15,8 @@ class RegisterUnit(Request, frozen=True):
     was not given to an extent yet: what is newer, writers may have published before this arrives. node: on which it is;
     its address and arena mean something there alone. remote: "host:port" for other nodes; "" where it serves none.
     tier: where the arena lies, `MEMORY` or `DISK`. capacity: bytes that it may use; 0 where that is not told.
+    store: what clients need to reach the external store in which its blocks are (JSON, `stores.base.StoreAddress`); ""
+    where they are in its arena.
     """
 
     address: str
@@ -28,6 +30,25 @@ class RegisterUnit(Request, frozen=True):
     remote: str = ""
     tier: str = MEMORY
     capacity: int = 0
+    store: str = ""
+
+
+class ExtentsGone(Request, frozen=True):
+    """The store of these extents (i8) has lost what was in them; they are leased no more. when: in words."""
+
+    unit: int
+    extents: bytes
+    when: str
+
+
+class Missed(Request, frozen=True):
+    """A reader did not find in the store what should be in these extents (i8).
+
+    Answered when the unit has looked for them itself: True where some are gone.
+    """
+
+    unit: int
+    extents: bytes
 
 
 class Freed(Request, frozen=True):

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, Cancel
+from transfer_queue.messages import AnyReply, Cancel, Done
 from transfer_queue.net.blocking import exchange as exchange_blocking
 from transfer_queue.net.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
@@ -48,6 +48,21 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
         return cast(T, stop.value)
 
 
+async def to_the_end(work: Callable[[], T]) -> T:
+    """Runs it in a thread; where the coroutine is cancelled, it is first done to its end."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        future.exception()
+        raise cancelled
+    return future.result()
+
+
 async def exchange(session: Session, call: Call) -> AnyReply:
     """The reply to one call, made in the running loop; raises as it failed."""
     return await _exchange(session, session.transport(_Links).of(asyncio.get_running_loop(), session), call)
@@ -58,6 +73,9 @@ async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply
         call.into or call.payload is not None
     ):  # bytes by the gigabyte, which would hold up a connection that others share, and the loop
         return await links.loop.run_in_executor(None, exchange_blocking, session, call)
+    if call.work is not None:
+        await to_the_end(call.work)
+        return Done()
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)
     call.sequence = sequence

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages import AnyReply, Done
 from transfer_queue.net.connection import Pool
 from transfer_queue.net.session import Attempts, Session, outcome
 
@@ -44,6 +44,9 @@ def exchange(session: Session, call: Call) -> AnyReply:
 
 
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
+    if call.work is not None:
+        call.work()
+        return Done()
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
     call.sequence = sequence

@@ -15,6 +15,7 @@ from transfer_queue.errors import AttachError
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.ownership import SlotFolder
+from transfer_queue.storage.virtual import Names
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,22 @@ def take_up(
         if lost != folder and lost.name.partition(".")[0] == f"unit-{number}":
             _empty(lost)
     return arena, SlotFolder(slots / arena.boot_id)
+
+
+def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[Names, SlotFolder]:
+    """The same for a unit whose blocks are in an external store. OSError where the folder cannot be used."""
+    folder, slots = arenas / f"unit-{number}", system.slots(number)
+    if folder.exists():
+        try:
+            names = Names.reopen(folder)
+        except AttachError as error:
+            logger.error("what was known of the store is lost: %s", error)
+            _empty(folder)
+        else:
+            return names, SlotFolder(slots / names.boot_id)
+    names = Names.create(folder)
+    shutil.rmtree(slots, ignore_errors=True)
+    return names, SlotFolder(slots / names.boot_id)
 
 
 def _empty(folder: Path) -> None:

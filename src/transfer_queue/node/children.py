@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transfer_queue.net.server import Server
-from transfer_queue.node.server_process import READY
+from transfer_queue.node.server_process import READY, Serves
 
 MOST_FAILURES = 5
 FIRST_PAUSE = 0.1  # seconds after the first failure in a row, twice as long after each further one
@@ -29,7 +28,7 @@ class Child:
     """
 
     name: str
-    build: Callable[[], Server]
+    build: Callable[[], Serves]
     restarts: bool
     pid: int | None = None
     ready: int | None = None

@@ -25,6 +25,7 @@ from transfer_queue.messages import (
     Done,
     Envelope,
     Explain,
+    ExtentsGone,
     Failure,
     Free,
     Freed,
@@ -56,7 +57,7 @@ READS = (*QUERIES, Explain, Renew, Status, Topology)  # what is answered out of 
 MAX_WAITING = 4096  # requests of one connection that wait for room
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two looks at a disk that is full
-FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled)
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled, ExtentsGone)
 
 
 class ControllerService(EnvelopeService):

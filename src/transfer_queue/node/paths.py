@@ -152,6 +152,11 @@ class SystemFolder:
         """The socket of a storage unit."""
         return self.folder / f"unit-{number}.sock"
 
+    @property
+    def store(self) -> Path:
+        """Where it says what external store it has."""
+        return self.folder / "store.json"
+
     def slots(self, number: int) -> Path:
         """The folder of slot locks of a storage unit."""
         return self.folder / f"slots-{number}"

@@ -17,10 +17,10 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from transfer_queue import config
 from transfer_queue.errors import StartError
-from transfer_queue.net.server import Server
 from transfer_queue.node.locks import StartLock
 from transfer_queue.node.paths import SystemFolder
 
@@ -53,7 +53,7 @@ class _Guardian:
 
     def __init__(self, lifeline: int, system: SystemFolder) -> None:
         self.orphaned = False
-        self.server: Server | None = None
+        self.server: Serves | None = None
         self._lifeline = lifeline
         self._system = system
         self._identity = system.identity()
@@ -81,7 +81,21 @@ class _Guardian:
         self._ended.set()
 
 
-def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build: Callable[[], Server]) -> int:
+class Serves(Protocol):
+    """What a child of the supervisor does, as `net.server.Server`."""
+
+    @property
+    def counters(self) -> object:
+        """What it has done, for its log."""
+
+    def run(self) -> None:
+        """Until it is stopped."""
+
+    def stop(self) -> None:
+        """Ends `run`, from any thread or a signal."""
+
+
+def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build: Callable[[], Serves]) -> int:
     """Builds and runs a server in this process, until SIGTERM or the supervisor's death; the exit status.
 
     ready: where to say that it is up, or why not.

@@ -41,8 +41,10 @@ from transfer_queue.node.locks import StartLock, hold_liveness
 from transfer_queue.node.offloading import make_folder
 from transfer_queue.node.paths import Description, SystemFolder, no_link
 from transfer_queue.node.server_process import configure_logging, run_server
+from transfer_queue.node.store_process import KEPT, build_keeper, say
 from transfer_queue.node.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena import choose_folder
+from transfer_queue.storage.stores.base import StoreAddress
 
 CHANNEL = 3  # the descriptor of the launcher's pipe
 RECEIVE_SECONDS = 10.0
@@ -126,6 +128,8 @@ class Supervisor:
         if not self._controller:
             self._bring_up_controller()
         count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
+        if count:
+            self._bring_store()
         places = [(self._make_arena_folder(), MEMORY)] * count if count else []
         if settings.offload_path is not None and count:
             # as many as there are places of a block, which lie in different units
@@ -160,6 +164,19 @@ class Supervisor:
         except OSError as error:
             raise _End(f"no server can listen for other nodes on {host}: {error} (StartError)") from error
         return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
+
+    def _bring_store(self) -> None:
+        """What keeps the bytes of an external store, or where it is."""
+        settings = self._settings
+        if settings.storage_backend in KEPT:
+            # the child must be able to say itself why its programs do not come up
+            seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
+            self._bring(Child("store", partial(build_keeper, self._system, settings, seconds), restarts=True))
+        elif settings.storage_backend != "SimpleStorage":
+            say(self._system, StoreAddress(settings.storage_backend, settings.store_options))
+        for asked in ("use_gdr", "enable_yr_npu_transport"):
+            if settings.store_options.get(asked):
+                self._warnings.append(f"{asked} is of a later release: values go through the memory of the host")
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""

@@ -7,10 +7,11 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,14 +22,20 @@ from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, Move, Register
 from transfer_queue.net.connection import Connection
 from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
-from transfer_queue.node.arenas import take_up
+from transfer_queue.node.arenas import take_up, take_up_names
 from transfer_queue.node.fetching import fetched
 from transfer_queue.node.paths import SystemFolder, host_and_port
+from transfer_queue.node.store_process import life_of, told
 from transfer_queue.node.unit_service import UnitService
+from transfer_queue.node.worker import Worker
+from transfer_queue.storage.effects import Effect
+from transfer_queue.storage.ownership import SlotFolder
 from transfer_queue.storage.paging import DiskRoom
-from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.room import ArenaRoom, Room
 from transfer_queue.storage.serving import MOST_WRITTEN
 from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.stores.base import connect
+from transfer_queue.storage.virtual import UNLIMITED, Begin, VirtualRoom
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
 RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away
@@ -67,12 +74,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     another one after an arena was lost.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    most, sharers = settings.arena_bytes, place.sharers
-    if place.tier == DISK:
-        most, sharers = settings.offload_bytes, settings.replicas
-    arena, slots = take_up(system, number, place.arenas, most, place.tier)
-    room = DiskRoom(arena) if place.tier == DISK else ArenaRoom(arena)
-    share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
+    room, slots, share, store = _room(system, number, place, settings, lambda run, then: begin_beside(run, then))
     name = place.name(number)
     session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit")
 
@@ -80,7 +82,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
         return RegisterUnit(
             str(system.unit(number)), str(room.folder), room.boot_id, name, when, extents, newer, place.node,
-            place.remote, place.tier, share,
+            place.remote, place.tier, share, store,
         )  # fmt: skip
 
     leased = room.table.leased_extents()
@@ -89,6 +91,14 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
         raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
     unit = StorageUnit(reply.value, room, slots)
+
+    worker = Worker()
+
+    def begin_beside(run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
+        def done(outcome: Any) -> None:
+            server.call_soon(lambda: service.carried_out(then(outcome)))
+
+        worker.begin(run, done)
 
     def seek() -> None:
         """Connects to the controller, in a thread of its own: it may be long in coming."""
@@ -128,6 +138,24 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     server.call_soon(begin)
     return server
+
+
+def _room(
+    system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
+) -> tuple[Room, SlotFolder, int, str]:
+    """What the unit leases, the slots of its writers, how much it may use, and where its external store is (JSON)."""
+    if settings.storage_backend != "SimpleStorage":
+        address = told(system)
+        names, slots = take_up_names(system, number, place.arenas)
+        known = address.capacity or UNLIMITED
+        room = VirtualRoom(names, connect(address), begin, known, lambda: life_of(system.store))
+        return room, slots, address.capacity, msgspec.json.encode(address).decode()
+    most, sharers = settings.arena_bytes, place.sharers
+    if place.tier == DISK:
+        most, sharers = settings.offload_bytes, settings.replicas
+    arena, slots = take_up(system, number, place.arenas, most, place.tier)
+    share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
+    return DiskRoom(arena) if place.tier == DISK else ArenaRoom(arena), slots, share, ""
 
 
 def _connected(session: Session) -> Connection:

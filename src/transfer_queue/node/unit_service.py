@@ -89,7 +89,7 @@ class UnitService(EnvelopeService):
     ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
         sequence, body = envelope.sequence, envelope.body
-        return self._carried_out(self._unit.handle(hello.client_id, peer, sequence, body, now, payload))
+        return self.carried_out(self._unit.handle(hello.client_id, peer, sequence, body, now, payload))
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.closed`."""
@@ -104,7 +104,7 @@ class UnitService(EnvelopeService):
             self._lost()
             return ()
         del self._peers[peer]
-        return self._carried_out(self._unit.disconnected(peer, now))
+        return self.carried_out(self._unit.disconnected(peer, now))
 
     def next_deadline(self) -> float | None:
         """See `net.server.Service.next_deadline`."""
@@ -112,7 +112,7 @@ class UnitService(EnvelopeService):
 
     def ticked(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.ticked`."""
-        return self._carried_out(self._unit.tick(now))
+        return self.carried_out(self._unit.tick(now))
 
     def _told(self, body: bytes) -> Iterable[Outgoing]:
         """What the controller says: extents to free, or answers to reports."""
@@ -122,14 +122,14 @@ class UnitService(EnvelopeService):
             except UNREADABLE as error:
                 raise ProtocolError(f"the controller sent what is no request: {error}") from error
             if isinstance(request, Refuse):
-                return self._carried_out(self._unit.refuse(request.words))
+                return self.carried_out(self._unit.refuse(request.words))
             if isinstance(request, Move):
                 return self._move(request)
             if isinstance(request, Drained):
-                return self._carried_out(self._unit.drained(request.draining))
+                return self.carried_out(self._unit.drained(request.draining))
             if not isinstance(request, Free):
                 raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
-            return self._carried_out(self._unit.free(request.extents))
+            return self.carried_out(self._unit.free(request.extents))
         answer = self._session.answer(body)
         self._session.finish(answer.sequence)
         self._outstanding.discard(answer.sequence)
@@ -147,7 +147,7 @@ class UnitService(EnvelopeService):
 
     def _move(self, order: Move) -> list[Outgoing]:
         if not order.remotes:
-            return self._carried_out(self._unit.move(order))
+            return self.carried_out(self._unit.move(order))
         self._unit.forget_move()
         self._fetching = order.number
         self._fetch(order)
@@ -158,9 +158,10 @@ class UnitService(EnvelopeService):
         if order.number != self._fetching:  # its controller has gone away meanwhile
             return []
         self._fetching = 0
-        return self._carried_out(self._unit.move(order, brought))
+        return self.carried_out(self._unit.move(order, brought))
 
-    def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
+    def carried_out(self, effects: list[Effect]) -> list[Outgoing]:
+        """What the server is to send for these, and for what the unit has to tell besides."""
         return list(self._outgoing([*effects, *self._unit.confirmed(), *self._unit.shortage()]))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:

@@ -15,6 +15,7 @@ import numpy as np
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena import SEGMENT, Arena
+from transfer_queue.storage.effects import Effect
 from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, Leased, round_up
 from transfer_queue.storage.mover import Mover
 from transfer_queue.storage.serving import read_pieces, write_bytes
@@ -75,6 +76,15 @@ class Room(Protocol):
 
     def wanting(self, nbytes: int) -> int:
         """What an extent of so many bytes takes; where that is more than another one could not have, nor can it."""
+
+    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
+        """Whose it is. serve: asked when there is more room; lost: told of extents that may be gone."""
+
+    def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+        """Looks whether what is in these extents is still there; `then` is given those that are gone, and when.
+
+        At once, or after a while: its effects are carried out either way.
+        """
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """What a reader on another node asks for, see `serving.read_pieces`."""
@@ -178,6 +188,13 @@ class ArenaRoom(Room):
     def wanting(self, nbytes: int) -> int:
         """See `Room.wanting`."""
         return round_up(nbytes)
+
+    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
+        """An arena does nothing by itself."""
+
+    def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+        """What is in an arena is there."""
+        return then([], "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """See `Room.read`."""

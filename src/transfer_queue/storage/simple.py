@@ -43,10 +43,12 @@ from transfer_queue.messages import (
     AnyRequest,
     Cancel,
     Done,
+    ExtentsGone,
     Failure,
     Freed,
     Lease,
     LeaseReply,
+    Missed,
     Move,
     OpenSlot,
     ReadPieces,
@@ -144,6 +146,7 @@ class StorageUnit:
         """What the controller said to free, and is to be told that it is."""
         self._told: tuple[list[str], int] = [], 0
         """The writers that wait, and `_freed`, as the controller was told last."""
+        room.attach(self._serve, lambda numbers: self._look_for(numbers, None))
         self._take_up()
 
     def _take_up(self) -> None:
@@ -189,6 +192,8 @@ class StorageUnit:
                 mine = slot is not None and slot.number == body.slot
                 self.room.write(self.room.table.get(body.extent) if mine else None, body, payload)
                 return [Answer(peer, sequence, Done())]
+            if isinstance(body, Missed):
+                return self._look_for(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
             if isinstance(body, UnitStatus):
                 return [Answer(peer, sequence, self.room.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
@@ -353,7 +358,7 @@ class StorageUnit:
 
     def _check_meant(self, body: AnyRequest) -> None:
         """Raises where another unit is meant: one that was at this address before, whose arena is gone."""
-        meant = body.unit if isinstance(body, (Lease, OpenSlot, Return, ReadPieces, WriteBytes)) else -1
+        meant = body.unit if isinstance(body, (Lease, Missed, OpenSlot, Return, ReadPieces, WriteBytes)) else -1
         if meant not in (-1, self.number):
             raise UnitLostError(f"storage unit {meant} is lost, and storage unit {self.number} is in its place")
 
@@ -424,6 +429,22 @@ class StorageUnit:
                                     f"{self.table.story(number)}")  # fmt: skip
         self._release_all(body.extents)
         return [Answer(peer, sequence, Done()), *self._serve()]
+
+    def _look_for(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
+        """Looks whether what is in these extents is gone; who asked (peer, sequence) is answered after that."""
+
+        def looked(gone: list[int], when: str) -> list[Effect]:
+            gone = [number for number in gone if self.table.get(number) is not None]
+            effects: list[Effect] = []
+            if gone:
+                effects.append(Report(ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
+                self._release_all(gone)
+            if asked is not None:
+                effects.append(Answer(*asked, Done(bool(gone))))
+            return [*effects, *self._serve()]
+
+        there = [number for number in numbers if self.table.get(number) is not None]
+        return self.room.look_for(there, looked) if there else looked([], "")
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drops a parked lease; or takes back one just granted, as its writer will not look at the reply."""

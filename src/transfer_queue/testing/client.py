@@ -12,7 +12,7 @@ from transfer_queue.client.state import ClientState
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages import AnyReply, Done
 from transfer_queue.net.session import Target, outcome
 from transfer_queue.testing.slots import Held
 from transfer_queue.wire.framing import FrameReader
@@ -204,6 +204,10 @@ class Client(Subscriptions):
             del self._connections[target]
 
     def _ask(self, task: Task[Any], call: Call) -> None:
+        if call.work is not None:
+            call.work()
+            task.resume(Done())
+            return
         sequence, frame = self.state.session.begin(call.request)
         task.call, task.sequence = call, sequence
         call.sequence = sequence

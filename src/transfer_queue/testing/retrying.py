@@ -55,10 +55,10 @@ class TornOperations(Operations):
         self._interrupt = interrupt
         self._go_on = go_on
 
-    def _write(self, encoded: EncodedBlock, reserved: Reserved) -> Operation[None]:
+    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         seconds = self._interrupt()
         if seconds is None:
-            yield from super()._write(encoded, reserved)
+            yield from super()._write(encoded, reserved, wait)
             return
         whole = np.empty(encoded.nbytes, np.uint8)
         encoded.write_into(whole)

@@ -1,0 +1,104 @@
+"""How a client writes to and reads from an external store: in a thread where the caller's loop must not stand still.
+
+A block is encoded straight into memory of the store's connection, and what a reader wants comes straight into its
+buffer. What the store does not have any more the storage unit is told of, which looks for itself: what is gone is then
+known to everybody as lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+
+import msgspec
+import numpy as np
+
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.errors import UnitLostError
+from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
+from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
+from transfer_queue.storage.virtual import key_of
+from transfer_queue.wire.copies import U8
+from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.ranges import Elsewhere, Pieces
+
+
+class Stores:
+    """The connections of one client, by where their stores are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, Store] = {}
+
+    def of(self, unit: UnitInfo) -> Store:
+        """The store of a unit, connected at its first use. StartError where its library cannot be used."""
+        address = msgspec.json.decode(unit.store, type=StoreAddress)
+        where = msgspec.json.encode([address.kind, address.options]).decode()
+        with self._lock:
+            found = self._open.get(where)
+            if found is None:
+                found = self._open[where] = connect(address)
+            return found
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with self._lock:
+            found, self._open = list(self._open.values()), {}
+        for store in found:
+            store.close()
+
+
+def beside(work: Callable[[], None]) -> Call:
+    """Has something done that takes a while."""
+    return Call(CONTROLLER, Topology(), work=work)
+
+
+def write(
+    store: Store, unit: UnitInfo, encoded: EncodedBlock, reserved: Reserved, within: float
+) -> Generator[Call, AnyReply, None]:
+    """Writes a block under the name of its extent. CapacityError where there is no room for so many seconds."""
+    key = key_of(unit.boot_id, reserved.offset)
+
+    def work() -> None:
+        with store.buffer(key, encoded.nbytes) as memory:
+            encoded.write_into(memory)
+            store.write(key, memory, within)
+
+    if encoded.nbytes:
+        yield beside(work)
+
+
+def read(
+    store: Store, unit: UnitInfo, found: Elsewhere, pieces: Pieces, buffer: U8, within: float
+) -> Generator[Call, AnyReply, bool]:
+    """Reads the pieces of one unit; False where they are not there any more."""
+    wanted = _by_block(unit, found, pieces)
+    missing: list[str] = []
+    yield beside(lambda: missing.extend(store.read(wanted, buffer, within)))
+    if not missing:
+        return True
+    names = {key_of(unit.boot_id, offset): offset // GRANULE for offset in found.offsets[found.of(unit.unit)].tolist()}
+    extents = np.array([names[key] for key in missing], "<i8").tobytes()
+    with contextlib.suppress(UnitLostError):
+        yield Call(("unit", unit.unit), Missed(unit.unit, extents))
+    return False
+
+
+def _by_block(unit: UnitInfo, found: Elsewhere, pieces: Pieces) -> list[Piece]:
+    """The same pieces, cut where blocks end: each block is an object of its own in the store."""
+    begins = found.at
+    wanted = []
+    for at, length in zip(pieces.at.tolist(), pieces.lengths.tolist(), strict=True):
+        end = at + length
+        block = int(np.searchsorted(begins, at, "right")) - 1
+        while at < end:
+            stop = min(end, int(begins[block] + found.lengths[block]))
+            if stop > at:
+                key = key_of(unit.boot_id, int(found.offsets[block]))
+                wanted.append(Piece(key, at - int(begins[block]), stop - at, at))
+            block += 1
+            at = int(begins[block]) if block < len(begins) else end
+    return wanted

@@ -1,0 +1,81 @@
+"""The process that keeps the bytes of an external store, where a system starts one itself (`storage.stores.keeping`).
+
+It says where the store is in a file of the system's folder, anew in each of its lives. When what it has started does
+not run any more, it ends, and the supervisor forks another, whose store is empty: what was in the one before is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue.config import Settings
+from transfer_queue.errors import StartError
+from transfer_queue.node.paths import SystemFolder
+from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.storage.stores.keeping import Keeper, keeper_of
+
+KEPT = ("MooncakeStore",)
+"""Backends for which a system has such a process."""
+LOOK_SECONDS = 0.25  # between two looks at what was started
+
+logger = logging.getLogger(__name__)
+
+
+class Keeping:
+    """A keeper as a server of the system: see `server_process.Serves`."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.counters = keeper.address.kind
+        self._keeper = keeper
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`, or until there is nothing to keep any more: RuntimeError then."""
+        trouble = None
+        while trouble is None and not self._stopped.wait(LOOK_SECONDS):
+            trouble = self._keeper.trouble()
+        self._keeper.close()
+        if trouble is not None:
+            logger.error("%s: what was stored is lost", trouble)
+            raise RuntimeError(trouble)
+
+    def stop(self) -> None:
+        """From any thread, or a signal."""
+        self._stopped.set()
+
+
+def build_keeper(system: SystemFolder, settings: Settings, seconds: float) -> Keeping:
+    """Starts what keeps the bytes, and says where the store is. StartError."""
+    keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds)
+    if keeper is None:
+        raise StartError(f"there is nothing to be kept for {settings.storage_backend}")
+    say(system, keeper.address)
+    return Keeping(keeper)
+
+
+def say(system: SystemFolder, address: StoreAddress) -> None:
+    """Writes down where the system's store is."""
+    draft = system.store.with_name("store.new")
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(file, "wb") as out:
+        out.write(msgspec.json.encode(address))
+    draft.replace(system.store)
+
+
+def told(system: SystemFolder) -> StoreAddress:
+    """Where the system's store is. OSError before anybody has said so."""
+    return msgspec.json.decode(system.store.read_bytes(), type=StoreAddress)
+
+
+def life_of(store: Path) -> str:
+    """Another text in each life of what keeps the bytes."""
+    try:
+        found = store.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino} {found.st_mtime_ns}"

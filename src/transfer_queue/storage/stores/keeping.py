@@ -1,0 +1,136 @@
+"""What keeps the bytes of an external store that a system starts itself: servers of the store, and memory for it.
+
+It is a process of its own, so that neither a writer nor a storage unit takes values along when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transfer_queue.errors import StartError
+from transfer_queue.storage.stores.base import StoreAddress
+
+END_SECONDS = 2.0  # from asking a server to end to ending it
+_PR_SET_PDEATHSIG = 1
+
+
+class Keeper(ABC):
+    """address: for who uses the store."""
+
+    address: StoreAddress
+
+    @abstractmethod
+    def trouble(self) -> str | None:
+        """Why nothing can be kept any more, in words; None while all is well."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends what was started here, and nothing else."""
+
+
+def check_free(port: int, key: str, host: str = "127.0.0.1") -> None:
+    """StartError where somebody listens on this port; key: of the conf that names it."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartError(
+                f"port {port} of {host} cannot be used ({error}): choose another by {key}, or set auto_init: false to "
+                f"use what runs there"
+            ) from error
+
+
+def free_port() -> int:
+    """A port of this host that nobody uses now."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether somebody does."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0
+
+
+def program(folder: Path, name: str, package: str) -> str:
+    """The path of a program that a package brings along. StartError where it is missing."""
+    for path in (folder / name, Path(sys.prefix) / "bin" / name, shutil.which(name)):
+        if path is not None and os.access(path, os.X_OK):
+            return str(path)
+    raise StartError(f"the program {name} is missing: install {package} anew, or set auto_init: false")
+
+
+class ServerOfStore:
+    """A program that ends with this process, however that ends. log: where it writes what it has to say."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.name = Path(command[0]).name
+        self._log = log
+        libc = ctypes.CDLL(None)
+
+        def follow() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=follow,
+                env=None if environment is None else dict(environment), cwd=log.parent,
+            )  # fmt: skip
+
+    def await_ready(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Waits until it serves. StartError, with the end of its log, where it does not."""
+        limit = time.monotonic() + seconds
+        while not ready():
+            trouble = self.trouble()
+            if trouble is None and time.monotonic() > limit:
+                trouble = f"{self.name} does not serve after {seconds:g} s"
+            if trouble is not None:
+                self.close()
+                raise StartError(f"{trouble}; its log {self._log} ends:\n{self._tail()}")
+            time.sleep(0.02)
+
+    def trouble(self) -> str | None:
+        """Why it does not run, None while it does."""
+        code = self._process.poll()
+        return None if code is None else f"{self.name} has ended with status {code}"
+
+    def _tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._log.read_text("utf-8", "replace")[-3000:]
+        return ""
+
+    def close(self) -> None:
+        """Ends it."""
+        for end in (self._process.terminate, self._process.kill):
+            with contextlib.suppress(ProcessLookupError):
+                end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+                return
+
+
+def keeper_of(backend: str, options: Mapping[str, Any], folder: Path, seconds: float) -> Keeper | None:
+    """Starts what keeps the bytes of this backend; None where the system has nothing to start.
+
+    options: the backend's section of the conf. folder: for logs. seconds: until all must be up. StartError.
+    """
+    if backend == "MooncakeStore":
+        from transfer_queue.storage.stores.mooncake_keeper import MooncakeKeeper
+
+        return MooncakeKeeper(options, folder, seconds)
+    return None

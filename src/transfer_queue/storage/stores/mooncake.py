@@ -1,0 +1,246 @@
+"""MooncakeStore: blocks in the memory of a Mooncake store, over TCP or RDMA.
+
+The library (`mooncake-transfer-engine`, or its build without CUDA) is imported at the first use. Everything that it
+moves lies in memory that is registered with it, as RDMA demands; over TCP nothing would show that it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.config import process_environment
+from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+
+NO_ROOM, NOT_FOUND, DEAD_OWNER = -200, -704, -800
+LEAST_BUFFER = 64 * 1024
+LARGE = 1024 * 1024  # what is read into is registered itself from this size on; less goes through a buffer of the pool
+DEAD_SECONDS = 2.0  # for which bytes cannot be had from their owner before they count as lost
+READ_SECONDS = 1.0  # for which a reader asks an owner that does not answer, before it asks the storage unit
+
+_QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}  # it logs every connection to stderr
+
+_forks = Forks("Mooncake")
+
+
+def load() -> Any:
+    """The library's module. StartError, saying what to install, where it cannot be loaded."""
+    for name, value in _QUIET.items():
+        process_environment().setdefault(name, value)
+    try:
+        from mooncake import store
+    except ImportError as error:
+        raise StartError(
+            f"MooncakeStore needs the library of Mooncake, which cannot be loaded ({error}): pip install "
+            f"'transfer_queue[mooncake]', and where libibverbs.so.1 is missing: apt-get install libibverbs1"
+        ) from error
+    return store
+
+
+def own_address(master: str) -> str:
+    """The address by which this host reaches the master's, for its peers to reach it."""
+    host, _, port = master.rpartition(":")
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((host or "127.0.0.1", int(port)))
+            return str(probe.getsockname()[0])
+        except (OSError, ValueError):
+            return "127.0.0.1"
+
+
+class MooncakeStore(Store):
+    """See `Store`. Arguments as in config.yaml; segment: bytes that this process gives to the store."""
+
+    def __init__(
+        self,
+        master_server_address: str,
+        metadata_server: str = "P2PHANDSHAKE",
+        local_hostname: str | None = None,
+        protocol: str = "tcp",
+        device_name: str = "",
+        local_buffer_size: int = 1 << 30,
+        hard_pin: bool = True,
+        segment: int = 0,
+    ) -> None:
+        self._master = master_server_address
+        self._setup = (
+            local_hostname or own_address(master_server_address), metadata_server, segment, 0, protocol, device_name,
+            master_server_address,
+        )  # fmt: skip
+        self._hard_pin = hard_pin
+        self._lock = threading.Lock()
+        self._store: Any = None
+        self._closed = False
+        self._most = local_buffer_size
+        self._pool: dict[int, list[Bytes]] = {}
+        """Size -> registered buffers of it that nobody uses; all together no more than `_most` bytes."""
+        self._pooled = 0
+
+    def connect(self) -> Any:
+        """The library's store, set up at the first use."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionLostError("this connection to the Mooncake store was closed")
+            if self._store is None:
+                _forks.use()
+                library = load()
+                store = library.MooncakeDistributedStore()
+                code = store.setup(*self._setup)
+                if code:
+                    raise ConnectionLostError(
+                        f"the Mooncake store at {self._master} cannot be joined (code {code}); is its master running, "
+                        f"and are protocol and device_name right (backend.MooncakeStore)?"
+                    )
+                self._config = library.ReplicateConfig()
+                self._config.with_hard_pin = self._hard_pin
+                self._store = store
+        return self._store
+
+    # ------------------------------------------------------------ registered memory
+
+    @contextlib.contextmanager
+    def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
+        """See `Store.buffer`: registered memory, of a pool."""
+        memory = self._take(max(LEAST_BUFFER, 1 << (nbytes - 1).bit_length()))
+        try:
+            yield memory[:nbytes]
+        finally:
+            self._give(memory)
+
+    def _take(self, size: int) -> Bytes:
+        store = self.connect()
+        with self._lock:
+            free = self._pool.get(size)
+            if free:
+                self._pooled -= size
+                return free.pop()
+        memory = np.empty(size, np.uint8)
+        _check(store.register_buffer(memory.ctypes.data, size), f"{size} bytes cannot be registered")
+        return memory
+
+    def _give(self, memory: Bytes) -> None:
+        with self._lock:
+            if self._store is not None and self._pooled + memory.size <= self._most:
+                self._pool.setdefault(memory.size, []).append(memory)
+                self._pooled += memory.size
+            elif self._store is not None:
+                self._store.unregister_buffer(memory.ctypes.data)
+
+    @contextlib.contextmanager
+    def _registered(self, memory: Bytes) -> Iterator[Bytes]:
+        """The memory itself, registered while it is used; a buffer of the pool instead, where it is small."""
+        if memory.size < LARGE:
+            with self.buffer("", max(1, memory.size)) as staged:
+                yield staged
+            return
+        store = self.connect()
+        _check(store.register_buffer(memory.ctypes.data, memory.size), f"{memory.size} bytes cannot be registered")
+        try:
+            yield memory
+        finally:
+            store.unregister_buffer(memory.ctypes.data)
+
+    # ------------------------------------------------------------ blocks
+
+    def write(self, key: str, data: Bytes, within: float) -> None:
+        """See `Store.write`."""
+        store = self.connect()
+
+        def attempt() -> Exception | None:
+            code = store.upsert_from(key, data.ctypes.data, data.size, self._config)
+            if not code:
+                return None
+            if code == NO_ROOM:
+                return CapacityError(
+                    f"no capacity in the Mooncake store at {self._master} for {data.size} bytes; clear samples, let "
+                    f"consumers catch up, or raise backend.MooncakeStore.global_segment_size"
+                )
+            return self._lost(f"{data.size} bytes cannot be written", code)
+
+        again_and_again(within, attempt)
+
+    def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
+        """See `Store.read`."""
+        store = self.connect()
+        keys: list[str] = []
+        starts: list[list[int]] = []
+        lengths: list[list[int]] = []
+        places: list[list[int]] = []
+        for key, group in groupby(pieces, key=lambda piece: piece.key):
+            some = list(group)
+            keys.append(key)
+            starts.append([piece.start for piece in some])
+            lengths.append([piece.length for piece in some])
+            places.append([piece.at for piece in some])
+        missing: list[str] = []
+
+        def attempt() -> Exception | None:
+            with self._registered(into) as memory:
+                found = store.get_into_ranges([memory.ctypes.data], [keys], [places], [starts], [lengths])
+                if memory is not into:
+                    for piece in pieces:
+                        into[piece.at : piece.at + piece.length] = memory[piece.at : piece.at + piece.length]
+            codes = [min((got for got in parts if got < 0), default=0) for parts in found[0]]
+            missing[:] = [key for key, code in zip(keys, codes, strict=True) if code]
+            failed = [code for code in codes if code not in (0, NOT_FOUND)]
+            if not failed or (set(failed) == {DEAD_OWNER} and time.monotonic() >= patient):
+                return None
+            return self._lost(f"{len(failed)} blocks cannot be read", failed[0])
+
+        patient = time.monotonic() + READ_SECONDS
+        again_and_again(within, attempt)
+        return missing
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """See `Store.remove`. By force: a reader's lease on what nobody needs counts for nothing."""
+        codes = self.connect().batch_remove(list(keys), True)
+        failed = [code for code in codes if code not in (0, NOT_FOUND)]
+        if failed:
+            raise self._lost(f"{len(failed)} blocks cannot be removed", failed[0])
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        """See `Store.missing`. What an owner that is dead has is gone, though the master names it for a while."""
+        gone: list[str] = []
+        probe = np.empty(1, np.uint8)
+        left, end = list(keys), time.monotonic() + DEAD_SECONDS
+        with self._registered(probe) as memory:
+            while left:
+                found = self.connect().get_into_ranges(
+                    [memory.ctypes.data], [left], [[[0]] * len(left)], [[[0]] * len(left)], [[[1]] * len(left)]
+                )
+                codes = dict(zip(left, [parts[0] for parts in found[0]], strict=True))
+                over = time.monotonic() >= end
+                lost = [key for key, code in codes.items() if code == NOT_FOUND or (over and code == DEAD_OWNER)]
+                gone += lost
+                left = [key for key, code in codes.items() if code == DEAD_OWNER and key not in set(lost)]
+                if left:
+                    time.sleep(DEAD_SECONDS / 8)
+        return gone
+
+    def _lost(self, what: str, code: int) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"{what} in the Mooncake store at {self._master} (code {code}): its master or the owner of the memory "
+            f"does not answer"
+        )
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        with self._lock:
+            store, self._store, self._closed = self._store, None, True
+            self._pool.clear()
+        if store is not None:
+            store.close()
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise ConnectionLostError(f"{what} with the Mooncake store (code {code})")

@@ -1,0 +1,93 @@
+"""What a system keeps for MooncakeStore: the master, with `auto_init`, and a segment of memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from transfer_queue.errors import ConnectionLostError, StartError
+from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.storage.stores.keeping import Keeper, ServerOfStore, check_free, free_port, listens, program
+from transfer_queue.storage.stores.mooncake import MooncakeStore, load
+
+CLIENT_SECONDS = 30  # after which the master forgets a process that is silent
+_SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "local_buffer_size", "hard_pin")
+
+
+class MooncakeKeeper(Keeper):
+    """options: `backend.MooncakeStore` of the conf."""
+
+    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float) -> None:
+        library = load()
+        self._master: ServerOfStore | None = None
+        self._segment: MooncakeStore | None = None
+        host, _, port = str(options["master_server_address"]).rpartition(":")
+        if not port.isdecimal():
+            raise StartError(
+                f"backend.MooncakeStore.master_server_address is {options['master_server_address']!r}; give host:port"
+            )
+        host = "127.0.0.1" if host in ("", "localhost") else host
+        number = int(port)
+        try:
+            if options["auto_init"]:
+                number = number or _kept_port(folder)
+                self._start_master(Path(library.__file__).parent, host, number, options, folder, seconds)
+            elif not listens(host, number):
+                raise StartError(
+                    f"no Mooncake master answers at {host}:{number}: start it, set "
+                    f"backend.MooncakeStore.master_server_address, or auto_init: true to have it started here"
+                )
+            shared = {name: options[name] for name in _SHARED}
+            shared["master_server_address"] = f"{host}:{number}"
+            size = int(options["global_segment_size"])
+            if size:
+                self._segment = MooncakeStore(**shared, segment=size)
+                self._segment.connect()
+        except ConnectionLostError as error:
+            self.close()
+            raise StartError(str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+        # where others give memory, too, the store alone knows how much there is
+        capacity = size if options["auto_init"] else 0
+        self.address = StoreAddress("MooncakeStore", shared, uuid.uuid4().hex, capacity)
+
+    def _start_master(
+        self, folder: Path, host: str, port: int, options: Mapping[str, Any], logs: Path, seconds: float
+    ) -> None:
+        check_free(port, "backend.MooncakeStore.master_server_address", host)
+        command = [
+            program(folder, "mooncake_master", "mooncake-transfer-engine"), f"-client_ttl={CLIENT_SECONDS}",
+            f"--rpc_address={host}", f"--rpc_port={port}", f"--metrics_port={free_port()}",
+        ]  # fmt: skip
+        metadata = urlparse(str(options["metadata_server"]))
+        serves = metadata.scheme in ("http", "https") and metadata.port is not None
+        command.append(f"--enable_http_metadata_server={'true' if serves else 'false'}")
+        if serves:
+            command.append(f"--http_metadata_server_host={metadata.hostname}")
+            command.append(f"--http_metadata_server_port={metadata.port}")
+        self._master = ServerOfStore(command, logs / "mooncake_master.log")
+        self._master.await_ready(lambda: listens(host, port), seconds)
+
+    def trouble(self) -> str | None:
+        """See `Keeper.trouble`."""
+        return None if self._master is None else self._master.trouble()
+
+    def close(self) -> None:
+        """See `Keeper.close`. A segment that is another's master's is taken back; ours ends, and this process, too."""
+        if self._master is not None:
+            self._master.close()
+        elif self._segment is not None:
+            self._segment.close()
+
+
+def _kept_port(folder: Path) -> int:
+    """The port of the keeper before this one, which others know; else a free one."""
+    path = folder / "mooncake_port"
+    if not path.exists():
+        path.write_text(str(free_port()))
+    return int(path.read_text())

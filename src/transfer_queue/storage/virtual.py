@@ -1,0 +1,376 @@
+"""The room of an external store: extents are names of what lies there, each of one block.
+
+    header    JSON (`Header`); written last
+    extents   a page of numbers, then one entry for each extent, in any order
+
+An extent's offset is but a name, too: its number times GRANULE. Numbers are never used again, so a name stands for one
+block for ever: no generation has to be compared, what is not there any more was freed, or is lost. The file is right
+between any two stores, as that of an arena (`storage.extent_file`): an extent that was freed stays in it, in nobody's
+slot, until the store has removed it, so that nothing is left there when a unit is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
+from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.effects import Effect
+from transfer_queue.storage.extents import GRANULE, Extent, Leased
+from transfer_queue.storage.mover import MOVER_SLOT
+from transfer_queue.storage.room import Room
+from transfer_queue.storage.stores.base import Store
+
+MAGIC = "transfer_queue names"
+VERSION = 1
+UNLIMITED = 1 << 62
+ALIGNMENT = 64
+MOST_REMOVED = 512  # names in one request
+RETRY_SECONDS = 1.0  # between two tries to remove what could not be removed
+LIFE_SECONDS = 0.5  # between two looks at whether the store is still the same
+
+_HEAD_BYTES, _ENTRY_BYTES = 4096, 32
+_GROWTH = 4096  # entries
+_NEXT_EXTENT, _NEXT_SLOT = 0, 1
+_NUMBER, _LENGTH, _SLOT, _SEQUENCE = range(4)
+_REMOVING = 0  # in the place of a slot: no slot has this number
+
+logger = logging.getLogger(__name__)
+
+Begin = Callable[[Callable[[], Any], Callable[[Any], list[Effect]]], None]
+"""Runs the first beside the unit's loop, then the second in it, with what came out or the exception."""
+
+
+def key_of(boot_id: str, offset: int) -> str:
+    """What the block at this offset is called in the store."""
+    return f"tq/{boot_id}/{offset // GRANULE}"
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What the header file says."""
+
+    magic: str
+    version: int
+    boot_id: str
+
+
+class Names:
+    """The file of extents. read: what is leased, and what is to be removed, as the unit before this one left it."""
+
+    def __init__(self, folder: Path, boot_id: str, file: int) -> None:
+        self.folder = folder
+        self.boot_id = boot_id
+        self._file = file
+        self._map()
+        self._free = np.flatnonzero(self._entries[:, _NUMBER] == 0)[::-1].tolist()
+        self._places = {
+            int(self._entries[at, _NUMBER]): at for at in np.flatnonzero(self._entries[:, _NUMBER]).tolist()
+        }
+
+    @classmethod
+    def create(cls, folder: Path) -> Names:
+        """Those of a new room. OSError where the folder cannot be used."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        header = Header(MAGIC, VERSION, uuid.uuid4().hex)
+        file = os.open(folder / "extents", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.posix_fallocate(file, 0, _HEAD_BYTES + _GROWTH * _ENTRY_BYTES)
+        names = cls(folder, header.boot_id, file)
+        names._head[_NEXT_EXTENT] = names._head[_NEXT_SLOT] = 1
+        draft = folder / "header.new"
+        draft.write_bytes(msgspec.json.encode(header))
+        draft.chmod(0o600)
+        draft.replace(folder / "header")
+        return names
+
+    @classmethod
+    def reopen(cls, folder: Path) -> Names:
+        """Those of the unit before. AttachError where they are not whole."""
+        try:
+            header = msgspec.json.decode((folder / "header").read_bytes(), type=Header)
+            file = os.open(folder / "extents", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (OSError, msgspec.DecodeError) as error:
+            raise AttachError(f"no room can be opened in {folder}: {error}") from error
+        size = os.fstat(file).st_size
+        if header.magic != MAGIC or header.version != VERSION or size < _HEAD_BYTES or (size - _HEAD_BYTES) % 32:
+            os.close(file)
+            raise AttachError(f"{folder} is not the room of an external store, or of another version")
+        return cls(folder, header.boot_id, file)
+
+    def _map(self) -> None:
+        self._mapping = mmap.mmap(self._file, os.fstat(self._file).st_size)
+        self._head: npt.NDArray[np.uint64] = np.frombuffer(self._mapping, "<u8", _HEAD_BYTES // 8)
+        self._entries: npt.NDArray[np.uint64] = np.frombuffer(self._mapping, "<u8", offset=_HEAD_BYTES).reshape(-1, 4)
+
+    @property
+    def next_extent(self) -> int:
+        """The number of the next extent."""
+        return int(self._head[_NEXT_EXTENT])
+
+    def take_slot(self) -> int:
+        """The number of a new slot."""
+        slot = int(self._head[_NEXT_SLOT])
+        self._head[_NEXT_SLOT] = slot + 1
+        return slot
+
+    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+        """The next extent; None where the file cannot grow."""
+        if not self._free and not self._grow():
+            return None
+        at = self._free.pop()
+        number = self.next_extent
+        self._head[_NEXT_EXTENT] = number + 1
+        self._entries[at, _LENGTH] = nbytes
+        self._entries[at, _SLOT] = slot
+        self._entries[at, _SEQUENCE] = sequence
+        self._entries[at, _NUMBER] = number
+        self._places[number] = at
+        return Extent(number, number * GRANULE, nbytes, slot, sequence)
+
+    def _grow(self) -> bool:
+        there = len(self._entries)
+        try:
+            os.posix_fallocate(self._file, _HEAD_BYTES + there * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
+        except OSError as error:
+            logger.error("the file of extents in %s cannot grow: %s", self.folder, error)
+            return False
+        self._map()
+        self._free = list(range(there + _GROWTH - 1, there - 1, -1))
+        return True
+
+    def removing(self, number: int) -> None:
+        """The extent is nobody's any more; the store has still to remove it."""
+        self._entries[self._places[number], _SLOT] = _REMOVING
+
+    def removed(self, numbers: Sequence[int]) -> None:
+        """Nothing of these extents is left."""
+        for number in numbers:
+            at = self._places.pop(number)
+            self._entries[at, _NUMBER] = 0
+            self._free.append(at)
+
+    def read(self) -> tuple[list[Extent], list[Extent]]:
+        """(leased, to be removed), ascending by number."""
+        extents = []
+        for number, at in sorted(self._places.items()):
+            _, length, slot, sequence = self._entries[at].tolist()
+            extents.append(Extent(number, number * GRANULE, length, slot, sequence))
+        return [e for e in extents if e.slot != _REMOVING], [e for e in extents if e.slot == _REMOVING]
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        os.close(self._file)
+
+
+class VirtualRoom(Room):
+    """The room of an external store, see `Room`.
+
+    store: this process's connection to it. capacity: most bytes; UNLIMITED where the store alone knows. begin: see
+    there. life: tells of the life of what keeps the bytes; where it is another one, all is looked for.
+    """
+
+    def __init__(
+        self, names: Names, store: Store, begin: Begin, capacity: int = UNLIMITED, life: Callable[[], str] = str
+    ) -> None:
+        self.capacity = capacity
+        self._names = names
+        self._store = store
+        self._begin = begin
+        self._life = life
+        self._lives = life()
+        self._look = 0.0  # when the store's life is asked next
+        leased, doomed = names.read()
+        self._table = Leased(names.next_extent)
+        for extent in leased:
+            self._table.enter(extent)
+        self._doomed = {extent.number: extent.length for extent in doomed}
+        self._doomed_bytes = sum(self._doomed.values())
+        self._busy = False  # a removal is under way
+        self._retry: float | None = None if not doomed else 0.0
+        self._serve: Callable[[], list[Effect]] = list
+        self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
+
+    @property
+    def table(self) -> Leased:
+        """See `Room.table`."""
+        return self._table
+
+    @property
+    def folder(self) -> Path:
+        """See `Room.folder`."""
+        return self._names.folder
+
+    @property
+    def boot_id(self) -> str:
+        """See `Room.boot_id`."""
+        return self._names.boot_id
+
+    @property
+    def next_extent(self) -> int:
+        """See `Room.next_extent`."""
+        return self._names.next_extent
+
+    @property
+    def _free(self) -> int:
+        return self.capacity - self._table.leased - self._doomed_bytes
+
+    def take_slot(self) -> int:
+        """See `Room.take_slot`."""
+        return self._names.take_slot()
+
+    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+        """See `Room.lease`."""
+        if slot == MOVER_SLOT or self.wanting(nbytes) > self._free:
+            return None
+        extent = self._names.lease(slot, self.wanting(nbytes), sequence)
+        if extent is not None:
+            self._table.enter(extent)
+        return extent
+
+    def wanting(self, nbytes: int) -> int:
+        """See `Room.wanting`."""
+        return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+
+    def generation(self, offset: int) -> int:
+        """Always the same: an extent's offset is never used again."""
+        return 1
+
+    def free(self, extent: Extent) -> None:
+        """See `Room.free`. The store removes it a little later."""
+        self._table.leave(extent.number)
+        self._names.removing(extent.number)
+        self._doomed[extent.number] = extent.length
+        self._doomed_bytes += extent.length
+        self._remove()
+
+    def cut(self, extent: Extent, keep: int) -> None:
+        """What was written into an extent stays: there is nothing behind it."""
+
+    def _remove(self) -> None:
+        if self._busy or not self._doomed:
+            return
+        self._busy = True
+        numbers = list(itertools.islice(self._doomed, MOST_REMOVED))
+        keys = [key_of(self.boot_id, number * GRANULE) for number in numbers]
+
+        def removed(outcome: object) -> list[Effect]:
+            self._busy = False
+            if isinstance(outcome, Exception):
+                logger.warning("the store cannot remove %d blocks now, and is asked again: %s", len(keys), outcome)
+                self._retry = time.monotonic() + RETRY_SECONDS
+                return []
+            self._retry = None
+            self._names.removed(numbers)
+            for number in numbers:
+                self._doomed_bytes -= self._doomed.pop(number)
+            self._remove()
+            return self._serve()
+
+        self._begin(lambda: self._store.remove(keys), removed)
+
+    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
+        """See `Room.attach`."""
+        self._serve, self._lost = serve, lost
+
+    def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+        """See `Room.look_for`."""
+        names = {key_of(self.boot_id, number * GRANULE): number for number in numbers}
+
+        def looked(outcome: Any) -> list[Effect]:
+            if isinstance(outcome, Exception):
+                logger.warning("the store cannot be asked what it has: %s", outcome)
+                outcome = []
+            return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"))
+
+        self._begin(lambda: self._store.missing(list(names)), looked)
+        return []
+
+    def read(self, request: ReadPieces) -> list[memoryview] | None:
+        """Never asked for: readers ask the store."""
+        raise ProtocolError("the blocks of this storage unit are in an external store; read them there")
+
+    def write(self, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+        """Never asked for: writers ask the store."""
+        raise ProtocolError("the blocks of this storage unit are in an external store; write them there")
+
+    def mover(
+        self,
+        unit: int,
+        order: Move,
+        lease: Callable[[int], Extent | None],
+        brought: Mapping[int, Bytes] | None = None,
+    ) -> NoMover:
+        """Nothing is ever moved."""
+        return NoMover(unit, order)
+
+    def status(self) -> UnitStatusReply:
+        """See `Room.status`."""
+        held = self._table.leased + self._doomed_bytes
+        return UnitStatusReply(self.capacity, held, self._table.leased, self._free)
+
+    def due(self) -> float | None:
+        """See `Room.due`."""
+        times = [] if self._retry is None or self._busy else [self._retry]
+        if self._table.leased:
+            times.append(self._look)
+        return min(times, default=None)
+
+    def turn(self, now: float) -> bool:
+        """See `Room.turn`: asks again for what could not be removed, and whether the store is still the same."""
+        if self._retry is not None and now >= self._retry:
+            self._retry = None
+            self._remove()
+        if now >= self._look:
+            self._look = now + LIFE_SECONDS
+            life = self._life()
+            if life != self._lives:
+                self._lives = life
+                self._lost([extent.number for extent in self._table.leased_extents()])
+        return False
+
+    def idle(self, short: bool) -> bool:
+        """There is nothing to do ahead of time."""
+        return False
+
+    def check(self) -> None:
+        """See `Room.check`."""
+        self._table.check()
+        leased, doomed = self._names.read()
+        assert leased == self._table.leased_extents(), "the file of extents"
+        assert {extent.number: extent.length for extent in doomed} == self._doomed, "what is to be removed"
+        assert self._doomed_bytes == sum(self._doomed.values()), "bytes to be removed"
+
+    def close(self) -> None:
+        """Lets go of files and connection."""
+        self._names.close()
+        try:
+            self._store.close()
+        except TransferQueueError as error:
+            logger.warning("the connection to the store did not end well: %s", error)
+
+
+class NoMover:
+    """Answers at once that nothing was moved."""
+
+    def __init__(self, unit: int, order: Move) -> None:
+        self.extent: Extent | None = None
+        self._answer = Moved(order.number, unit, 0, 0, 0, b"", [])
+
+    def step(self) -> Moved | None:
+        """See `Mover.step`."""
+        return self._answer
+
+    def close(self) -> None:
+        """See `Mover.close`."""

@@ -1,0 +1,244 @@
+"""What every external store must do: tests that whoever writes one runs on it.
+
+    class TestMine(StoreConformance):
+        def address(self) -> StoreAddress:
+            return StoreAddress("my_package.my_store:MyStore", {"where": "..."})
+
+pytest collects the tests of the class. `address` is asked once; what it needs is to be up by then. The store is also
+used from other processes, by the same address.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import uuid
+import zlib
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from transfer_queue.errors import CapacityError
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
+
+WITHIN = 10.0  # seconds that a call may take
+OTHER_SECONDS = 60.0  # for another process
+
+_OTHER = """
+import os, signal, sys, zlib, msgspec, numpy as np
+from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
+store = connect(msgspec.json.decode(sys.argv[1], type=StoreAddress))
+what, key, nbytes = sys.argv[2], sys.argv[3], int(sys.argv[4])
+if what == "write":
+    with store.buffer(key, nbytes) as memory:
+        memory[:] = np.arange(nbytes) % 251
+        store.write(key, memory, 10.0)
+    print("written", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+into = np.zeros(nbytes, np.uint8)
+missing = store.read([Piece(key, 0, nbytes, 0)], into, 10.0)
+print(zlib.crc32(into), missing, flush=True)
+os._exit(0)
+"""
+
+
+def _same(found: Bytes | None, wanted: Bytes) -> bool:
+    return found is not None and np.array_equal(found, wanted)
+
+
+class StoreConformance:
+    """See the module. capacity: bytes that certainly do not fit into the store; None: it has no end worth testing."""
+
+    capacity: ClassVar[int | None] = None
+    _connected: ClassVar[tuple[StoreAddress, Store] | None] = None
+
+    def address(self) -> StoreAddress:
+        """Where the store is."""
+        raise NotImplementedError
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Ends the connection."""
+        if cls._connected is not None:
+            cls._connected[1].close()
+            cls._connected[1].close()  # is idempotent
+            cls._connected = None
+
+    def _both(self) -> tuple[StoreAddress, Store]:
+        kind = type(self)
+        if kind._connected is None:
+            address = self.address()
+            kind._connected = address, connect(address)
+        return kind._connected
+
+    @property
+    def store(self) -> Store:
+        """A connection, one for all tests of the class."""
+        return self._both()[1]
+
+    def put(self, nbytes: int, seed: int = 0, key: str | None = None) -> tuple[str, Bytes]:
+        """Writes random bytes; their key and they."""
+        content = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+        key = key or f"conformance/{uuid.uuid4().hex}/1"
+        with self.store.buffer(key, nbytes) as memory:
+            assert memory.nbytes == nbytes
+            memory[:] = content
+            self.store.write(key, memory, WITHIN)
+        return key, content
+
+    def get(self, key: str, nbytes: int) -> Bytes | None:
+        """All that is stored there; None where it is missing."""
+        into = np.zeros(nbytes, np.uint8)
+        missing = self.store.read([Piece(key, 0, nbytes, 0)], into, WITHIN)
+        assert missing in ([], [key])
+        return None if missing else into
+
+    # ------------------------------------------------------------ one process
+
+    def test_what_is_written_is_read(self) -> None:
+        """Bytes of any length."""
+        for nbytes in (1, 63, 64, 4096, 65_537, 3_000_001):
+            key, content = self.put(nbytes, nbytes)
+            assert _same(self.get(key, nbytes), content)
+            self.store.remove([key])
+
+    def test_pieces_go_where_they_are_wanted(self) -> None:
+        """Several of several blocks, and nothing else is touched."""
+        first, one = self.put(100_000, 1)
+        second, two = self.put(2_000_000, 2)
+        into = np.full(50_000, 7, np.uint8)
+        pieces = [
+            Piece(first, 10, 1000, 5), Piece(first, 99_999, 1, 2000), Piece(second, 1_234_567, 20_000, 3000),
+            Piece(second, 0, 64, 40_000),
+        ]  # fmt: skip
+        assert self.store.read(pieces, into, WITHIN) == []
+        expected = np.full(50_000, 7, np.uint8)
+        expected[5:1005], expected[2000] = one[10:1010], one[99_999]
+        expected[3000:23_000], expected[40_000:40_064] = two[1_234_567:1_254_567], two[:64]
+        assert np.array_equal(into, expected)
+        self.store.remove([first, second])
+
+    def test_a_large_destination(self) -> None:
+        """Reads straight into memory that is larger than what is wanted."""
+        key, content = self.put(1_500_000, 3)
+        into = np.zeros(4_000_000, np.uint8)
+        assert self.store.read([Piece(key, 0, 1_500_000, 2_000_000)], into, WITHIN) == []
+        assert np.array_equal(into[2_000_000:3_500_000], content)
+        assert not into[:2_000_000].any()
+        self.store.remove([key])
+
+    def test_what_is_missing_is_named(self) -> None:
+        """And the rest is read all the same."""
+        key, content = self.put(1000, 4)
+        into = np.zeros(3000, np.uint8)
+        pieces = [Piece("conformance/no/1", 0, 1000, 0), Piece(key, 0, 1000, 1000), Piece("conformance/no/2", 5, 1, 0)]
+        assert sorted(self.store.read(pieces, into, WITHIN)) == ["conformance/no/1", "conformance/no/2"]
+        assert np.array_equal(into[1000:2000], content)
+        assert sorted(self.store.missing(["conformance/no/1", key])) == ["conformance/no/1"]
+        self.store.remove([key])
+
+    def test_what_is_removed_is_gone(self) -> None:
+        """At once, and again is fine; what was not removed is there."""
+        kept, content = self.put(500, 5)
+        keys = [self.put(70_000, 6 + n)[0] for n in range(20)]
+        assert self.store.missing(keys) == []
+        self.store.remove(keys)
+        self.store.remove(keys)
+        self.store.remove([])
+        assert [self.get(key, 70_000) for key in keys] == [None] * 20
+        assert self.store.missing([*keys, kept]) == keys
+        assert _same(self.get(kept, 500), content)
+        self.store.remove([kept])
+
+    def test_a_key_that_is_written_again_has_the_new_bytes(self) -> None:
+        """A writer that lost the answer writes once more."""
+        key, _ = self.put(200_000, 30)
+        _, content = self.put(200_000, 31, key)
+        assert _same(self.get(key, 200_000), content)
+        self.store.remove([key])
+
+    def test_read_and_removed_at_once(self) -> None:
+        """A reader gets the bytes or is told that they are missing: never other bytes."""
+        for turn in range(10):
+            key, content = self.put(300_000, 50 + turn)
+            remover = threading.Thread(target=self.store.remove, args=([key],))
+            remover.start()
+            found = self.get(key, 300_000)
+            remover.join()
+            assert found is None or _same(found, content)
+            assert self.get(key, 300_000) is None
+
+    def test_threads(self) -> None:
+        """Several write and read at once."""
+        failures: list[BaseException] = []
+
+        def work(thread: int) -> None:
+            try:
+                for turn in range(5):
+                    nbytes = 20_000 * (thread + 1) + turn
+                    key, content = self.put(nbytes, 100 * thread + turn)
+                    assert _same(self.get(key, nbytes), content)
+                    self.store.remove([key])
+                    assert self.get(key, nbytes) is None
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    # ------------------------------------------------------------ several processes
+
+    def _elsewhere(self, what: str, key: str, nbytes: int) -> str:
+        where = msgspec.json.encode(self._both()[0]).decode()
+        command = [sys.executable, "-c", _OTHER, where, what, key, str(nbytes)]
+        run: Any = subprocess.run(command, capture_output=True, text=True, timeout=OTHER_SECONDS)
+        assert run.stdout, run.stderr
+        return str(run.stdout).strip()
+
+    def test_another_process_reads_it(self) -> None:
+        """By the same address."""
+        key, content = self.put(123_456, 7)
+        assert self._elsewhere("read", key, 123_456) == f"{zlib.crc32(content.data)} []"
+        self.store.remove([key])
+        assert self._elsewhere("read", key, 123_456).endswith(f"[{key!r}]")
+
+    def test_what_is_written_outlives_its_writer(self) -> None:
+        """A writer that was killed right after `write`."""
+        key = f"conformance/{uuid.uuid4().hex}/1"
+        assert self._elsewhere("write", key, 250_000) == "written"
+        found = self.get(key, 250_000)
+        assert found is not None
+        assert np.array_equal(found, np.arange(250_000) % 251)
+        self.store.remove([key])
+
+    # ------------------------------------------------------------ the end of the store
+
+    def test_a_full_store_says_so(self) -> None:
+        """Within the time that is given, and goes on once there is room."""
+        if self.capacity is None:
+            return
+        step = self.capacity // 8
+        keys: list[str] = []
+        try:
+            for n in range(9):
+                key = f"conformance/{uuid.uuid4().hex}/{n}"
+                with self.store.buffer(key, step) as memory:
+                    memory[:1] = n
+                    self.store.write(key, memory, 0.2)
+                keys.append(key)
+        except CapacityError:
+            pass
+        else:
+            raise AssertionError(f"{9 * step} bytes went into a store of {self.capacity}")
+        finally:
+            self.store.remove(keys)
+        key, content = self.put(step // 2, 8)
+        assert _same(self.get(key, step // 2), content)
+        self.store.remove([key])

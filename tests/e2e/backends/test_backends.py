@@ -1,0 +1,335 @@
+"""The same tests on every backend and both runtimes: what is put is got back, cleared, replaced, lost and told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+import transfer_queue as tq
+from transfer_queue.client.calls import Call
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+from transfer_queue.errors import CapacityError, StorageKeyNotFoundError
+from transfer_queue.messages import UnitStatus, UnitStatusReply
+from transfer_queue.net.blocking import run_blocking
+
+SECONDS = 60.0
+MIB = 1 << 20
+ROOM = 192 * MIB
+
+
+@dataclass(frozen=True)
+class Case:
+    """conf: of the system. library: module that must be there. owner: the process that keeps the bytes, by its log."""
+
+    name: str
+    conf: dict[str, Any] = field(default_factory=dict)
+    ray: bool = False
+    library: str = ""
+    owner: str = ""
+
+
+MOONCAKE = {
+    "backend": {
+        "storage_backend": "MooncakeStore",
+        "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": ROOM},
+    }
+}
+SIMPLE = {"backend": {"SimpleStorage": {"arena_bytes": ROOM}}}
+TWO = {"backend": {"SimpleStorage": {"arena_bytes": ROOM // 2, "num_data_storage_units": 2}}}
+CASES = [
+    Case("SimpleStorage", SIMPLE),
+    Case("two units", TWO),
+    Case("SimpleStorage on Ray", SIMPLE, ray=True),
+    Case("MooncakeStore", MOONCAKE, library="mooncake", owner="store"),
+    Case("MooncakeStore on Ray", MOONCAKE, ray=True, library="mooncake", owner="store"),
+]
+
+
+@contextlib.contextmanager
+def running(case: Case) -> Iterator[None]:
+    if case.library:
+        # a library that cannot be had here must be seen to be missing, not pass for a store that works
+        assert importlib.util.find_spec(case.library), f"{case.name} needs {case.library}: pip install -e '.[dev]'"
+    if case.ray:
+        import ray
+
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=ROOM)
+    try:
+        tq.init({**case.conf, "runtime": "ray" if case.ray else "local"})
+        yield
+    finally:
+        tq.close()
+        if case.ray:
+            ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=CASES, ids=[case.name for case in CASES])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    with running(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def client(case: Case) -> Iterator[tq.TransferQueueClient]:
+    found = tq.get_client()
+    yield found
+    for name in found.get_partition_list():
+        found.clear_partition(name)
+    until(lambda: leased(found) == 0, "nothing is leased once all is cleared")
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit, what
+        time.sleep(0.02)
+
+
+def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
+    """Of each unit. What the client has leased and not filled goes back first."""
+    state = client.storage_manager
+    run_blocking(state.session, state.hand_back())
+    found = []
+    for unit in state._units:
+
+        def ask(unit: int = unit) -> Any:
+            return (yield Call(("unit", unit), UnitStatus()))
+
+        found.append(run_blocking(state.session, ask()))
+    return found
+
+
+def leased(client: tq.TransferQueueClient) -> int:
+    """Bytes that units have leased, or that a store has still to remove."""
+    external = any(unit.store for unit in client.storage_manager._units.values())
+    return sum(unit.held if external else unit.leased for unit in status(client))
+
+
+def mixed(rows: int, seed: int = 0) -> TensorDict:
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 50, (rows,), generator=random).tolist()
+    return TensorDict(
+        {
+            "dense": torch.rand(rows, 7, generator=random),
+            "scalar": torch.arange(rows) + seed,
+            "ragged": torch.nested.as_nested_tensor(
+                [torch.rand(n, generator=random) for n in lengths], layout=torch.jagged
+            ),
+            "object": NonTensorStack(*[{"n": n, "text": "x" * n} for n in lengths]),
+            "empty": torch.zeros(rows, 0),
+        },
+        batch_size=rows,
+    )
+
+
+def rows_of(values: TensorDict, name: str) -> list[Any]:
+    column = values.get(name)
+    return column.tolist() if isinstance(column, NonTensorStack) else list(column.unbind(0))
+
+
+def assert_same(found: TensorDict, wanted: TensorDict, at: list[int] | None = None) -> None:
+    assert set(found.keys()) == set(wanted.keys())
+    for name in wanted.keys():  # noqa: SIM118 - a TensorDict is no mapping to `in`
+        expected = rows_of(wanted, name)
+        expected = expected if at is None else [expected[row] for row in at]
+        got = rows_of(found, name)
+        assert len(got) == len(expected)
+        for mine, other in zip(got, expected, strict=True):
+            assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Another process, which attaches to the system by itself."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def pid_of(server: str) -> int:
+    system = tq.interface._TQ_CONTROLLER
+    assert system is not None
+    return int(re.findall(r"up, process (\d+)", Path(system.logs, f"{server}.log").read_text())[-1])
+
+
+def kill(server: str) -> None:
+    """Kills a server, and waits until another is up in its place."""
+    before = pid_of(server)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: pid_of(server) != before, f"the {server} is forked anew")
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_what_is_put_is_got_back(client: tq.TransferQueueClient) -> None:
+    data = mixed(40)
+    meta = client.put(data, partition_id="p")
+    assert_same(client.get_data(meta), data)
+    some = [39, 0, 17, 17, 3]
+    parts = client.get_data(meta.select_samples(some[:3]))
+    assert_same(parts, data, some[:3])
+    dense = client.get_data(meta.select_fields(["dense"]), layout="dense")
+    assert torch.equal(dense["dense"], data["dense"])
+
+
+def test_many_small_puts_come_back_together(client: tq.TransferQueueClient) -> None:
+    metas = [client.put(mixed(3, seed), partition_id="p") for seed in range(0, 60, 3)]
+    found = client.get_data(tq.BatchMeta.concat(metas))
+    assert found["scalar"].tolist() == list(range(60))
+    texts = [value["text"] for seed in range(0, 60, 3) for value in mixed(3, seed).get("object").tolist()]
+    assert [value["text"] for value in found.get("object").tolist()] == texts
+    assert_same(client.get_data(metas[7]), mixed(3, 21))
+
+
+def test_a_large_put(client: tq.TransferQueueClient) -> None:
+    data = TensorDict({"x": torch.rand(64, 4, MIB // 16)}, batch_size=64)  # 64 MiB
+    meta = client.put(data, partition_id="p")
+    found = client.get_data(meta, layout="dense")
+    assert torch.equal(found["x"], data["x"])
+    found = client.get_data(meta.select_samples([5, 60]), layout="dense")
+    assert torch.equal(found["x"], data["x"][[5, 60]])
+
+
+def test_coroutines(client: tq.TransferQueueClient) -> None:
+    async def both() -> None:
+        datas = [mixed(10, seed) for seed in range(4)]
+        metas = await asyncio.gather(*[client.async_put(data, partition_id="p") for data in datas])
+        founds = await asyncio.gather(*[client.async_get_data(meta) for meta in metas])
+        for found, data in zip(founds, datas, strict=True):
+            assert_same(found, data)
+
+    asyncio.run(both())
+
+
+def test_fields_are_added_and_replaced(client: tq.TransferQueueClient) -> None:
+    meta = client.put(TensorDict({"a": torch.arange(8)}, batch_size=8), partition_id="p")
+    client.put(TensorDict({"b": torch.arange(8) * 2}, batch_size=8), metadata=meta)
+    client.put(TensorDict({"a": torch.arange(8) + 100}, batch_size=8), metadata=meta)
+    found = client.get_data(meta)
+    assert found["a"].tolist() == list(range(100, 108))
+    assert found["b"].tolist() == list(range(0, 16, 2))
+
+
+def test_keys(client: tq.TransferQueueClient) -> None:
+    keys = [f"k{n}" for n in range(6)]
+    tq.kv_batch_put(keys, "kv", fields=mixed(6))
+    tq.kv_put("k2", "kv", fields={"scalar": torch.tensor(77)}, tag={"done": True})
+    found = tq.kv_batch_get(["k5", "k2", "k5"], "kv", select_fields=["scalar"])
+    assert found["scalar"].tolist() == [5, 77, 5]
+    tq.kv_clear(["k5"], "kv")
+    assert list(tq.kv_list("kv")["kv"]) == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_a_loader(case: Case, client: tq.TransferQueueClient) -> None:
+    for start in range(0, 24, 8):
+        client.put(TensorDict({"x": torch.arange(start, start + 8)}, batch_size=8), partition_id="train")
+    client.seal("train")
+    dataset = StreamingDataset(
+        config=None, batch_size=4, micro_batch_size=2, data_fields=["x"], partition_id="train", task_name="t", dp_rank=0
+    )
+    seen: list[int] = []
+    for values, _ in StreamingDataLoader(dataset):
+        seen += values["x"].tolist()
+    assert sorted(seen) == list(range(24))
+
+
+# ---------------------------------------------------------------- space
+
+
+def test_what_is_cleared_is_free(client: tq.TransferQueueClient) -> None:
+    for _ in range(5):
+        meta = client.put(TensorDict({"x": torch.rand(16, MIB)}, batch_size=16), partition_id="p")  # 64 MiB
+        assert leased(client) >= 64 * MIB
+        client.clear_samples(meta)
+        until(lambda: leased(client) == 0, "the space of what was cleared")
+        with pytest.raises(StorageKeyNotFoundError):
+            client.get_data(meta)
+
+
+def test_a_full_store(client: tq.TransferQueueClient) -> None:
+    block = TensorDict({"x": torch.rand(8, 4 * MIB // 4)}, batch_size=8)  # 32 MiB
+    metas = [client.put(block, partition_id="p") for _ in range(3)]
+
+    def fill() -> None:
+        while len(metas) <= ROOM // (32 * MIB):
+            metas.append(client.put(block, partition_id="p"))
+
+    with pytest.raises(CapacityError, match="clear samples"):
+        fill()
+    assert torch.equal(client.get_data(metas[-1], layout="dense")["x"], block["x"])
+    client.clear_samples(metas[0])
+    metas.append(client.put(block, partition_id="p", timeout=SECONDS))
+    assert torch.equal(client.get_data(metas[-1], layout="dense")["x"], block["x"])
+
+
+# ---------------------------------------------------------------- deaths
+
+WRITER = """
+    import sys, torch, transfer_queue as tq
+    from tensordict import TensorDict
+    client = tq.get_client()
+    client.put(TensorDict({"x": torch.arange(1000)}, batch_size=1000), partition_id="p")
+    print("put", flush=True)
+    while True:
+        client.put(TensorDict({"x": torch.rand(8, 100000)}, batch_size=8), partition_id="q")
+"""
+
+
+def test_a_killed_writer(client: tq.TransferQueueClient) -> None:
+    writer = python(WRITER)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "put\n"
+    until(lambda: "q" in client.get_partition_list(), "the writer goes on")
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    meta = client.get_meta(["x"], None, "p", mode="force_fetch", task_name="t")
+    assert client.get_data(meta)["x"].tolist() == list(range(1000))
+
+
+def test_a_killed_unit(case: Case, client: tq.TransferQueueClient) -> None:
+    data = mixed(20)
+    meta = client.put(data, partition_id="p")
+    kill("unit-0")
+    assert_same(client.get_data(meta), data)
+    other = client.put(data, partition_id="p")
+    assert_same(client.get_data(other), data)
+
+
+def test_a_killed_controller(case: Case, client: tq.TransferQueueClient) -> None:
+    data = mixed(20)
+    meta = client.put(data, partition_id="p")
+    kill("controller")
+    assert_same(client.get_data(meta), data)
+
+
+def test_what_is_lost_with_its_owner_is_told(case: Case, client: tq.TransferQueueClient) -> None:
+    if not case.owner:
+        return  # the arena of a unit has no owner that could die: see test_a_killed_unit
+    data = mixed(12)
+    metas = [client.put(data, partition_id="p") for _ in range(3)]
+    assert_same(client.get_data(metas[0]), data)
+    kill(case.owner)
+    with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 0"):
+        client.get_data(metas[0])
+    until(lambda: not client.check_production_status(["dense"], "p"), "all that was lost is not produced any more")
+    until(lambda: leased(client) == 0, "lost blocks take no room")
+    assert "lost with storage unit 0" in client.explain("p", metas[2].global_indexes[0])
+    client.put(data, metadata=metas[1])
+    assert_same(client.get_data(metas[1]), data)

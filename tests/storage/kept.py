@@ -1,0 +1,53 @@
+"""What keeps the bytes of a store, in a process of its own, as in a system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transfer_queue.storage.stores.base import StoreAddress
+
+CODE = """
+import os, sys, msgspec
+from pathlib import Path
+from transfer_queue.storage.stores.keeping import keeper_of
+try:
+    keeper = keeper_of(sys.argv[1], msgspec.json.decode(sys.argv[2]), Path(sys.argv[3]), 20.0)
+except BaseException as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+    os._exit(1)
+print(msgspec.json.encode(keeper.address).decode(), flush=True)
+sys.stdin.read()
+print(keeper.trouble(), flush=True)
+keeper.close()
+os._exit(0)
+"""
+
+
+class Kept:
+    """address: of the store. failure: why it did not come up, None where it did."""
+
+    def __init__(self, backend: str, options: Mapping[str, Any], folder: Path) -> None:
+        arguments = [sys.executable, "-c", CODE, backend, msgspec.json.encode(dict(options)).decode(), str(folder)]
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        self.failure: str | None = None
+        if said.startswith("{"):
+            self.address = msgspec.json.decode(said, type=StoreAddress)
+        else:
+            self.failure = said + self.process.stdout.read()
+            self.close()
+
+    def close(self) -> str | None:
+        """Ends it; what was not well with it until now."""
+        if self.process.poll() is None and self.failure is None:
+            said, _ = self.process.communicate(timeout=30)
+            return None if said.strip() == "None" else said
+        self.process.communicate(timeout=30)
+        return None

@@ -1,0 +1,73 @@
+"""The conformance suite on a Mooncake store of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from kept import Kept
+
+from transfer_queue.config import merge
+from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
+from transfer_queue.testing.conformance import StoreConformance
+
+ROOM = 256 << 20
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    section = dict(merge(None).backend.MooncakeStore)
+    return {**section, "master_server_address": "127.0.0.1:0", "global_segment_size": ROOM, **changes}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    keeper = Kept("MooncakeStore", options(), tmp_path_factory.mktemp("mooncake"))
+    assert keeper.failure is None
+    TestMooncake.where = keeper.address
+    yield keeper
+    assert keeper.close() is None
+
+
+@pytest.mark.usefixtures("kept")
+class TestMooncake(StoreConformance):
+    capacity: ClassVar[int | None] = ROOM
+    where: ClassVar[StoreAddress]
+
+    def address(self) -> StoreAddress:
+        return self.where
+
+
+def test_a_port_in_use_is_told(kept: Kept, tmp_path: Path) -> None:
+    taken = kept.address.options["master_server_address"]
+    failure = Kept("MooncakeStore", options(master_server_address=taken), tmp_path).failure
+    assert failure is not None
+    assert failure.startswith(f"StartError: port {taken.rpartition(':')[2]} of 127.0.0.1 cannot be used")
+    assert "auto_init: false" in failure
+
+
+def test_no_master_is_told(tmp_path: Path) -> None:
+    nobody = options(auto_init=False, master_server_address="localhost:9")
+    failure = Kept("MooncakeStore", nobody, tmp_path).failure
+    assert failure is not None
+    assert failure.startswith("StartError: no Mooncake master answers at 127.0.0.1:9: start it")
+
+
+def test_a_master_that_runs_is_used_and_left_alone(kept: Kept, tmp_path: Path) -> None:
+    master = kept.address.options["master_server_address"]
+    guest = Kept(
+        "MooncakeStore", options(auto_init=False, master_server_address=master, global_segment_size=0), tmp_path
+    )
+    assert guest.failure is None
+    store = connect(guest.address)
+    with store.buffer("guest/1", 100) as memory:
+        memory[:] = 3
+        store.write("guest/1", memory, 5.0)
+    assert guest.close() is None
+    into = np.zeros(100, np.uint8)
+    assert store.read([Piece("guest/1", 0, 100, 0)], into, 5.0) == []
+    assert (into == 3).all()
+    store.remove(["guest/1"])
+    store.close()
