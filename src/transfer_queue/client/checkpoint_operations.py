@@ -138,7 +138,8 @@ class CheckpointOperations(Transfers):
             reserved: list[Reserved] = []
             try:
                 for size in sizes:
-                    reserved.append((yield from self._reserve(size, timeout)))
+                    # what is loaded is not published yet, so that it is no use to wait until it is moved to disk
+                    reserved.append((yield from self._reserve(size, timeout, patience=0.0)))
                 spaces = [
                     [self._state.arena(place.unit).view(place.offset, space.nbytes) for place in space.places]
                     for space in reserved

@@ -25,6 +25,7 @@ from transfer_queue.errors import (
     AuthenticationError,
     CapacityError,
     ConnectionLostError,
+    DeadlockError,
     NotInitializedError,
     ProtocolError,
     StorageKeyNotFoundError,
@@ -176,11 +177,12 @@ class Transfers:
             if place.session:
                 yield from self._state.minding(send_to(place, written))
 
-    def _reserve(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
+    def _reserve(self, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS) -> Operation[Reserved]:
         """Space for a block. Where there is none, this client first hands back what it has leased and not filled.
 
         It then waits FREEING_SECONDS in any case: what was cleared just before is on its way to be free. Where there
-        are units on disk, blocks are moved there meanwhile; where that makes no room in time, this one goes there.
+        are units on disk, blocks are moved there meanwhile; where that makes no room within `patience`, this one goes
+        there.
         """
         space, minding = self._state.space, self._state.minding
         try:
@@ -189,17 +191,17 @@ class Transfers:
             yield from self._state.hand_back()
         try:
             if space.disks:
-                return (yield from minding(self._reserve_beside_disk(nbytes, wait)))
+                return (yield from minding(self._reserve_beside_disk(nbytes, wait, patience)))
             return (yield from minding(space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS))))
         except CapacityError:
             with contextlib.suppress(TransferQueueError):  # of what was leased in one of two units
                 yield from space.give_back()
             raise
 
-    def _reserve_beside_disk(self, nbytes: int, wait: float | None) -> Operation[Reserved]:
+    def _reserve_beside_disk(self, nbytes: int, wait: float | None, patience: float) -> Operation[Reserved]:
         """In memory as soon as blocks were moved out of it, else on disk, else wherever space comes within the wait."""
         space = self._state.space
-        first = OFFLOAD_SECONDS if wait is None else min(max(wait, FREEING_SECONDS), OFFLOAD_SECONDS)
+        first = patience if wait is None else min(max(wait, FREEING_SECONDS), patience)
         with contextlib.suppress(CapacityError):
             return (yield from space.reserve(nbytes, first))
         try:
@@ -208,9 +210,12 @@ class Transfers:
             if wait is None or wait <= first:
                 raise
             told = error
-        with contextlib.suppress(CapacityError):
+        try:
             return (yield from space.reserve(nbytes, wait - first))
-        raise told
+        except DeadlockError:
+            raise
+        except CapacityError:
+            raise told from None
 
     def _abandon(self, reserved: Reserved) -> Operation[None]:
         """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""

@@ -50,6 +50,7 @@ _GRANULE = 64 << 10
 _UNIT = 40  # bits of an extent's number beside its unit, where both are one number
 
 Extents = dict[tuple[int, int], float]
+_Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
 class HasState(Protocol):
@@ -79,9 +80,10 @@ class Moves:
         self._number = 0
         self._now = 0.0
         self._next = 0.0  # when the next plan may begin
-        self._seen: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self._seen: _Stamp = (0, 0, 0, ())
         self._nudges = 0
         self._made = 0  # blocks of rows that were repacked
+        self._offloads = 0  # blocks that were moved to disk
 
     @property
     def state(self) -> State:
@@ -170,11 +172,11 @@ class Moves:
         records, self._records = self._records, []
         return records
 
-    def _stamp(self) -> tuple[int, int, int, int]:
+    def _stamp(self) -> _Stamp:
         """Changes with whatever may make a plan worth while."""
         published = self.state.next_block - self._made if self.state.draining else 0
         leased = self.state.blocks.leased_in
-        over = sum(leased.get(unit, 0) for unit in self._excess())
+        over = tuple((unit, leased.get(unit, 0)) for unit in self._excess())
         return self.state.blocks.changes, published, self._nudges, over
 
     def _run(self, now: float) -> None:
@@ -194,7 +196,7 @@ class Moves:
     def _planned(self) -> Iterator[bool]:
         """Yields after each slice of work: True where it can go on at once, False where it waits for a unit."""
         blocks = self.state.blocks
-        before, before_in_memory = blocks.leased, self._in_memory()
+        before, offloads = blocks.leased, self._offloads
         live: Extents = {}
         ages: dict[tuple[int, int], int] = {}
         for key in sorted(blocks.chunks):
@@ -224,7 +226,7 @@ class Moves:
             yield from self._repack(np.unique(np.concatenate(sparse)))
         for (leaving, other), found in whole.items():
             yield from self._move(leaving, other, np.unique(np.concatenate(found)))
-        if blocks.leased >= before and self._in_memory() >= before_in_memory and left > 0:
+        if blocks.leased >= before and self._offloads == offloads and left > 0:
             self._seen = (blocks.changes, *self._seen[1:])  # nothing was gained, nor is it before something happens
 
     def _shares(self, chunk: BlockChunk) -> tuple[np.ndarray, np.ndarray]:
@@ -233,9 +235,6 @@ class Moves:
         at = np.flatnonzero(columns["live"])
         widths = np.array([len(schema) if schema else 1 for schema in self.state.blocks.schemas.values], "i8")
         return at, columns["live"][at] / np.maximum(columns["rows"][at] * widths[columns["schema"][at]], 1)
-
-    def _in_memory(self) -> int:
-        return sum(self.state.blocks.leased_in.get(unit, 0) for unit in self.state.units_of(MEMORY))
 
     def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[tuple[int, int], int]) -> None:
         """Adds up how many bytes are alive in each extent, and notes the oldest block in it. Chunks come in order."""
@@ -360,8 +359,10 @@ class Moves:
                 if to is None or to not in self.state.units_of(DISK):
                     continue
                 some = blocks.needed(there[others == other])  # the orders before took their time
-                if len(some) and not (yield from self._bring(leaving, to, some)):
-                    return  # no room, or it is gone
+                brought = (yield from self._bring(leaving, to, some)) if len(some) else 0
+                if brought is None:
+                    return
+                self._offloads += brought
 
     def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Generator[bool, None, None]:
         """Brings blocks whole from unit `leaving` (-1: copies them) to where their other place is not."""
@@ -372,14 +373,14 @@ class Moves:
             to = self._target(leaving, {other, leaving})
             if to is None or not len(there):
                 continue
-            if not (yield from self._bring(leaving, to, there)):
+            if (yield from self._bring(leaving, to, there)) is None:
                 return
 
-    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Generator[bool, None, bool]:
-        """One order, and its record; False where the unit had no room or is gone."""
+    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Generator[bool, None, int | None]:
+        """One order, and its record; how many blocks were there still, None where the unit had no room or is gone."""
         reply = yield from self._ask(to, self.state.blocks.describe(numbers), [])
         if reply is None:
-            return False
+            return None
         offsets = np.frombuffer(reply.offsets, "<i8")
         kept = offsets >= 0
         self._records.append(
@@ -389,7 +390,7 @@ class Moves:
             )
         )  # fmt: skip
         yield True
-        return True
+        return int(kept.sum())
 
     def _repack(self, numbers: np.ndarray) -> Generator[bool, None, None]:
         """Gives the rows that live in these blocks blocks of their own."""
