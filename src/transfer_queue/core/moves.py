@@ -353,16 +353,28 @@ class Moves:
         blocks = self.state.blocks
         numbers = blocks.needed(numbers)
         for a, b in batches(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
-            there, others = blocks.elsewhere(blocks.needed(numbers[a:b]), leaving)
-            for other in np.unique(others).tolist():
-                to = next((unit for unit in self._healthy(DISK) if unit != other), None)
-                if to is None or to not in self.state.units_of(DISK):
-                    continue
-                some = blocks.needed(there[others == other])  # the orders before took their time
-                brought = (yield from self._bring(leaving, to, some)) if len(some) else 0
-                if brought is None:
-                    return
+            if not (yield from self._offload_some(leaving, numbers[a:b])):
+                return
+
+    def _offload_some(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, bool]:
+        """The same for what one order takes; fewer at a time where that has no room. False: there is none."""
+        blocks = self.state.blocks
+        there, others = blocks.elsewhere(blocks.needed(numbers), leaving)
+        for other in np.unique(others).tolist():
+            to = next((unit for unit in self._healthy(DISK) if unit != other), None)
+            some = blocks.needed(there[others == other])  # the orders before took their time
+            if to is None or to not in self.state.units_of(DISK) or not len(some):
+                continue
+            brought = yield from self._bring(leaving, to, some)
+            if brought is not None:
                 self._offloads += brought
+                continue
+            if len(some) == 1 or to not in self.units:
+                return False
+            for part in np.array_split(some, 2):
+                if not (yield from self._offload_some(leaving, part)):
+                    return False
+        return True
 
     def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Generator[bool, None, None]:
         """Brings blocks whole from unit `leaving` (-1: copies them) to where their other place is not."""

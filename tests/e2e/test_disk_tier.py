@@ -1,0 +1,221 @@
+"""Systems that keep more than fits into their memory: what is cold lies on disk, and reads as before."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import transfer_queue as tq
+from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
+from transfer_queue.interface import CURRENT
+from transfer_queue.messages import UnitProgress
+from transfer_queue.node.locks import hold_liveness
+from transfer_queue.node.paths import DISK_PREFIX
+
+SECONDS = 60
+MIB = 1 << 20
+ROWS = 4  # of a batch, which has a MiB
+PREFIX = f"{DISK_PREFIX}{os.geteuid()}-"
+
+
+@pytest.fixture(scope="module")
+def ssd() -> Iterator[Path]:
+    """A folder that systems move to, empty once they are gone."""
+    folder = Path(tempfile.mkdtemp(prefix="tq-disk-"))
+    yield folder
+    left = sorted(folder.iterdir())
+    shutil.rmtree(folder)
+    assert left == []
+
+
+def conf(ssd: Path, name: str, **more: Any) -> dict[str, Any]:
+    offload = {"enabled": True, "path": str(ssd), **more.pop("offload", {})}
+    storage = {"arena_bytes": 8 * MIB, "offload": offload, **more}
+    return {"system": {"name": name}, "backend": {"SimpleStorage": storage}}
+
+
+@contextlib.contextmanager
+def system(settings: dict[str, Any]) -> Iterator[None]:
+    tq.close()
+    tq.init(settings)
+    try:
+        yield
+    finally:
+        tq.close()
+
+
+def keys(number: int) -> list[str]:
+    return [f"{number}.{row}" for row in range(ROWS)]
+
+
+def content(number: int) -> torch.Tensor:
+    """int32 [ROWS, a quarter MiB]: no two elements of any batches are alike in order."""
+    rows = torch.arange(ROWS * 65536, dtype=torch.int32).reshape(ROWS, -1)
+    return rows * 7 + number * 1_000_003
+
+
+def put(number: int, partition: str = "p") -> None:
+    tq.kv_batch_put(keys(number), partition, {"x": content(number)})
+
+
+def check(number: int, partition: str = "p") -> None:
+    got = tq.kv_batch_get(keys(number), partition)["x"]
+    assert torch.equal(torch.stack(list(got.unbind())), content(number))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
+
+
+def units() -> list[UnitProgress]:
+    assert CURRENT.system is not None
+    with Onlooker(CURRENT.system) as onlooker:
+        return onlooker.status().units
+
+
+def kill(server: str) -> None:
+    """Kills a server, and waits until another one is up in its place."""
+    assert CURRENT.system is not None
+    path = CURRENT.system.logs / f"{server}.log"
+    ups = path.read_text().count("up, process")
+    psutil.Process(int(path.read_text().rsplit("up, process ", 1)[1].split()[0])).kill()
+    until(lambda: path.read_text().count("up, process") > ups)
+
+
+def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
+    """64 MiB through an arena of 8, by writers and readers at once; disk unit and controller are killed meanwhile."""
+    with system(conf(ssd, "eightfold")):
+        done: list[int] = []
+        errors: list[BaseException] = []
+
+        def write(numbers: range) -> None:
+            try:
+                for number in numbers:
+                    put(number)
+                    done.append(number)
+            except BaseException as error:
+                errors.append(error)
+
+        def read() -> None:
+            try:
+                while len(done) < 64 and not errors:
+                    for number in done[:: max(1, len(done) // 4)]:
+                        check(number)
+                    threading.Event().wait(0.02)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(range(n, 64, 2),)) for n in range(2)]
+        threads.append(threading.Thread(target=read))
+        for thread in threads:
+            thread.start()
+        for server, when in (("unit-1", 16), ("controller", 28), ("unit-1", 40), ("unit-0", 50)):
+            until(lambda when=when: len(done) >= when or bool(errors))  # type: ignore[misc]
+            kill(server)
+        for thread in threads:
+            thread.join(SECONDS)
+        assert not errors
+        for number in range(64):
+            check(number)
+        memory, disk = units()
+        assert (memory.tier, disk.tier) == ("memory", "disk")
+        assert memory.leased <= 8 * MIB
+        assert disk.leased >= 56 * MIB
+        tq.kv_put("large", "q", {"x": torch.arange(3 * MIB)})
+        assert torch.equal(tq.kv_batch_get(["large"], "q")["x"][0], torch.arange(3 * MIB)), (
+            "of 24 MiB, larger than memory"
+        )
+        folders = [path.name for path in ssd.iterdir()]
+        assert len(folders) == 1
+        assert folders[0].startswith(f"{PREFIX}eightfold-")
+        assert (ssd / folders[0]).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_is_told_and_loses_nothing(ssd: Path) -> None:
+    with system(conf(ssd, "full", offload={"capacity": 8 * MIB})):
+        count, told = 0, ""
+        while not told:
+            try:
+                put(count)
+                count += 1
+            except CapacityError as error:
+                told = str(error)
+        assert f"the disk at {ssd}/{PREFIX}full-" in told
+        assert 12 <= count <= 16
+        for number in range(count):
+            check(number)
+        tq.kv_clear([key for number in range(8) for key in keys(number)], "p")
+        for number in range(40, 46):
+            tq.kv_batch_put(keys(number), "p", {"x": content(number)}, timeout=SECONDS)
+        for number in [*range(8, count), *range(40, 46)]:
+            check(number)
+
+
+def test_leftovers_are_swept_by_their_locks(ssd: Path) -> None:
+    """Of killed systems whatever their names were; not of such as live, nor other folders."""
+    others = [ssd / f"{PREFIX}dead-00000000", ssd / f"{PREFIX}alive-00000000", ssd / "a users own"]
+    for folder in others:
+        (folder / "unit-1").mkdir(parents=True)
+    lock = hold_liveness(others[1] / "alive")
+    (others[0] / "alive").touch()
+    try:
+        with system(conf(ssd, "sweeps")):
+            found = {path.name for path in ssd.iterdir()}
+            assert {other.name for other in others} & found == {other.name for other in others[1:]}
+            assert len(found) == 3
+    finally:
+        os.close(lock)
+    with system(conf(ssd, "sweeps")):
+        assert not others[1].exists()
+    others[2].joinpath("unit-1").rmdir()
+    others[2].rmdir()
+
+
+def test_a_later_system_with_the_same_journal(ssd: Path, tmp_path: Path) -> None:
+    """The values went with the first one, on disk as in memory, and are told as lost; new ones are stored."""
+    settings = conf(ssd, "resumed") | {"controller": {"journal": {"folder": str(tmp_path / "journal")}}}
+    with system(settings):
+        for number in range(12):
+            put(number)
+        assert units()[1].leased > 0
+    with system(settings):
+        for number in (0, 11):
+            with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
+                check(number)
+        for number in range(12):
+            put(number)
+        for number in range(12):
+            check(number)
+        assert [unit.tier for unit in units()] == ["memory", "disk"]
+
+
+def test_where_nothing_can_be_moved_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tq.close()
+    missing = tmp_path / "missing"
+    with pytest.raises(StartError, match=f"offload.path is {missing}, which is no folder"):
+        tq.init(conf(missing, "nowhere"))
+    missing.touch()
+    with pytest.raises(StartError, match=f"offload.path is {missing}, which is no folder"):
+        tq.init(conf(missing, "nowhere"))
+    assert CURRENT.system is None
+    with tempfile.TemporaryDirectory(prefix="tq-disk-", dir="/dev/shm") as shared, caplog.at_level(logging.WARNING):
+        with system(conf(Path(shared), "warned")):
+            put(1)
+            check(1)
+        assert f"offload.path is {shared}, which is a tmpfs: what is moved there stays in memory" in caplog.text
