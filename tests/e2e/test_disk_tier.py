@@ -141,6 +141,9 @@ def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
         assert torch.equal(tq.kv_batch_get(["large"], "q")["x"][0], torch.arange(3 * MIB)), (
             "of 24 MiB, larger than memory"
         )
+        assert CURRENT.system is not None
+        for log in CURRENT.system.logs.iterdir():
+            assert "Traceback" not in log.read_text(), f"{log}: a unit may be told something the moment it is there"
         folders = [path.name for path in ssd.iterdir()]
         assert len(folders) == 1
         assert folders[0].startswith(f"{PREFIX}eightfold-")

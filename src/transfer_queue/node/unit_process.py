@@ -129,9 +129,9 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     server = Server(service, key, max_payload=MOST_WRITTEN, idle=unit.idle)
     for listener in place.listeners:
         server.inherit(listener)
-    peer = server.adopt(connection.sock)
 
     def begin() -> Iterator[Outgoing]:
+        peer = server.adopt(connection.sock)  # not before: what it says would come from nobody that the service knows
         yield from service.registered(peer)
         for body in demands:
             yield from service.received(peer, body, None, time.monotonic())
