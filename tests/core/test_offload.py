@@ -122,6 +122,16 @@ def test_two_places_leave_memory_for_two_units() -> None:
     life.every_row_has_its_values()
 
 
+def test_a_disk_of_the_same_node_is_taken(life: Tiers) -> None:
+    for unit, node in enumerate(["a", "b", "b", "a"]):
+        life.h.ask(msgspec.structs.replace(life.registration(unit), node=node), f"unit-{unit}")
+    for unit in (0, 1):
+        for _ in range(9):
+            life.put(2, ["x"], [unit], close=True)
+    settle(life.h, life.units)
+    assert lie_in(life) == [{3}] * 3 + [{0}] * 6 + [{2}] * 3 + [{1}] * 6
+
+
 def test_a_full_disk_is_not_asked_again_and_again(life: Tiers) -> None:
     for _ in range(9):
         life.put(2, ["x"], [0], close=True)

@@ -349,7 +349,10 @@ class Moves:
     # ------------------------------------------------------------ orders
 
     def _offload(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, None]:
-        """Brings blocks (ascending) whole from a unit in memory to one on disk where their other place is not."""
+        """Brings blocks (ascending) whole from a unit in memory to one on disk where their other place is not.
+
+        One of the same node comes first.
+        """
         blocks = self.state.blocks
         numbers = blocks.needed(numbers)
         for a, b in batches(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
@@ -358,13 +361,17 @@ class Moves:
 
     def _offload_some(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, bool]:
         """The same for what one order takes; fewer at a time where that has no room. False: there is none."""
-        blocks = self.state.blocks
+        blocks, home = self.state.blocks, self.state.units.get(leaving)
+        if home is None:
+            return False
         there, others = blocks.elsewhere(blocks.needed(numbers), leaving)
         for other in np.unique(others).tolist():
-            to = next((unit for unit in self._healthy(DISK) if unit != other), None)
+            disks = [unit for unit in self._healthy(DISK) if self._tier(unit) == DISK and unit != other]
+            disks.sort(key=lambda unit: self.state.units[unit].node != home.node)
             some = blocks.needed(there[others == other])  # the orders before took their time
-            if to is None or to not in self.state.units_of(DISK) or not len(some):
+            if not disks or not len(some):
                 continue
+            to = disks[0]
             brought = yield from self._bring(leaving, to, some)
             if brought is not None:
                 self._offloads += brought
