@@ -114,7 +114,10 @@ def with_places(core: Controller, partition: Partition, claim: Claim, rows: np.n
 
 
 def _decide(core: Controller, claim: Claim, made: claims.Made | None = None) -> claims.Outcome:
-    """What a claim gets, after what its sampler passes over is gone."""
+    """What a claim gets, after what its sampler passes over is gone; nothing until what it needs is made."""
+    partition = core.state.partitions.get(claim.partition)
+    if partition is not None and core.making.waits(core.samplers, partition, claim):
+        return claims.waiting()
     began = core.timer()
     try:
         for record in claims.passes_over(core.state, core.samplers, claim):

@@ -70,7 +70,7 @@ class Outcome:
     """What a claim gets: rows (global indexes in dealt order), the records that say so, or the end.
 
     rows None: nothing now. ended: nothing ever. busy: nothing until the long deal is made that is under way for its
-    task; long: this one.
+    task, or what a deal needs; long: the deal that begins with it.
     """
 
     __slots__ = ("busy", "ended", "long", "records", "rows")
@@ -85,7 +85,8 @@ class Outcome:
         self.long: LongDeal | None = None
 
 
-def _waits(long: LongDeal | None = None) -> Outcome:
+def waiting(long: LongDeal | None = None) -> Outcome:
+    """Nothing until what is under way is made; long: the deal that begins with this claim."""
     outcome = Outcome()
     outcome.busy, outcome.long = True, long
     return outcome
@@ -254,9 +255,9 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
         try:
             outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim, busy, made)
         except LongDeal as long:
-            outcome = Outcome(np.zeros(0, "i8")) if claim.probe else _waits(long)
+            outcome = Outcome(np.zeros(0, "i8")) if claim.probe else waiting(long)
     else:
-        outcome = _waits() if busy else _decide_by_sample(partition, sampler, claim)
+        outcome = waiting() if busy else _decide_by_sample(partition, sampler, claim)
     if outcome.busy:
         return outcome
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
@@ -327,7 +328,7 @@ def _decide_by_deal(
             f"{type(sampler).__name__} deals groups of {wanted}; set n_samples_per_prompt to {declared}"
         )
     if busy:
-        return _waits()
+        return waiting()
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
     sampling["partition"] = PartitionView(partition)

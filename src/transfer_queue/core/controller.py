@@ -38,6 +38,7 @@ from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
+from transfer_queue.core.making import Making
 from transfer_queue.core.moves import Moves
 from transfer_queue.core.mutations import MUTATIONS, Decide
 from transfer_queue.core.offload import DEFAULTS, Watermarks
@@ -134,6 +135,7 @@ class Controller:
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
         self.clearing = Clearing()
+        self.making = Making()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self.trouble = ""
         self.changed: dict[str, Change] = {}
@@ -190,7 +192,7 @@ class Controller:
         if self.state.aging or self.drains:
             times += [retention.due(partition) for partition in self.state.aging.values()]
             times += [deadline for _, _, deadline in self.drains.values()]
-        if self.clearing.jobs:
+        if self.clearing.jobs or self.making:
             times.append(self._now)
         return min([time for time in times if time is not None], default=None)
 
@@ -213,6 +215,7 @@ class Controller:
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
         effects += self.clearing.step(self)
+        self.making.step(self)
         records, orders = self.moves.step(now)
         for record in records:
             self.apply(record)

@@ -198,10 +198,16 @@ def _holds(partition: Partition) -> None:
 
 
 def _ready(partition: Partition, ready: ReadySet) -> None:
-    if ready.seen < partition.unseen.newest:
+    begun = ready.unbuilt or any(whole.uncounted or whole.unmarked for whole in ready.whole.values())
+    if begun or ready.seen < partition.unseen.newest:
         ready = copy.deepcopy(ready)  # as it will be once it has looked; the set itself is left behind
+        ready.build(partition.rows)
         copy.copy(partition.unseen).show(ready)
+        for whole in ready.whole.values():
+            ready.whole_groups(whole.size, partition.groups)
+            whole.mark(partition.groups, len(whole.unmarked))
     fresh = ReadySet(ready.task, ready.fields)
+    fresh.unbuilt = list(partition.rows.chunks)[::-1]
     fresh.build(partition.rows)
     require(fresh.total == ready.total and fresh.counts == ready.counts, f"3: ready set {ready.fields} miscounts")
     require(sorted(ready.counts) == ready.keys, f"3: ready set {ready.fields} lists other chunks than it counts")

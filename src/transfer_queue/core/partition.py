@@ -112,19 +112,26 @@ class Partition:
 
     def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
         """The ready set of (task, fields), built where it is not kept."""
+        found = self.begun_set(task, fields)
+        if found.unbuilt:
+            found.build(self.rows)
+        if found.seen < self.unseen.newest:
+            self.unseen.show(found)
+        return found
+
+    def begun_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
+        """The same, of the chunks that it has looked at so far. From here on it is told of every change."""
         key = (task, fields)
         found = self.ready.pop(key, None)
         if found is None:
             found = ReadySet(task, fields)
-            found.build(self.rows)
+            found.unbuilt = list(self.rows.chunks)[::-1]
             self.unseen.looked(found)
             spare = len(self.ready) + 1 - MAX_READY_SETS
             if spare > 0:
                 awaited = self.awaited(self.name)
                 for old in [old for old in self.ready if old not in awaited][:spare]:
                     del self.ready[old]
-        elif found.seen < self.unseen.newest:
-            self.unseen.show(found)
         self.ready[key] = found
         return found
 

@@ -26,8 +26,9 @@ class Ranking:
         self.highest: dict[int, float] = {}
         self.dirty: set[int] = set()
 
-    def _refresh(self, bits: Bits, rows: Rows) -> None:
-        for number in sorted(self.dirty):
+    def refresh(self, bits: Bits, rows: Rows, chunks: int | None = None) -> None:
+        """Finds the highest key of so many chunks of which it is not known (None: all)."""
+        for number in sorted(self.dirty)[:chunks]:
             chunk = rows.chunks.get(number)
             self.highest.pop(number, None)
             if chunk is not None and number in bits:
@@ -48,7 +49,7 @@ class Ranking:
 
     def top(self, bits: Bits, rows: Rows, count: int) -> np.ndarray:
         """The positions of the `count` highest rows (all where there are fewer), highest first, equal ones in order."""
-        self._refresh(bits, rows)
+        self.refresh(bits, rows)
         numbers = np.fromiter(self.highest, "i8", len(self.highest))
         highest = np.fromiter(self.highest.values(), "f8", len(self.highest))
         # as each has a row, so many chunks hold the rows asked for, and nothing below the least of them is needed
@@ -74,7 +75,7 @@ class Ranking:
 
     def above(self, bits: Bits, rows: Rows, bound: float) -> np.ndarray:
         """The positions of the rows whose key is above the bound, ascending."""
-        self._refresh(bits, rows)
+        self.refresh(bits, rows)
         parts = []
         for number in sorted(number for number, most in self.highest.items() if most > bound):
             at, keys = self._keys(bits[number], rows.chunks[number])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -36,6 +36,8 @@ class ReadySet:
     bits: chunk number -> 0/1 by position. counts: chunk number -> how many, no entry where none, ascending
     as `keys` (sorted chunk numbers with ready rows). total: all of them. rankings: those asked for, by key.
     seen: up to here it has looked at what was published (`unseen.Unseen`).
+    unbuilt: numbers of the chunks that it has not looked at at all, the last one next; none once it is made. Changes
+    may come in between, but groups and rankings are asked for only after.
     """
 
     def __init__(self, task: str, fields: tuple[str, ...]) -> None:
@@ -48,19 +50,22 @@ class ReadySet:
         self.whole: dict[int, WholeGroups] = {}
         self.rankings: dict[Key, Ranking] = {}
         self.seen = 0
+        self.unbuilt: list[int] = []
 
-    def build(self, rows: Rows) -> None:
-        """Computes the set from scratch."""
-        for key, chunk in rows.chunks.items():
+    def build(self, rows: Rows, chunks: int | None = None) -> None:
+        """Looks at so many chunks that it has not looked at (None: all)."""
+        for _ in range(len(self.unbuilt) if chunks is None else min(chunks, len(self.unbuilt))):
+            key = self.unbuilt.pop()
+            chunk = rows.chunks.get(key)
+            if chunk is None:
+                continue  # dropped meanwhile
             bits = self._compute(chunk, slice(0, chunk.size))
             column = np.zeros(chunk.capacity, "u1")
             column[: chunk.size] = bits
             self.bits[key] = column
-            count = int(np.count_nonzero(bits))
-            if count:
-                self.counts[key] = count
-                insort(self.keys, key)
-                self.total += count
+            delta = int(np.count_nonzero(bits)) - self.counts.get(key, 0)
+            if delta:
+                self._count(key, delta)
 
     def _compute(self, chunk: Chunk, at: Indexer) -> np.ndarray:
         ready: np.ndarray = chunk.alive[at]
@@ -92,7 +97,7 @@ class ReadySet:
             if changed.any():
                 positions = at[changed] + (key << CHUNK_BITS)
                 on = new[changed] == 1
-                for whole in self.whole.values():
+                for whole in self._counting(key):
                     whole.change(positions[on], positions[~on], groups)
         gained = int(np.count_nonzero(new > old))
         delta = int(new.sum()) - int(old.sum())
@@ -115,7 +120,7 @@ class ReadySet:
             return
         if self.whole:
             off = (at if count == len(at) else at[ready]) + (key << CHUNK_BITS)
-            for whole in self.whole.values():
+            for whole in self._counting(key):
                 whole.change(off[:0], off, groups)
         bits[at] = 0
         self._count(key, -count)
@@ -129,7 +134,7 @@ class ReadySet:
         bits[at] = new
         self._count(key, 1 if new else -1)
         self._changed(key)
-        for whole in self.whole.values():
+        for whole in self._counting(key):
             group = int(groups.of(np.array([(key << CHUNK_BITS) + at]), whole.size)[0])
             if group >= 0:
                 whole.joined(group, 1 if new else -1, groups)
@@ -160,6 +165,10 @@ class ReadySet:
         for ranking in self.rankings.values():
             ranking.dirty.add(key)
 
+    def _counting(self, key: int) -> list[WholeGroups]:
+        """Those whole groups for which the rows of this chunk are counted already."""
+        return [whole for whole in self.whole.values() if key not in whole.uncounted]
+
     def retagged(self, key: int, tag: str) -> None:
         """A watched tag of a row of this chunk has changed."""
         for rankings in (self.rankings, *(whole.rankings for whole in self.whole.values())):
@@ -181,6 +190,7 @@ class ReadySet:
         self.bits.pop(key, None)
         for whole in self.whole.values():
             whole.bits.pop(key, None)
+            whole.uncounted.pop(key, None)
 
     def positions(self, limit: int | None = None) -> np.ndarray:
         """The first `limit` ready positions (all where None), ascending."""
@@ -212,7 +222,8 @@ class ReadySet:
     def joined(self, position: int, group: int, groups: Groups) -> None:
         """A row that belonged to no group has joined a declared one; it may be ready already."""
         for whole in self.whole.values():
-            whole.joined(group, int(position in self), groups)
+            counted = position >> CHUNK_BITS not in whole.uncounted
+            whole.joined(group, int(counted and position in self), groups)
 
     def unready(self, rows: Rows) -> Iterator[np.ndarray]:
         """The positions of live rows that are neither ready nor consumed, chunk by chunk: claimed ones, too."""
@@ -230,14 +241,26 @@ class ReadySet:
 
     def whole_groups(self, size: int, groups: Groups) -> WholeGroups:
         """The groups of `size` all of whose members are ready; built at first use, then kept."""
+        found = self.counted(size, groups)
+        while found.uncounted:
+            self.count(found, groups, AT_ONCE)
+        return found
+
+    def counted(self, size: int, groups: Groups) -> WholeGroups:
+        """The same, of the rows that were counted so far."""
         found = self.whole.get(size)
         if found is None:
             found = self.whole[size] = WholeDeclared(size) if groups.explicit else WholeRuns(size)
-            for start in range(0, len(self.keys), AT_ONCE):
-                keys = self.keys[start : start + AT_ONCE]
-                positions = np.concatenate([ones(self.bits[key]) + (key << CHUNK_BITS) for key in keys])
-                found.change(positions, positions[:0], groups)
+            found.uncounted = dict.fromkeys(self.keys)
         return found
+
+    def count(self, whole: WholeGroups, groups: Groups, chunks: int) -> None:
+        """Counts the ready rows of so many chunks for whole groups."""
+        keys = list(islice(whole.uncounted, chunks))
+        for key in keys:
+            del whole.uncounted[key]
+        positions = np.concatenate([ones(self.bits[key]) + (key << CHUNK_BITS) for key in keys])
+        whole.change(positions, positions[:0], groups)
 
 
 class Ready(Sequence[int]):

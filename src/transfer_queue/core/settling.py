@@ -40,7 +40,7 @@ def settle(core: Controller) -> list[Effect]:
     if core.drains:
         effects += draining.drained(core)
     if core.state.waiting.claims:  # else nothing can be in the way of anything
-        waits = core.works or core.checkpoints.cuts or core.moves.active or core.clearing.jobs
+        waits = core.works or core.checkpoints.cuts or core.moves.active or core.clearing.jobs or core.making
         if not waits and core.movers.deadlocked(core.state, core.connections):
             effects += deadlock.end(core)
     return effects
@@ -66,6 +66,9 @@ def _meet(core: Controller, name: str, partition: Partition | None, change: Chan
         for waiting in list(core.state.waiting.work.get(name, {}).values()):
             yield from _retry_wanted(core, waiting)
     for task, queue in list(core.state.waiting.of_partition(name).items()):
+        first = next(iter(queue.claims.values()), None)
+        if partition is not None and first is not None and core.making.waits(core.samplers, partition, first.claim):
+            continue  # all of them are looked at once it is made
         if partition is None or change.everything or task in change.tasks:
             worth = all_of(core.samplers, partition, queue, core.peers)
         else:

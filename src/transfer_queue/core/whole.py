@@ -20,6 +20,7 @@ from transfer_queue.sampler.views import Key
 if TYPE_CHECKING:
     from transfer_queue.core.groups import Groups
 
+PART = CHUNK  # rows whose groups are marked in one go
 MANY = 32  # groups that change at once are taken out of a list in one go
 
 
@@ -28,6 +29,8 @@ class WholeGroups(ABC):
 
     grown: groups that gained ready members since `grown_groups` was last asked; None until then.
     rankings: of the rows of whole groups; bits: chunk number -> 1 for these rows, kept once there is a ranking.
+    uncounted: chunks whose ready rows are not counted yet, in order; none once it is made. unmarked: groups, in parts,
+    of which those that are whole have still to be marked in `bits`, the last part next.
     """
 
     def __init__(self, size: int) -> None:
@@ -35,6 +38,8 @@ class WholeGroups(ABC):
         self.grown: set[int] | None = None
         self.bits: dict[int, np.ndarray] = {}
         self.rankings: dict[Key, Ranking] = {}
+        self.uncounted: dict[int, None] = {}
+        self.unmarked: list[list[int]] = []
 
     @abstractmethod
     def __len__(self) -> int:
@@ -60,22 +65,46 @@ class WholeGroups(ABC):
     def joined(self, group: int, delta: int, groups: Groups) -> None:
         """A group has `delta` ready members more, or its size has changed."""
 
+    @abstractmethod
+    def parts(self) -> list[list[int]]:
+        """The whole groups in parts of a few thousand rows."""
+
+    @abstractmethod
+    def whole_of(self, numbers: list[int], groups: Groups) -> list[int]:
+        """Those of these groups that are whole."""
+
+    @abstractmethod
+    def partials(self) -> set[int]:
+        """The groups that have ready members and are not whole."""
+
     def grown_groups(self) -> set[int]:
         """Groups with ready members that the caller has not seen; it takes out what it needs to see no more."""
         if self.grown is None:
-            self.grown = set(self.counted()) - set(self.first(len(self)))
+            self.grown = self.partials()
         return self.grown
 
     def ranking(self, key: Key, rows: Rows, groups: Groups) -> Ranking:
         """The rows of whole groups by this key; made at first use, then kept."""
+        found = self.ranked(key, rows)
+        self.mark(groups, len(self.unmarked))
+        return found
+
+    def ranked(self, key: Key, rows: Rows) -> Ranking:
+        """The same, of the rows that were marked so far."""
         found = self.rankings.get(key)
         if found is None:
             rows.watch(key.tag)
             if not self.rankings:
-                self._mark(groups.members_of(self.first(len(self)), self.size), 1)
+                self.unmarked = self.parts()[::-1]
             found = self.rankings[key] = Ranking(key)
             found.dirty.update(self.bits)
         return found
+
+    def mark(self, groups: Groups, parts: int) -> None:
+        """Marks so many parts; groups that became or were whole meanwhile are marked as they are now."""
+        for _ in range(min(parts, len(self.unmarked))):
+            whole = self.whole_of(self.unmarked.pop(), groups)
+            self._mark(groups.members_of(whole, self.size), 1)
 
     def _mark(self, positions: np.ndarray, bit: int) -> None:
         """positions: ascending."""
@@ -120,6 +149,32 @@ class WholeRuns(WholeGroups):
             found += (at + (key << CHUNK_BITS)).tolist()
         return found
 
+    def parts(self) -> list[list[int]]:
+        """See `WholeGroups`."""
+        found = []
+        for key in self.keys:
+            numbers = ((self.counts[key] == self.size).nonzero()[0] + (key << CHUNK_BITS)).tolist()
+            step = max(1, PART // self.size)
+            found += [numbers[start : start + step] for start in range(0, len(numbers), step)]
+        return found
+
+    def whole_of(self, numbers: list[int], groups: Groups) -> list[int]:
+        """See `WholeGroups`."""
+        return [number for number in numbers if self._has(number) == self.size]
+
+    def partials(self) -> set[int]:
+        """See `WholeGroups`."""
+        found: set[int] = set()
+        for key, column in self.counts.items():
+            at = ((column > 0) & (column < self.size)).nonzero()[0]
+            found.update((at + (key << CHUNK_BITS)).tolist())
+        return found
+
+    def _has(self, group: int) -> int:
+        """How many of its members are ready."""
+        column = self.counts.get(group >> CHUNK_BITS)
+        return 0 if column is None else int(column[group & MASK])
+
     def counted(self) -> dict[int, int]:
         """See `WholeGroups`."""
         found: dict[int, int] = {}
@@ -130,8 +185,7 @@ class WholeRuns(WholeGroups):
 
     def partial(self, group: int) -> bool:
         """See `WholeGroups`."""
-        column = self.counts.get(group >> CHUNK_BITS)
-        return column is not None and 0 < column[group & MASK] < self.size
+        return 0 < self._has(group) < self.size
 
     def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
         """See `WholeGroups`."""
@@ -200,6 +254,19 @@ class WholeDeclared(WholeGroups):
     def first(self, count: int) -> list[int]:
         """See `WholeGroups`."""
         return [group for _, group in islice(self.order, count)]
+
+    def parts(self) -> list[list[int]]:
+        """See `WholeGroups`."""
+        numbers, step = self.first(len(self)), max(1, PART // self.size)
+        return [numbers[start : start + step] for start in range(0, len(numbers), step)]
+
+    def whole_of(self, numbers: list[int], groups: Groups) -> list[int]:
+        """See `WholeGroups`."""
+        return [number for number in numbers if 0 < self.counts.get(number, 0) == groups.size_of(number, self.size)]
+
+    def partials(self) -> set[int]:
+        """See `WholeGroups`."""
+        return self.counts.keys() - {group for _, group in self.order}
 
     def counted(self) -> dict[int, int]:
         """See `WholeGroups`."""

@@ -34,6 +34,11 @@ class FreshnessSampler(SamplerWrapper):
         self.max_staleness = bound
         self.tag = tag
 
+    @property
+    def key(self) -> Key:
+        """How old a policy is; one that is not known is the newest there can be."""
+        return Key(self.tag, sign=-1.0, missing=-math.inf)
+
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """As the sampler inside; raises InvalidArgumentError for a policy_version that is no int of 0 or more."""
         natural(sampling_config, "policy_version")
@@ -73,8 +78,7 @@ class FreshnessSampler(SamplerWrapper):
         current = natural(config, "policy_version")
         if current is None:
             current = getattr(partition, "policy_version", 0)
-        # the key is how old a policy is; one that is not known is the newest there can be
-        key, bound = Key(self.tag, sign=-1.0, missing=-math.inf), float(self.max_staleness - current)
+        key, bound = self.key, float(self.max_staleness - current)
         rows = tagged(ready_indexes, partition)
         size = self._group_size()
         return rows.above(key, bound) if size is None else rows.spoiled(key, bound, size)

@@ -23,6 +23,8 @@ class PrioritySampler(SamplerWrapper):
     newer ones that are higher by 1. Without aging a sample waits as long as higher ones come.
     """
 
+    ranks_groups = True
+
     def __init__(self, tag: str = "priority", inner: BaseSampler | None = None, aging: float = 0.0) -> None:
         super().__init__(SequentialSampler() if inner is None else inner)
         if not isinstance(tag, str):
@@ -32,9 +34,14 @@ class PrioritySampler(SamplerWrapper):
         self.tag = tag
         self.aging = float(aging)
 
+    @property
+    def key(self) -> Key:
+        """The priority, and the age."""
+        return Key(self.tag, aging=self.aging)
+
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """The same rows by falling priority. Raises InvalidArgumentError for a tag that is no number."""
-        return Ranked(tagged(ready_indexes, config.get("partition")), Key(self.tag, aging=self.aging))
+        return Ranked(tagged(ready_indexes, config.get("partition")), self.key)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """As the sampler inside; the order does not matter."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, Share, of_package, overrides_sample
+from transfer_queue.sampler.views import Key
 
 
 class SamplerWrapper(BaseSampler):
@@ -17,9 +18,12 @@ class SamplerWrapper(BaseSampler):
     inner: any sampler. Where it deals by itself this one does, too: rank-consistent, in whole groups, kept by the
     controller. A user's sampler is asked through its `sample`, with a list unless it has `wants_list = False`.
     Subclasses define `view`, which changes nothing.
+
+    ranks_groups: where the sampler inside deals groups, `key` is of the rows of whole groups alone.
     """
 
     wants_list = False
+    ranks_groups = False
 
     def __init__(self, inner: BaseSampler) -> None:
         super().__init__()
@@ -33,6 +37,11 @@ class SamplerWrapper(BaseSampler):
     @abstractmethod
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """What the sampler inside is shown of these ready rows. config: what `sample` takes by keyword."""
+
+    @property
+    def key(self) -> Key | None:
+        """By which it orders or picks ready rows; None where by nothing."""
+        return None
 
     @property
     def n_samples_per_prompt(self) -> int:
@@ -102,6 +111,13 @@ def ranked_tags(sampler: BaseSampler) -> list[str]:
         return []
     tag = getattr(sampler, "tag", None)
     return ([tag] if isinstance(tag, str) else []) + ranked_tags(sampler.inner)
+
+
+def ranked_keys(sampler: BaseSampler) -> list[tuple[Key, bool]]:
+    """`key` and `ranks_groups` of this sampler and of those inside."""
+    if not isinstance(sampler, SamplerWrapper):
+        return []
+    return ([(sampler.key, sampler.ranks_groups)] if sampler.key is not None else []) + ranked_keys(sampler.inner)
 
 
 def built_in(sampler: BaseSampler) -> bool:
