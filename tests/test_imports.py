@@ -23,7 +23,7 @@ META = {
     "metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_leases", "batch_samples", "field_columns",
     "tag_values",
 }  # fmt: skip
-SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "net"}
+SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
 CLIENT = BYTES | SETTINGS | META | {"storage", "core", "journal", "net", "node", "conditions"}
 MAY_IMPORT = {
     "errors": set(),
@@ -32,14 +32,14 @@ MAY_IMPORT = {
     "utils": {"errors", "config"},
     "sampler": {"errors"},
     "wire": LOWEST,
-    "core": LOWEST | {"sampler"},
+    "core": LOWEST | {"metrics", "sampler"},
     **dict.fromkeys(sorted(META), BYTES | META),
     "storage": BYTES | SETTINGS,
     "journal": BYTES | SETTINGS | {"core"},
-    "net": BYTES | SETTINGS,
+    "net": BYTES | SETTINGS | {"metrics"},
     "metrics": LOWEST,
     "conditions": set(),
-    "node": SERVERS | {"metrics"},
+    "node": SERVERS,
     "client": CLIENT,
     "partition_snapshot": set(),
     "on_ray": CLIENT | {"client", "partition_snapshot"},
@@ -53,7 +53,7 @@ MAY_IMPORT = {
 }
 
 # Parts that are pure: they know neither torch nor a machine.
-PURE = ("core", "sampler", "wire")
+PURE = ("core", "metrics", "sampler", "wire")
 TENSORS = {"torch", "tensordict"}
 MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
@@ -70,7 +70,7 @@ EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
 WITH_TENSORS = {f"wire/{name}.py" for name in ("tensors", "jagged", "encode", "gather", "parser", "torch_objects")}
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
-SERVER_PARTS = ("core", "sampler", "storage", "journal", "net", "messages", "errors", "config", "utils")
+SERVER_PARTS = ("core", "metrics", "sampler", "storage", "journal", "net", "messages", "errors", "config", "utils")
 SERVER_OUTSIDE = {"numpy", "msgspec"}
 
 

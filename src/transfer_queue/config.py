@@ -384,6 +384,7 @@ class Settings:
     offload_bytes: int | None
     metrics_enabled: bool
     metrics_port: int
+    metrics_host: str
     allow_pickle: bool
     tls: dict[str, str] | None
     start_timeout: float
@@ -438,6 +439,7 @@ class Settings:
             offload_bytes=None if disk is None else _checked_int(KEYS["offload_bytes"], disk, LEAST_ARENA),
             metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
             metrics_port=_checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
+            metrics_host=_checked_text(KEYS["metrics_host"], given["metrics_host"]),
             allow_pickle=_checked_bool(KEYS["allow_pickle"], given["allow_pickle"]),
             tls=_checked_tls(KEYS["tls"], given["tls"]),
             start_timeout=_checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
@@ -494,6 +496,7 @@ KEYS = {
     "offload_bytes": "backend.SimpleStorage.offload.capacity",
     "metrics_enabled": "metrics.enabled",
     "metrics_port": "metrics.port",
+    "metrics_host": "metrics.host",
     "allow_pickle": "security.allow_pickle",
     "tls": "security.tls",
     "start_timeout": "timeouts.start",

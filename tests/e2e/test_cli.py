@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +14,6 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from transfer_queue.cli.table import table
 from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
-from transfer_queue.metrics import exposition
 
 NAME = "cli"
 
@@ -132,21 +130,3 @@ def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess
     assert "consumed every sample of partition 'p'; new ones are needed. Passed over so far: 1 (poison)." in (
         drained.stdout
     )
-    assert 'tq_claimed_rows{partition="p",task="train"} 0' in exposition(client.status())
-
-
-def test_metrics_are_served() -> None:
-    tq.init({"metrics": {"enabled": True}, "system": {"name": "metered"}})
-    try:
-        tq.kv_put("a", 'odd "name"', {"x": torch.arange(3)})
-        endpoint = tq.get_metrics_endpoint()
-        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as reply:
-            assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            lines = reply.read().decode().splitlines()
-        assert 'tq_rows{partition="odd \\"name\\""} 1' in lines
-        assert 'tq_produced_rows{partition="odd \\"name\\"",field="x"} 1' in lines
-        assert "# TYPE tq_requests_total counter" in lines
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://{endpoint}/elsewhere", timeout=10)
-    finally:
-        tq.close()

@@ -471,7 +471,7 @@ def _of_start_message(hostile: Hostile) -> bytes:
 def _of_settings(hostile: Hostile) -> bytes:
     sections = {
         "controller": ("sampler", "sampler_args", "polling_mode"), "security": ("allow_pickle",), "timeouts": ("call",),
-        "backend": ("storage_backend", "SimpleStorage"), "system": ("name",), "metrics": ("enabled", "port"),
+        "backend": ("storage_backend", "SimpleStorage"), "system": ("name",), "metrics": ("enabled", "port", "host"),
     }  # fmt: skip
 
     def value() -> Any:

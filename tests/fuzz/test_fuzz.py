@@ -12,7 +12,6 @@ from decoders import DECODERS, generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.messages import SystemStatus
 from transfer_queue.net.listening import bound_socket
 from transfer_queue.node.metrics_http import serve_metrics
 
@@ -52,9 +51,7 @@ def test_new_inputs(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def endpoint() -> tuple[str, int]:
-    host, _, port = serve_metrics(
-        bound_socket(("127.0.0.1", 0)), lambda: SystemStatus([], {"requests": 1.0})
-    ).partition(":")
+    host, _, port = serve_metrics(bound_socket(("127.0.0.1", 0)), lambda: ["tq_partitions 1\n"]).partition(":")
     return host, int(port)
 
 
@@ -74,7 +71,7 @@ def test_metrics_are_served_after_any_request(endpoint: tuple[str, int], request
         while sock.recv(1 << 16):
             pass
     with urllib.request.urlopen(f"http://{endpoint[0]}:{endpoint[1]}/metrics", timeout=10) as answer:
-        assert b"tq_requests_total 1" in answer.read()
+        assert b"tq_partitions 1" in answer.read()
 
 
 def test_metrics_have_few_threads(endpoint: tuple[str, int]) -> None:

@@ -107,7 +107,9 @@ def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
 def test_a_lease_is_the_wanted_size_where_there_is_room(unit: StorageUnit, writer: Writer) -> None:
     assert writer.lease(1, want=4) == LeaseReply(1, 0, 4 * GRANULE, 1)
     assert writer.lease(1) == LeaseReply(2, 4 * GRANULE, GRANULE, 1)
-    assert writer.ask(UnitStatus()) == UnitStatusReply(CAPACITY, CAPACITY, 5 * GRANULE, 11 * GRANULE)
+    assert writer.ask(UnitStatus()) == UnitStatusReply(
+        CAPACITY, CAPACITY, 5 * GRANULE, 11 * GRANULE, largest_free=11 * GRANULE
+    )
 
 
 def test_a_lease_is_what_is_needed_where_there_is_no_more(unit: StorageUnit, writer: Writer) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from transfer_queue.cli import bench, demo, doctor, explain, start, status, stop
+from transfer_queue.cli import bench, dashboard, demo, doctor, explain, start, status, stop
 from transfer_queue.errors import TransferQueueError
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
@@ -40,6 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tq", description="A streaming data system for LLM post-training.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (demo, start, stop, status, explain, doctor, bench):
+    for command in (demo, start, stop, status, explain, doctor, bench, dashboard):
         command.add(commands)
     return parser

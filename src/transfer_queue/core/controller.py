@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core import (
@@ -39,6 +40,7 @@ from transfer_queue.core.effects import Effect, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words
 from transfer_queue.core.making import Making
+from transfer_queue.core.measuring import LeaseCounts
 from transfer_queue.core.moves import Moves
 from transfer_queue.core.mutations import MUTATIONS, Decide
 from transfer_queue.core.offload import DEFAULTS, Watermarks
@@ -71,6 +73,7 @@ from transfer_queue.messages import (
     Wanted,
     Watch,
 )
+from transfer_queue.metrics.timing import Load, Waits
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 
@@ -96,6 +99,7 @@ class Controller:
     replicas: units that each block shall lie in. marks: when blocks are moved to disk (`offload.Watermarks`). drains:
     who waits until a unit is empty.
     changed: what happened to each partition since `settle`.
+    waits, lease_counts: since the controller began, for metrics. load: of the loop, which the server measures.
     """
 
     def __init__(
@@ -124,6 +128,9 @@ class Controller:
         self.records: list[r.AnyRecord] = []
         self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
         self.of_connections: Mapping[str, float] = {}
+        self.load = Load()
+        self.waits = Waits()
+        self.lease_counts = LeaseCounts()
         self.peers: dict[Waiter, int] = {}
         self.returning = Returning(known(self.state), now, lives)
         self.connections: dict[str, set[int]] = {client: set() for client in self.returning.clients}
@@ -273,7 +280,8 @@ class Controller:
         """Progress of every partition, and the counters."""
         around = {f"connections_{name}": value for name, value in self.of_connections.items()}
         costs = list(self.samplers.costs.values())
-        return status(self.state, {**self.counters, **around}, now, self.group_size, costs, self.trouble)
+        found = status(self.state, {**self.counters, **around}, now, self.group_size, costs, self.trouble)
+        return msgspec.structs.replace(found, requests=self.load.timings(), longest=self.load.longest.of_all(now))
 
     def take_records(self) -> list[r.AnyRecord]:
         """The records applied since the last call, for the journal."""
@@ -382,6 +390,9 @@ class Controller:
 
     def unpark(self, waiter: Waiter) -> None:
         """A request waits no more."""
+        waiting = self.state.waiting.by_waiter[waiter]
+        kind, task = type(waiting.request).__name__, getattr(waiting.request, "task", "")
+        self.waits.note(kind, task, self._now - waiting.since)
         self.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 
@@ -478,6 +489,8 @@ class Controller:
         """Takes one record in, and notes who may have waited for it."""
         self.state.apply(record)
         self.records.append(record)
+        if type(record) in LeaseCounts.RECORDS:
+            self.lease_counts.note(record)
         if type(record) in _NO_NEWS or (isinstance(record, r.Finished) and not record.freed):
             return
         name: str | None = getattr(record, "partition", None)

@@ -161,7 +161,7 @@ def status(
     state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost], trouble: str
 ) -> SystemStatus:
     """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
-    partitions = [_progress(state, partition, now, size) for partition in state.partitions.values()]
+    partitions = [progress(state, partition, now, size) for partition in state.partitions.values()]
     leased = state.blocks.leased_in
     units = [
         UnitProgress(number, unit.tier, unit.capacity, leased.get(number, 0), number in state.draining)
@@ -170,7 +170,8 @@ def status(
     return SystemStatus(partitions, counters, samplers, trouble, units)
 
 
-def _progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
+def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
+    """One partition. size: as above."""
     queues = state.waiting.of_partition(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):

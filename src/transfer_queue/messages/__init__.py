@@ -26,12 +26,14 @@ from transfer_queue.messages.descriptors import (
     UnitInfo,
 )
 from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
 from transfer_queue.messages.progress import (
     FieldProgress,
     PartitionProgress,
     PolicyProgress,
     SamplerCost,
     TaskProgress,
+    Timing,
     UnitProgress,
 )
 from transfer_queue.messages.replies import (
@@ -102,6 +104,8 @@ from transfer_queue.messages.unit_requests import (
     Free,
     Freed,
     Lease,
+    Measure,
+    Measured,
     Missed,
     Move,
     Moved,
@@ -165,6 +169,8 @@ __all__ = [
     "LookupReply",
     "MEMORY",
     "MOVER",
+    "Measure",
+    "Measured",
     "Message",
     "Missed",
     "Move",
@@ -198,6 +204,7 @@ __all__ = [
     "Return",
     "SamplerCost",
     "Seal",
+    "ServerMeasures",
     "SetPolicyVersion",
     "Show",
     "SlotReply",
@@ -208,10 +215,12 @@ __all__ = [
     "SystemStatus",
     "TakeSnapshot",
     "TaskProgress",
+    "Timing",
     "Topology",
     "TopologyReply",
     "UNREADABLE",
     "UnitInfo",
+    "UnitMeasures",
     "UnitProgress",
     "UnitStatus",
     "UnitStatusReply",

@@ -72,6 +72,8 @@ from transfer_queue.messages.unit_requests import (
     Free,
     Freed,
     Lease,
+    Measure,
+    Measured,
     Missed,
     Move,
     Moved,
@@ -95,7 +97,7 @@ AnyRequest = Union[
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
     Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces, WriteBytes, NodeGone,
-    ExtentsGone, Missed,
+    ExtentsGone, Missed, Measure, Measured,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

@@ -85,3 +85,16 @@ class SamplerCost(Message, frozen=True):
     asked: int
     seconds: float
     longest: float
+
+
+class Timing(Message, frozen=True):
+    """How long something took, each time: a histogram over the bounds of `metrics.timing`. seconds: all together.
+
+    name: the type of a request. task: of those that belong to one. counts: of each bucket; the last is for those
+    beyond all bounds.
+    """
+
+    name: str
+    counts: list[int]
+    seconds: float
+    task: str = ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import MEMORY, Blocks, FieldType, Placement, UnitInfo
-from transfer_queue.messages.progress import PartitionProgress, SamplerCost, UnitProgress
+from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
 
 
 class Reply(Message, frozen=True, tag=True):
@@ -164,6 +164,8 @@ class SystemStatus(Reply, frozen=True):
     """All partitions, counters of the controller, and what users' samplers cost it.
 
     trouble: why what changes anything waits at the moment; "" where it does not. units: the storage units.
+    requests: how long each type of them took in the controller's loop. longest: the longest event there of late, what
+    it was and its seconds.
     """
 
     partitions: list[PartitionProgress]
@@ -171,6 +173,8 @@ class SystemStatus(Reply, frozen=True):
     samplers: list[SamplerCost] = []
     trouble: str = ""
     units: list[UnitProgress] = []
+    requests: list[Timing] = []
+    longest: tuple[str, float] = ("", 0.0)
 
 
 class LeaseReply(Reply, frozen=True):
@@ -193,6 +197,7 @@ class UnitStatusReply(Reply, frozen=True):
     """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased).
 
     tier: see `RegisterUnit`.
+    largest_free: the longest run of what is not leased, given back to the file system or not.
     """
 
     capacity: int
@@ -200,3 +205,4 @@ class UnitStatusReply(Reply, frozen=True):
     leased: int
     free: int
     tier: str = MEMORY
+    largest_free: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
+from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
 from transfer_queue.messages.requests import Request
 
 
@@ -200,3 +201,18 @@ class Refuse(Request, frozen=True):
     """Controller to unit: who waits for space waits in vain. words: why."""
 
     words: str
+
+
+class Measure(Request, frozen=True):
+    """Controller to unit: say with `Measured` what you have measured. number: of the question."""
+
+    number: int
+
+
+class Measured(Request, frozen=True):
+    """The answer to a `Measure`; it changes nothing."""
+
+    number: int
+    unit: int
+    server: ServerMeasures
+    storage: UnitMeasures

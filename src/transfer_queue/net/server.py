@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
+from transfer_queue.metrics.timing import Longest
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
 from transfer_queue.net.limits import SparedFile, SpokenSeldom, out_of_files
 from transfer_queue.net.listening import BACKLOG, BoundPath, Listener, bound_socket, set_tcp_options
@@ -67,6 +68,7 @@ class Server:
     again after the next event.
     commit: called before anything of a turn leaves; False: nothing may leave yet. Until it succeeds nobody is read
     from or written to, it is tried again every COMMIT_PAUSE, and functions of `call_soon` still run.
+    longest: told how long what is no message took: a "tick" of the service, "work" (`call_soon`, ends of connections).
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Server:
         handshake_seconds: float = HANDSHAKE_SECONDS,
         idle: Callable[[], bool] | None = None,
         commit: Callable[[], bool] | None = None,
+        longest: Longest | None = None,
     ) -> None:
         self.counters = dict.fromkeys(
             ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "crowded", "errors"), 0
@@ -110,6 +113,7 @@ class Server:
         self._idle = idle
         self._may_idle = idle is not None  # there may be idle work that was not asked for since the last event
         self._commit = commit
+        self._longest = Longest() if longest is None else longest
         self._held = False  # the last commit failed: nothing leaves
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
@@ -159,6 +163,11 @@ class Server:
         """Makes `run` return, soon. May be called at any time, again too."""
         self._stopping = True
         self._waker.wake()
+
+    @property
+    def connections(self) -> int:
+        """How many are open, those in their handshake included."""
+        return len(self._peers)
 
     # ------------------------------------------------------------ the loop
 
@@ -253,7 +262,7 @@ class Server:
         now = self._clock()
         if due is not None and due <= now and now >= self._tick_again:
             errors = self.counters["errors"]
-            self._guarded(lambda: self._service.ticked(now))
+            self._guarded(lambda: self._service.ticked(now), "tick")
             if self.counters["errors"] > errors:
                 self._tick_again = now + 0.1  # its deadline may still be past: must not spin
         while self._shaking and (self._shaking[0][0] <= now or self._shaking[0][1].handshake is None):
@@ -265,12 +274,15 @@ class Server:
             for sock in self._listeners:
                 self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
-    def _guarded(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
+    def _guarded(self, function: Callable[[], Iterable[Outgoing] | None], event: str = "work") -> None:
+        began = self._clock()
         try:
             self._queue(function() or ())
         except Exception:
             self.counters["errors"] += 1
             logger.exception("the service failed outside of a message")
+        now = self._clock()
+        self._longest.note(event, now - began, now)
 
     # ------------------------------------------------------------ connections
 

@@ -21,10 +21,10 @@ from transfer_queue.core.offload import Watermarks
 from transfer_queue.errors import SamplerError
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import SystemStatus
 from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.journaling import Journaling
+from transfer_queue.node.measuring import Meter
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.presence import Departed, lives
 from transfer_queue.node.sampler_files import SamplerFiles
@@ -32,8 +32,6 @@ from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import ranked_tags
-
-METRICS_SECONDS = 5.0  # for the loop to answer one reader of metrics
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +79,15 @@ def build_controller(
         durable = settings.journal_durability == "sync"
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
     service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients), files)
-    server = Server(service, key, max_payload=0, commit=service.commit)  # requests to a controller carry none
+    server = Server(
+        service, key, max_payload=0, commit=service.commit, longest=service.load.longest
+    )  # requests to a controller carry none
     service.attach(server.call_soon)
     controller.of_connections = server.counters
     for listener in sockets.controller:
         server.inherit(listener)
     if sockets.metrics is not None:
-        _serve_metrics(server, controller, sockets.metrics)
+        _serve_metrics(server, service, controller, sockets.metrics)
     return server
 
 
@@ -119,21 +119,15 @@ def _recover(folder: Path, clock: Clock, settings: Settings, sampler: BaseSample
     return recovered
 
 
-def _serve_metrics(server: Server, controller: Controller, listener: socket.socket) -> None:
-    """Serves metrics, and tells attaching clients where. The status is taken in the controller's own loop."""
-    from concurrent.futures import Future
-
+def _serve_metrics(server: Server, service: ControllerService, controller: Controller, listener: socket.socket) -> None:
+    """Serves metrics, and tells attaching clients where."""
+    from transfer_queue.metrics.exposition import exposition
+    from transfer_queue.node.collecting import Collector
     from transfer_queue.node.metrics_http import serve_metrics
 
-    def snapshot() -> SystemStatus:
-        future: Future[SystemStatus] = Future()
-
-        def take() -> None:
-            future.set_result(controller.status(time.monotonic()))
-
-        server.call_soon(take)
-        return future.result(METRICS_SECONDS)
-
-    endpoint = serve_metrics(listener, snapshot)
+    meter = Meter(server, service.load)
+    collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
+    service.told = collector.units.told
+    endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
     config = {**msgspec.json.decode(controller.config), "metrics_endpoint": endpoint}
     controller.config = msgspec.json.encode(config).decode()

@@ -29,6 +29,7 @@ from transfer_queue.messages import (
     Failure,
     Free,
     Freed,
+    Measured,
     Moved,
     Recalled,
     Refuse,
@@ -40,6 +41,7 @@ from transfer_queue.messages import (
     UseSampler,
     WriterGone,
 )  # fmt: skip
+from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.journaling import Journaling
@@ -53,11 +55,18 @@ from transfer_queue.node.worker import Worker
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (*QUERIES, Explain, Renew, Status, Topology)  # what is answered out of the state, and changes nothing of it
+READS = (
+    *QUERIES,
+    Explain,
+    Measured,
+    Renew,
+    Status,
+    Topology,
+)  # what is answered out of the state, and changes nothing of it
 MAX_WAITING = 4096  # requests of one connection that wait for room
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two looks at a disk that is full
-FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled, ExtentsGone)
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled, ExtentsGone, Measured)
 
 
 class ControllerService(EnvelopeService):
@@ -65,6 +74,7 @@ class ControllerService(EnvelopeService):
 
     states: where it is saved to and loaded from. journaling: None: nobody keeps what it records. departed: told of
     clients that have no connection any more. samplers: where one that replaces the system's is found.
+    told: given what a unit at this connection has measured.
     """
 
     name = "controller"
@@ -79,8 +89,10 @@ class ControllerService(EnvelopeService):
     ) -> None:
         super().__init__()
         self._samplers = samplers
+        self.told: Callable[[int, Measured], None] = lambda peer, measured: None
         self._departed = departed
         self._controller = controller
+        controller.load = self.load
         self._states = states
         self._journaling = journaling
         self._worker = Worker()
@@ -100,6 +112,10 @@ class ControllerService(EnvelopeService):
             return self._journaling.commit()
         self._controller.take_records()
         return True
+
+    def journal_measures(self) -> JournalMeasures | None:
+        """What the journal measures; None where there is none."""
+        return None if self._journaling is None else self._journaling.measures()
 
     def opened(self, peer: int, hello: Hello) -> None:
         """See `net.server.Service.opened`."""
@@ -140,6 +156,9 @@ class ControllerService(EnvelopeService):
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
+        if isinstance(envelope.body, Measured):
+            self.told(peer, envelope.body)
+            return [self.answer(peer, envelope.sequence, Done())]
         if isinstance(envelope.body, UseSampler) and self._samplers is not None:
             self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
             return ()

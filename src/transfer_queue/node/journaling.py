@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
+from transfer_queue.metrics.snapshot import JournalMeasures
+from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
 from transfer_queue.node.state_writer import Done
 
 SNAPSHOT_RECORDS = 20_000  # since the last one, which take a third of a second to replay
@@ -55,6 +57,10 @@ class Journaling:
         self._begun = 0.0  # the one that is being written
         self._failing = False  # the last one did
         self._covered = (0, 0)  # records and bytes of the journal that the last snapshot has made needless
+        self._snapshot_at = time.monotonic()
+        self._commits = Histogram(LOOP_BOUNDS)
+        self._last_commit = 0.0
+        self._failures = 0
         self.find_room()
         self._count()
 
@@ -65,6 +71,7 @@ class Journaling:
     def commit(self) -> bool:
         """Writes down what happened since the last call; False where that cannot be done."""
         records = self._controller.take_records()
+        began = time.monotonic() if records else 0.0
         if records:
             self._journal.append(records)
         try:
@@ -73,6 +80,8 @@ class Journaling:
             self._behind = True
             self._failed(error)
             return False
+        if records:
+            self._committed(began)
         if records or self._behind:
             self._behind = False
             self.find_room()
@@ -80,6 +89,21 @@ class Journaling:
         if records and self.trouble is None and self._is_due():
             self._snapshot()
         return True
+
+    def _committed(self, began: float) -> None:
+        ended = time.monotonic()
+        self._last_commit = ended - began
+        self._commits.note(self._last_commit)
+        if self._last_commit >= NOTEWORTHY:
+            self._controller.load.longest.note("commit", self._last_commit, ended)
+
+    def measures(self) -> JournalMeasures:
+        """For metrics."""
+        records, nbytes = self._journal.records - self._covered[0], self._journal.written - self._covered[1]
+        return JournalMeasures(
+            self._journal.size, records, nbytes, time.monotonic() - self._snapshot_at, self._commits.timing("commit"),
+            self._last_commit, self._failures, self.trouble is not None, self._failing,
+        )  # fmt: skip
 
     def find_room(self) -> bool:
         """Whether what comes next can be written down; looks at the disk."""
@@ -103,6 +127,7 @@ class Journaling:
         counters["journal_trouble"] = 0 if self.trouble is None else 1
 
     def _failed(self, error: OSError) -> None:
+        self._failures += 1
         if self.trouble is None:
             self.trouble = (
                 f"the journal in {self._journal.folder} cannot be written: {error}. What changes anything waits until "
@@ -150,6 +175,7 @@ class Journaling:
             logger.error("no snapshot could be written to %s: %s; the journal grows on", self._journal.folder, error)
             return
         self._covered = covers
+        self._snapshot_at = self._begun
         try:
             self._journal.forget_before(number)
         except OSError as failure:

@@ -1,4 +1,4 @@
-"""Serves the metrics of the controller over HTTP, from a thread of its own; imported only where they are on."""
+"""Serves metrics over HTTP, from threads of the controller; imported only where they are on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from transfer_queue.messages import SystemStatus
-from transfer_queue.metrics import exposition
-
 logger = logging.getLogger(__name__)
 
+ANY = ("0.0.0.0", "::")
 MOST_READERS = 16  # at a time; the one that has been there for the longest makes room for the next
+PAUSE = 0.0002  # seconds; long enough that a thread which waits for the interpreter gets it
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -49,11 +49,11 @@ class _Server(ThreadingHTTPServer):
             logger.exception("metrics cannot be served")
 
 
-def serve_metrics(listener: socket.socket, snapshot: Callable[[], SystemStatus]) -> str:
-    """Starts to serve; the endpoint as "host:port".
+def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) -> str:
+    """Starts to serve; the endpoint as "host:port", by this machine's name where it listens on any address.
 
-    listener: see `net.listening.bound_socket`. snapshot: gives the status; called in the threads that serve, so it
-    must hand the work to the controller's loop and wait for it.
+    listener: see `net.listening.bound_socket`. text: gives the metrics in pieces; called in the threads that serve, so
+    it must hand what belongs to the loop to the loop and wait for it.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,11 @@ def serve_metrics(listener: socket.socket, snapshot: Callable[[], SystemStatus])
             if self.path.split("?")[0] not in ("/", "/metrics"):
                 self.send_error(404, "the metrics are at /metrics")
                 return
-            body = exposition(snapshot()).encode()
+            try:
+                body = b"".join(_encoded(text()))
+            except TimeoutError as error:
+                self.send_error(503, str(error))
+                return
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
@@ -76,4 +80,13 @@ def serve_metrics(listener: socket.socket, snapshot: Callable[[], SystemStatus])
 
     server = _Server(listener, Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return f"127.0.0.1:{listener.getsockname()[1]}"
+    host, port = listener.getsockname()[:2]
+    named = socket.gethostname() if host in ANY else f"[{host}]" if ":" in host else host
+    return f"{named}:{port}"
+
+
+def _encoded(pieces: Iterable[str]) -> Iterable[bytes]:
+    """Between two pieces the loop gets its turn: otherwise it would wait for the interpreter, 5 ms at a time."""
+    for piece in pieces:
+        yield piece.encode()
+        time.sleep(PAUSE)

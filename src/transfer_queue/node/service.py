@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +11,7 @@ import msgspec
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.metrics.timing import Load
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 
@@ -28,12 +30,13 @@ class EnvelopeService(ABC):
     """The part of a `net.server.Service` that reads requests and writes replies.
 
     Every request that can be addressed gets a reply: also one that cannot be read, or at which the server itself
-    fails. What is no request at all ends its connection.
+    fails. What is no request at all ends its connection. load: what it measures meanwhile.
     """
 
     name = "server"  # for errors
 
     def __init__(self) -> None:
+        self.load = Load()
         self._peers: dict[int, Hello] = {}  # all open connections that others have made
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
@@ -56,6 +59,7 @@ class EnvelopeService(ABC):
         except UNREADABLE as error:
             return [self._unreadable(peer, body, error)]
         hello = self._peers[peer]
+        began = time.monotonic()
         try:
             return self.handle(hello, peer, envelope, payload, now)
         except Exception as error:
@@ -63,9 +67,14 @@ class EnvelopeService(ABC):
             logger.exception("the %s failed at %s of %s", self.name, asked, hello.client_id)
             text = f"the {self.name} failed at {asked}: {error!r}; its log has the traceback"
             return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
+        finally:
+            ended = time.monotonic()
+            self.load.served(type(envelope.body), ended - began, ended)
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:
         """The frame that answers a request."""
+        if type(reply) is Failure:
+            self.load.failed(reply.kind)
         return Outgoing(peer, self._encode(Answer(sequence, reply)), payload)
 
     def demand(self, peer: int, request: AnyRequest) -> Outgoing:
@@ -73,6 +82,7 @@ class EnvelopeService(ABC):
         return Outgoing(peer, self._encode(Envelope(0, 0, request)))
 
     def _unreadable(self, peer: int, body: bytes, error: Exception) -> Outgoing:
+        self.load.malformed += 1
         try:
             head = self._decode_head(body)
         except UNREADABLE:

@@ -185,14 +185,15 @@ class Supervisor:
         return listener
 
     def _listen_for_metrics(self) -> socket.socket | None:
-        port = self._settings.metrics_port
+        host, port = self._settings.metrics_host, self._settings.metrics_port
         if not self._settings.metrics_enabled:
             return None
         try:
-            return self._listen(("127.0.0.1", port))
+            return self._listen((host, port))
         except OSError as error:
             raise _End(
-                f"metrics cannot be served on port {port} (metrics.port): {error}; choose another (StartError)"
+                f"metrics cannot be served on port {port} of {host} (metrics.port, metrics.host): {error}; choose "
+                f"another (StartError)"
             ) from error
 
     def _make_journal_folder(self) -> Path | None:

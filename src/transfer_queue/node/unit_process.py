@@ -24,6 +24,7 @@ from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.arenas import take_up, take_up_names
 from transfer_queue.node.fetching import fetched
+from transfer_queue.node.measuring import Meter
 from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.store_process import life_of, told
 from transfer_queue.node.unit_service import UnitService
@@ -126,7 +127,8 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 
     service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
-    server = Server(service, key, max_payload=MOST_WRITTEN, idle=unit.idle)
+    server = Server(service, key, max_payload=MOST_WRITTEN, idle=service.idle, longest=service.load.longest)
+    service.meter = Meter(server, service.load)
     for listener in place.listeners:
         server.inherit(listener)
 

@@ -7,26 +7,34 @@ leased, and reports again what no controller has confirmed.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
     UNREADABLE,
+    AnyRequest,
     Done,
     Drained,
     Envelope,
     Failure,
     Free,
+    Lease,
+    Measure,
+    Measured,
     Move,
     Refuse,
     RegisterUnit,
+    UnitMeasures,
     WriterGone,
 )  # fmt: skip
+from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing
 from transfer_queue.net.session import Session
+from transfer_queue.node.measuring import Meter
 from transfer_queue.node.service import EnvelopeService
-from transfer_queue.storage.effects import Answer, Effect
+from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.wire.copies import U8
 
@@ -41,6 +49,7 @@ class UnitService(EnvelopeService):
     session: numbers what the unit tells its controller. registration: what it registers with, but for its extents.
     lost: called when the controller is gone, `connected` being expected. failed: called when the unit cannot go on.
     fetch: called for a move of blocks that lie on other nodes, `fetched` being expected.
+    meter: measures the process, for a controller that asks for it; None: nobody can.
     """
 
     name = "storage unit"
@@ -65,6 +74,9 @@ class UnitService(EnvelopeService):
         self._failed = failed
         self._fetch = fetch
         self._fetching = 0  # the number of the move whose blocks are being fetched
+        self.meter: Meter | None = None
+        self._waiting: dict[tuple[int, int], float] = {}  # (peer, sequence) of leases that wait -> since
+        self._waits = Waits()
 
     def registered(self, controller: int) -> Iterable[Outgoing]:
         """The unit is registered with the controller at this peer."""
@@ -89,7 +101,12 @@ class UnitService(EnvelopeService):
     ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
         sequence, body = envelope.sequence, envelope.body
-        return self.carried_out(self._unit.handle(hello.client_id, peer, sequence, body, now, payload))
+        effects = self._unit.handle(hello.client_id, peer, sequence, body, now, payload)
+        if isinstance(body, Lease):
+            answered = [(effect.peer, effect.sequence) for effect in effects if isinstance(effect, Answer)]
+            if (peer, sequence) not in answered:
+                self._waiting.setdefault((peer, sequence), now)
+        return self.carried_out(effects)
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.closed`."""
@@ -104,6 +121,7 @@ class UnitService(EnvelopeService):
             self._lost()
             return ()
         del self._peers[peer]
+        self._waiting = {waiter: since for waiter, since in self._waiting.items() if waiter[0] != peer}
         return self.carried_out(self._unit.disconnected(peer, now))
 
     def next_deadline(self) -> float | None:
@@ -121,15 +139,11 @@ class UnitService(EnvelopeService):
                 request = self._decode(body).body
             except UNREADABLE as error:
                 raise ProtocolError(f"the controller sent what is no request: {error}") from error
-            if isinstance(request, Refuse):
-                return self.carried_out(self._unit.refuse(request.words))
-            if isinstance(request, Move):
-                return self._move(request)
-            if isinstance(request, Drained):
-                return self.carried_out(self._unit.drained(request.draining))
-            if not isinstance(request, Free):
-                raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
-            return self.carried_out(self._unit.free(request.extents))
+            began = time.monotonic()
+            outgoing = self._ordered(request, began)
+            ended = time.monotonic()
+            self.load.served(type(request), ended - began, ended)
+            return outgoing
         answer = self._session.answer(body)
         self._session.finish(answer.sequence)
         self._outstanding.discard(answer.sequence)
@@ -160,6 +174,44 @@ class UnitService(EnvelopeService):
         self._fetching = 0
         return self.carried_out(self._unit.move(order, brought))
 
+    def _ordered(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
+        """What the controller wants done."""
+        if isinstance(request, Refuse):
+            return self.carried_out(self._unit.refuse(request.words))
+        if isinstance(request, Move):
+            return self._move(request)
+        if isinstance(request, Drained):
+            return self.carried_out(self._unit.drained(request.draining))
+        if isinstance(request, Measure):
+            return list(self._measured(request.number, now))
+        if not isinstance(request, Free):
+            raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
+        return self.carried_out(self._unit.free(request.extents))
+
+    def _measured(self, number: int, now: float) -> Iterator[Outgoing]:
+        if self.meter is None:
+            return
+        unit = self._unit
+        extents, waiting = len(unit.table.leased_extents()), len(self._waiting)
+        longest = now - min(self._waiting.values(), default=now)
+        storage = UnitMeasures(unit.room.status(), extents, waiting, longest, unit.draining)
+        report = Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
+        yield from self._outgoing([Report(report)])
+
+    def _met(self, answer: Answer) -> None:
+        """A request is answered; a lease may have waited for it."""
+        since = self._waiting.pop((answer.peer, answer.sequence), None)
+        if since is not None:
+            self._waits.note("Lease", "", time.monotonic() - since)
+
+    def idle(self) -> bool:
+        """See `StorageUnit.idle`; its steps count as events of the loop."""
+        began = time.monotonic()
+        more = self._unit.idle()
+        ended = time.monotonic()
+        self.load.longest.note("idle", ended - began, ended)
+        return more
+
     def carried_out(self, effects: list[Effect]) -> list[Outgoing]:
         """What the server is to send for these, and for what the unit has to tell besides."""
         return list(self._outgoing([*effects, *self._unit.confirmed(), *self._unit.shortage()]))
@@ -167,6 +219,7 @@ class UnitService(EnvelopeService):
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
             if isinstance(effect, Answer):
+                self._met(effect)
                 yield self.answer(effect.peer, effect.sequence, effect.reply, effect.payload)
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from transfer_queue.messages import AnyReply, ExtentsGone, Freed, Moved, Recalled, SpaceShort, WriterGone
+from transfer_queue.messages import AnyReply, ExtentsGone, Freed, Measured, Moved, Recalled, SpaceShort, WriterGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Answer:
 class Report:
     """Send this to the controller, and again until it has answered."""
 
-    body: WriterGone | SpaceShort | Freed | Moved | Recalled | ExtentsGone
+    body: WriterGone | SpaceShort | Freed | Moved | Recalled | ExtentsGone | Measured
 
 
 Effect = Union[Answer, Report]

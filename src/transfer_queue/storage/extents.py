@@ -144,6 +144,11 @@ class ExtentTable(Leased):
         return self.held - self.leased
 
     @property
+    def largest_free(self) -> int:
+        """Length of the longest free run."""
+        return max(self._lengths.values(), default=0)
+
+    @property
     def tail(self) -> int:
         """Length of the free run at the end of the held space: what growth would be joined to."""
         if not self._starts:

@@ -213,8 +213,8 @@ class ArenaRoom(Room):
     def status(self) -> UnitStatusReply:
         """See `Room.status`."""
         table, holes = self._table, self.arena.hole_bytes
-        free = table.free_bytes - holes
-        return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, self.arena.tier)
+        free, tier = table.free_bytes - holes, self.arena.tier
+        return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, tier, table.largest_free)
 
     def due(self) -> float | None:
         """See `Room.due`."""

@@ -1,0 +1,23 @@
+"""`tq dashboard`: the dashboard for Grafana, to be imported there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from transfer_queue.cli.common import Commands
+
+FILE = Path(__file__).resolve().parent.parent / "dashboard" / "grafana.json"
+
+
+def add(commands: Commands) -> None:
+    """Its words."""
+    command = commands.add_parser("dashboard", help="the Grafana dashboard as JSON (tq dashboard > tq.json)")
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes it to stdout."""
+    sys.stdout.write(FILE.read_text())
+    return 0

@@ -1,0 +1,55 @@
+"""What a server measures of its own process."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from transfer_queue.messages import ServerMeasures, Timing
+from transfer_queue.metrics.timing import Load
+from transfer_queue.net.server import Server
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+REASONS = {
+    "rejected": "unauthenticated", "refused": "refused", "broken": "broken", "crowded": "crowded", "slow": "slow",
+    "accept_errors": "descriptors", "errors": "error",
+}  # fmt: skip
+"""Counters of `net.server.Server`, and what they are called in metrics."""
+
+EVENTS = ("request", "tick", "work", "commit", "idle")
+"""Kinds of events of a loop; 0.0 is told where none was noteworthy."""
+
+
+class Meter:
+    """Measures this process, whose server is here. load: what its service measures."""
+
+    def __init__(self, server: Server, load: Load) -> None:
+        self._server = server
+        self._load = load
+        self._started = time.time()
+
+    def measures(self, waits: list[Timing]) -> ServerMeasures:
+        """Everything of now."""
+        rejected = {reason: self._server.counters[name] for name, reason in REASONS.items()}
+        longest = self._load.longest.by_event(time.monotonic())
+        return ServerMeasures(
+            requests=self._load.timings(),
+            waits=waits,
+            failures=dict(self._load.failures),
+            rejected={**rejected, "malformed": self._load.malformed},
+            longest={event: longest.get(event, (0.0, ""))[0] for event in EVENTS},
+            connections=self._server.connections,
+            accepted=self._server.counters["accepted"],
+            cpu=time.process_time(),
+            resident=resident(),
+            started=self._started,
+        )
+
+
+def resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not say it."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * PAGE
+    except OSError:
+        return 0
