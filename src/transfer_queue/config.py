@@ -304,7 +304,7 @@ _STORES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
         "enable_yr_npu_transport": _checked_bool,
         "worker_args": _checked_any_text,
     },
-    "RayStore": {},
+    "RayStore": {"capacity": lambda key, value: None if value is None else _checked_int(key, value, LEAST_ARENA)},
 }  # a section's keys, and how each is checked
 
 

@@ -16,14 +16,16 @@ CODE = """
 import os, sys, msgspec
 from pathlib import Path
 from transfer_queue.storage.stores.keeping import keeper_of
+out = os.fdopen(os.dup(1), "w")  # the libraries have things to say, too
+os.dup2(2, 1)
 try:
     keeper = keeper_of(sys.argv[1], msgspec.json.decode(sys.argv[2]), Path(sys.argv[3]), 20.0)
 except BaseException as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
+    print(f"{type(error).__name__}: {error}", file=out, flush=True)
     os._exit(1)
-print(msgspec.json.encode(keeper.address).decode(), flush=True)
+print(msgspec.json.encode(keeper.address).decode(), file=out, flush=True)
 sys.stdin.read()
-print(keeper.trouble(), flush=True)
+print(keeper.trouble(), file=out, flush=True)
 keeper.close()
 os._exit(0)
 """

@@ -23,7 +23,7 @@ from transfer_queue.client.transfers import UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import saved, trusted
-from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, NotBuiltError, TransferQueueError
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
 from transfer_queue.storage.base import Reserved
@@ -35,6 +35,15 @@ STATE_SECONDS = 600.0  # for the controller to write its state, or to take one o
 
 class CheckpointOperations(Transfers):
     """The operations of one client that save and load."""
+
+    def _refuse_external(self) -> None:
+        """NotBuiltError where the samples' bytes are in an external store."""
+        backend = self._state.settings.storage_backend
+        if backend != "SimpleStorage":
+            raise NotBuiltError(
+                f"a checkpoint of samples in {backend} comes with a later release: save what you need of them, or use "
+                f"SimpleStorage; save_controller_checkpoint saves the state without their bytes"
+            )
 
     def begin_checkpoint(self, *, timeout: float | None = None) -> Operation[Cut]:
         """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
@@ -58,7 +67,8 @@ class CheckpointOperations(Transfers):
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
         """Lets go of a cut. True if it held until now, so that what was copied is whole."""
-        gone = checkpoint_data.stale(cut.blocks, lambda unit: self._state.arena(unit).generations)
+        external = self._state.settings.storage_backend != "SimpleStorage"  # of which no bytes are copied
+        gone = 0 if external else checkpoint_data.stale(cut.blocks, lambda unit: self._state.arena(unit).generations)
         held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
         return bool(held) and not gone
 
@@ -99,6 +109,8 @@ class CheckpointOperations(Transfers):
         cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
         """
+        yield from self._state.learn()
+        self._refuse_external()
         folder = Path(checkpoint_dir)
         older = folder if previous is None else Path(previous)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
@@ -123,11 +135,12 @@ class CheckpointOperations(Transfers):
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
             damaged. CapacityError: no room for the samples beside those that there are.
         """
+        yield from self._state.learn()
+        self._refuse_external()
         folder = Path(checkpoint_dir)
         entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
         numbers = needed(_state_of(state)[1].blocks)["number"] if state.exists() else None
-        yield from self._state.learn()
         yield from self._forget_loaded()
         with contextlib.ExitStack() as opened:
             files = [

@@ -19,7 +19,7 @@ from transfer_queue.node.paths import SystemFolder
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.keeping import Keeper, keeper_of
 
-KEPT = ("MooncakeStore",)
+KEPT = ("MooncakeStore", "Yuanrong")
 """Backends for which a system has such a process."""
 LOOK_SECONDS = 0.25  # between two looks at what was started
 

@@ -149,9 +149,10 @@ def _room(
     if settings.storage_backend != "SimpleStorage":
         address = told(system)
         names, slots = take_up_names(system, number, place.arenas)
-        known = address.capacity or UNLIMITED
-        room = VirtualRoom(names, connect(address), begin, known, lambda: life_of(system.store))
-        return room, slots, address.capacity, msgspec.json.encode(address).decode()
+        store = connect(address)
+        known = address.capacity or store.capacity
+        room = VirtualRoom(names, store, begin, known or UNLIMITED, lambda: f"{life_of(system.store)} {store.life()}")
+        return room, slots, known, msgspec.json.encode(address).decode()
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier == DISK:
         most, sharers = settings.offload_bytes, settings.replicas

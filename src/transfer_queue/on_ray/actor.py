@@ -38,6 +38,7 @@ from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
 from transfer_queue.node.startup import Seat
+from transfer_queue.on_ray.keeper import end_keeper
 from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, NodeOrder, Nodes, Place, all_nodes, folder_name
 from transfer_queue.partition_snapshot import PartitionSnapshot
 
@@ -137,6 +138,11 @@ class ControllerActor:
             asking.close()
         if system is not None:
             system.stop()
+        settings = self._order.config["settings"]
+        if settings["storage_backend"] == "RayStore":
+            import ray
+
+            end_keeper(ray, settings["store_options"])
 
     def _order_for(self, node: str, address: str, units: int) -> NodeOrder:
         system, order = self._running_now(), self._order

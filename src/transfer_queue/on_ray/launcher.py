@@ -18,6 +18,7 @@ from transfer_queue.node import samplers
 from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.launcher import find as find_local
 from transfer_queue.on_ray.actor import ControllerActor, Order
+from transfer_queue.on_ray.keeper import end_keeper, start_keeper
 from transfer_queue.on_ray.nodes import Place
 
 ACTOR = "TransferQueueController"
@@ -76,11 +77,12 @@ class RaySystem(RunningSystem):
     While a process is attached to it TQ_ADDRESS names it, so that the children of the process find it without Ray.
     """
 
-    def __init__(self, found: RunningSystem, name: str | None, handle: Any, owned: bool) -> None:
+    def __init__(self, found: RunningSystem, name: str | None, handle: Any, owned: bool, keeper: Any = None) -> None:
         owner = os.getpid() if owned else None
         super().__init__(found._system, found.description, found.key, owner)
         self.name = name or ACTOR
         self._handle = handle
+        self._keeper = keeper  # of a RayStore; it ends with its handle
         self._named = owner is not None or config.address() is None
         if self._named:
             config.process_environment()[_ADDRESS] = str(self.folder)
@@ -174,6 +176,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     limit = time.monotonic() + settings.start_timeout
     name = settings.name or config.system_name()
     pickled = None if sampler is None else samplers.dump(sampler, alone=True)
+    plain, keeper = _with_keeper(ray, settings, plain)
     order = Order(
         f"ray-{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
         settings.ray_restart_seconds,
@@ -186,7 +189,10 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
         except ValueError as error:  # the name is taken: another process was faster, or an actor is about to end
             found = find(name, settings.ray_namespace, max(0.0, limit - time.monotonic()))
             if found is not None:
+                _without_keeper(ray, settings, plain)
                 return found
+            if time.monotonic() > limit:
+                _without_keeper(ray, settings, plain)
             if time.monotonic() > limit:
                 raise StartError(f"the actor {options['name']} cannot be made: {error}") from error
             time.sleep(PAUSE)
@@ -194,9 +200,10 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
         here = ray.get_runtime_context().get_node_id()
         ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
         place: Place = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
-        return RaySystem(_at(place), name, handle, owned=not settings.ray_detached)
+        return RaySystem(_at(place), name, handle, not settings.ray_detached, keeper)
     except BaseException as error:
         _roll_back(ray, handle)
+        _without_keeper(ray, settings, plain)
         if isinstance(error, StartError):
             raise StartError(str(getattr(error, "cause", error))) from None
         if isinstance(error, ray.exceptions.RayError):
@@ -204,6 +211,27 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
             how = f"was not up within {settings.start_timeout:g} s" if late else f"did not come up: {error}"
             raise StartError(f"the actor {options['name']} {how}; {_what_lacks(ray, options)}") from error
         raise
+
+
+def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The same configuration; with what keeps the blocks of a RayStore, which is started here, and its handle.
+
+    The controller's actor does not own it, so that it lives on when that one is killed; it ends with the handle.
+    """
+    if settings.storage_backend != "RayStore":
+        return plain, None
+    name = f"TransferQueueKeeper-{uuid.uuid4().hex[:12]}"
+    try:
+        handle, options = start_keeper(ray, name, settings.ray_namespace, settings.ray_detached, settings.start_timeout)
+    except ray.exceptions.RayError as error:
+        raise StartError(f"the actor {name}, which keeps the blocks of RayStore, did not come up: {error}") from error
+    options["capacity"] = settings.store_options["capacity"] or 0
+    return {**plain, "settings": {**plain["settings"], "store_options": options}}, handle
+
+
+def _without_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> None:
+    if settings.storage_backend == "RayStore":
+        end_keeper(ray, plain["settings"]["store_options"])
 
 
 def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import transfer_queue as tq
 from transfer_queue.client.calls import Call
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.errors import CapacityError, StorageKeyNotFoundError
+from transfer_queue.errors import CapacityError, NotBuiltError, StorageKeyNotFoundError
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
 
@@ -51,6 +51,17 @@ MOONCAKE = {
         "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": ROOM},
     }
 }
+YUANRONG = {
+    "backend": {
+        "storage_backend": "Yuanrong",
+        "Yuanrong": {
+            "worker_port": 0,
+            "metastore_port": 0,
+            "worker_args": f"--shared_memory_size_mb {ROOM // MIB}",
+        },
+    }
+}
+RAY = {"backend": {"storage_backend": "RayStore", "RayStore": {"capacity": ROOM}}}
 SIMPLE = {"backend": {"SimpleStorage": {"arena_bytes": ROOM}}}
 TWO = {"backend": {"SimpleStorage": {"arena_bytes": ROOM // 2, "num_data_storage_units": 2}}}
 CASES = [
@@ -59,6 +70,8 @@ CASES = [
     Case("SimpleStorage on Ray", SIMPLE, ray=True),
     Case("MooncakeStore", MOONCAKE, library="mooncake", owner="store"),
     Case("MooncakeStore on Ray", MOONCAKE, ray=True, library="mooncake", owner="store"),
+    Case("Yuanrong", YUANRONG, library="yr", owner="store"),
+    Case("RayStore", RAY, ray=True, library="ray", owner="ray"),
 ]
 
 
@@ -70,7 +83,8 @@ def running(case: Case) -> Iterator[None]:
     if case.ray:
         import ray
 
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=ROOM)
+        room = 2 * ROOM
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=room)
     try:
         tq.init({**case.conf, "runtime": "ray" if case.ray else "local"})
         yield
@@ -163,16 +177,41 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def pid_of(server: str) -> int:
+    if server == "ray":
+        import ray
+
+        return int(ray.get(keeper().process.remote(), timeout=SECONDS))
     system = tq.interface._TQ_CONTROLLER
     assert system is not None
     return int(re.findall(r"up, process (\d+)", Path(system.logs, f"{server}.log").read_text())[-1])
+
+
+def keeper() -> Any:
+    """Ray's handle of the actor that owns the blocks."""
+    import ray
+
+    (name,) = [
+        each["name"]
+        for each in ray.util.list_named_actors(all_namespaces=True)
+        if each["name"].startswith("TransferQueueKeeper")
+    ]
+    return ray.get_actor(name, namespace="transfer_queue")
 
 
 def kill(server: str) -> None:
     """Kills a server, and waits until another is up in its place."""
     before = pid_of(server)
     os.kill(before, signal.SIGKILL)
-    until(lambda: pid_of(server) != before, f"the {server} is forked anew")
+
+    def another() -> bool:
+        try:
+            return pid_of(server) != before
+        except Exception as error:
+            if server != "ray":
+                raise
+            return isinstance(error, (SystemExit, KeyboardInterrupt))
+
+    until(another, f"the {server} is there anew")
 
 
 # ---------------------------------------------------------------- values
@@ -277,6 +316,24 @@ def test_a_full_store(client: tq.TransferQueueClient) -> None:
     client.clear_samples(metas[0])
     metas.append(client.put(block, partition_id="p", timeout=SECONDS))
     assert torch.equal(client.get_data(metas[-1], layout="dense")["x"], block["x"])
+
+
+def test_checkpoints(case: Case, client: tq.TransferQueueClient, tmp_path: Path) -> None:
+    data = mixed(12)
+    meta = client.put(data, partition_id="p")
+    if any(unit.store for unit in client.storage_manager._units.values()):
+        with pytest.raises(NotBuiltError, match="comes with a later release"):
+            tq.save_checkpoint(tmp_path / "checkpoint")
+        with pytest.raises(NotBuiltError, match="comes with a later release"):
+            client.load_storage_checkpoint(tmp_path / "checkpoint")
+        client.save_controller_checkpoint(tmp_path / "state")
+        assert_same(client.get_data(meta), data)
+        return
+    tq.save_checkpoint(tmp_path / "checkpoint")
+    client.clear_partition("p")
+    tq.load_checkpoint(tmp_path / "checkpoint")
+    found = client.get_meta(list(data.keys()), None, "p", mode="force_fetch")
+    assert_same(client.get_data(found), data)
 
 
 # ---------------------------------------------------------------- deaths

@@ -42,8 +42,12 @@ class Piece(NamedTuple):
 class Store(ABC):
     """A connection of this process to a store. Its methods may be called by several threads at once.
 
+    capacity: most bytes of all blocks; 0 where the store alone knows when it is full.
+
     Errors, for all methods: ConnectionLostError where the store cannot be reached for as long as was given.
     """
+
+    capacity: int = 0
 
     @contextlib.contextmanager
     def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
@@ -71,6 +75,10 @@ class Store(ABC):
     @abstractmethod
     def missing(self, keys: Sequence[str]) -> list[str]:
         """Those of these keys that will certainly never be read again. It may take seconds to be certain."""
+
+    def life(self) -> str:
+        """Another text in each life of what keeps the bytes, where these end with it. To be told without waiting."""
+        return ""
 
     def close(self) -> None:  # noqa: B027 - not every store has something to end
         """Ends the connection. What was written stays. Idempotent."""

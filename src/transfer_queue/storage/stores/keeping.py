@@ -53,6 +53,13 @@ def check_free(port: int, key: str, host: str = "127.0.0.1") -> None:
             ) from error
 
 
+def kept_port(path: Path) -> int:
+    """The port that the keeper before this one has written into a file, as others know it; else a free one."""
+    if not path.exists():
+        path.write_text(str(free_port()))
+    return int(path.read_text())
+
+
 def free_port() -> int:
     """A port of this host that nobody uses now."""
     with contextlib.closing(socket.socket()) as probe:
@@ -133,4 +140,8 @@ def keeper_of(backend: str, options: Mapping[str, Any], folder: Path, seconds: f
         from transfer_queue.storage.stores.mooncake_keeper import MooncakeKeeper
 
         return MooncakeKeeper(options, folder, seconds)
+    if backend == "Yuanrong":
+        from transfer_queue.storage.stores.yuanrong_keeper import YuanrongKeeper
+
+        return YuanrongKeeper(options, folder, seconds)
     return None

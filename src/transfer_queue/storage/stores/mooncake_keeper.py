@@ -10,7 +10,15 @@ from urllib.parse import urlparse
 
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.keeping import Keeper, ServerOfStore, check_free, free_port, listens, program
+from transfer_queue.storage.stores.keeping import (
+    Keeper,
+    ServerOfStore,
+    check_free,
+    free_port,
+    kept_port,
+    listens,
+    program,
+)
 from transfer_queue.storage.stores.mooncake import MooncakeStore, load
 
 CLIENT_SECONDS = 30  # after which the master forgets a process that is silent
@@ -33,7 +41,7 @@ class MooncakeKeeper(Keeper):
         number = int(port)
         try:
             if options["auto_init"]:
-                number = number or _kept_port(folder)
+                number = number or kept_port(folder / "mooncake_port")
                 self._start_master(Path(library.__file__).parent, host, number, options, folder, seconds)
             elif not listens(host, number):
                 raise StartError(
@@ -83,11 +91,3 @@ class MooncakeKeeper(Keeper):
             self._master.close()
         elif self._segment is not None:
             self._segment.close()
-
-
-def _kept_port(folder: Path) -> int:
-    """The port of the keeper before this one, which others know; else a free one."""
-    path = folder / "mooncake_port"
-    if not path.exists():
-        path.write_text(str(free_port()))
-    return int(path.read_text())

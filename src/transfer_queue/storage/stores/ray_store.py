@@ -1,0 +1,187 @@
+"""RayStore: blocks in Ray's object store, owned by an actor (`on_ray.keeper`), so that they outlive their writers.
+
+A writer puts a block and names it to the actor, which puts it once more: what a process has put ends with it, and Ray
+has had no other way to give it away since 2.56. A reader asks the actor for all the references of a batch at once, and
+copies out of the object store's memory. The storage unit, a process without Ray, has blocks removed over a socket of
+the actor's, on the node of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+
+ASK_SECONDS = 5.0  # for an answer over the socket
+
+_forks = Forks("Ray")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What is asked over the actor's socket: which of these to remove, and which are missing."""
+
+    remove: list[str] = []
+    missing: list[str] = []
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The answer. life: of the actor."""
+
+    missing: list[str]
+    life: str
+
+
+def message(body: msgspec.Struct) -> bytes:
+    """As it goes over the socket: its length, then itself."""
+    packed = msgspec.msgpack.encode(body)
+    return len(packed).to_bytes(8, "little") + packed
+
+
+def receive(connection: socket.socket) -> bytes:
+    """One message's body; b"" at the end of the connection."""
+    head = _exactly(connection, 8)
+    return _exactly(connection, int.from_bytes(head, "little")) if head else b""
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        piece = connection.recv(min(count - len(found), 1 << 20))
+        if not piece:
+            return b""
+        found += piece
+    return bytes(found)
+
+
+class RayStore(Store):
+    """See `Store`. address: of the Ray cluster. actor, namespace: of the keeper. listens: the name of its socket.
+
+    capacity: most bytes of all blocks; 0 where Ray is to decide, which spills to disk what it has no memory for.
+    """
+
+    def __init__(self, address: str, namespace: str, actor: str, listens: str, capacity: int = 0) -> None:
+        self.capacity = capacity
+        self._address = address
+        self._namespace = namespace
+        self._actor = actor
+        self._listens = listens
+        self._lock = threading.Lock()
+        self._keeper: Any = None
+        self._closed = False
+        self._life = ""
+
+    def _connected(self) -> tuple[Any, Any]:
+        """Ray, and the keeper."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionLostError("this connection to Ray's object store was closed")
+            _forks.use()
+            try:
+                import ray
+            except ImportError as error:
+                raise StartError(
+                    f"RayStore needs Ray, which is not installed ({error}): pip install 'transfer_queue[ray]'"
+                ) from error
+            if not ray.is_initialized():
+                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            if self._keeper is None:
+                try:
+                    self._keeper = ray.get_actor(self._actor, namespace=self._namespace)
+                except ValueError as error:
+                    raise self._lost(error) from error
+            return ray, self._keeper
+
+    def _lost(self, error: object) -> ConnectionLostError:
+        return ConnectionLostError(f"the actor {self._actor}, which keeps the blocks, does not answer: {error}")
+
+    def write(self, key: str, data: Bytes, within: float) -> None:
+        """See `Store.write`."""
+        ray, keeper = self._connected()
+
+        def attempt() -> Exception | None:
+            try:
+                reference = ray.put(data)
+                ray.get(keeper.hold.remote(key, [reference]), timeout=max(within, ASK_SECONDS))
+            except ray.exceptions.ObjectStoreFullError as error:
+                return CapacityError(
+                    f"no capacity in Ray's object store for {data.nbytes} bytes ({error}); clear samples, let "
+                    f"consumers catch up, or start Ray with a larger object_store_memory"
+                )
+            except (ray.exceptions.RayError, RuntimeError) as error:
+                return self._lost(error)
+            return None
+
+        again_and_again(within, attempt)
+
+    def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
+        """See `Store.read`."""
+        ray, keeper = self._connected()
+        wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
+        missing: list[str] = []
+
+        def attempt() -> Exception | None:
+            try:
+                references = ray.get(keeper.references.remote(list(wanted)), timeout=max(within, ASK_SECONDS))
+            except (ray.exceptions.RayError, RuntimeError) as error:
+                return self._lost(error)
+            missing[:] = [key for key, reference in zip(wanted, references, strict=True) if reference is None]
+            for key, reference in zip(wanted, references, strict=True):
+                if reference is None:
+                    continue
+                try:
+                    content: Bytes = ray.get(reference, timeout=max(within, ASK_SECONDS))
+                except ray.exceptions.RayError:  # its owner or its node has died
+                    missing.append(key)
+                    continue
+                for piece in wanted[key]:
+                    into[piece.at : piece.at + piece.length] = content[piece.start : piece.start + piece.length]
+            return None
+
+        again_and_again(within, attempt)
+        return missing
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """See `Store.remove`."""
+        self._ask(Asked(remove=list(keys)))
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        """See `Store.missing`."""
+        return self._ask(Asked(missing=list(keys))).missing
+
+    def life(self) -> str:
+        """See `Store.life`."""
+        with contextlib.suppress(ConnectionLostError):  # until it is there again nobody knows
+            self._life = self._ask(Asked(), 0.0).life
+        return self._life
+
+    def _ask(self, asked: Asked, within: float = ASK_SECONDS) -> Told:
+        told: list[Told] = []
+
+        def attempt() -> Exception | None:
+            try:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(max(within, 1.0))
+                    connection.connect("\0" + self._listens)
+                    connection.sendall(message(asked))
+                    told.append(msgspec.msgpack.decode(receive(connection), type=Told))
+            except (OSError, msgspec.DecodeError) as error:
+                return self._lost(error)
+            return None
+
+        again_and_again(within, attempt)
+        return told[-1]
+
+    def close(self) -> None:
+        """See `Store.close`. Ray itself is left as it is: it is the program's."""
+        with self._lock:
+            self._keeper, self._closed = None, True

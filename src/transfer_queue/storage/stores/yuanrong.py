@@ -1,0 +1,182 @@
+"""YuanrongStore: blocks in the shared memory of an openYuanrong worker, written and read there without another copy.
+
+The library (`openyuanrong-datasystem`) is imported at the first use. A worker that is full, or gone, would be asked
+again for a minute: timeouts are small here, and it is this module that asks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.stores.base import Piece, Store, again_and_again
+
+CONNECT_SECONDS = 2.0
+REQUEST_SECONDS = 2.0
+MOST_KEYS = 1000  # of one request
+
+_NOT_FOUND = "[Key not found]"
+_FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
+
+
+class YuanrongStore(Store):
+    """See `Store`. host, port: of the worker of this node."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._where = host, port
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._closed = False
+        self._created: dict[int, Any] = {}
+        """Address -> the worker's buffer of the blocks that are being written."""
+
+    def connect(self) -> Any:
+        """The library's client, connected at the first use."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionLostError("this connection to the Yuanrong worker was closed")
+            if self._client is None:
+                try:
+                    from yr.datasystem.kv_client import KVClient
+                except ImportError as error:
+                    raise StartError(
+                        f"Yuanrong needs its library, which cannot be loaded ({error}): pip install "
+                        f"'transfer_queue[yuanrong]'"
+                    ) from error
+                milliseconds = int(CONNECT_SECONDS * 1000), int(REQUEST_SECONDS * 1000)
+                client = KVClient(*self._where, connect_timeout_ms=milliseconds[0], req_timeout_ms=milliseconds[1])
+                try:
+                    client.init()
+                except RuntimeError as error:
+                    raise self._lost("cannot be joined", error) from error
+                self._client = client
+        return self._client
+
+    def _lost(self, what: str, error: Exception) -> ConnectionLostError:
+        said = str(error).partition("\n")[0][:300]
+        return ConnectionLostError(
+            f"the Yuanrong worker at {self._where[0]}:{self._where[1]} {what}: {said}; is it running, and is "
+            f"backend.Yuanrong right?"
+        )
+
+    def _full(self, nbytes: int) -> CapacityError:
+        return CapacityError(
+            f"no capacity in the Yuanrong worker at {self._where[0]}:{self._where[1]} for {nbytes} bytes; clear "
+            f"samples, let consumers catch up, or give it more (backend.Yuanrong.worker_args: --shared_memory_size_mb)"
+        )
+
+    @contextlib.contextmanager
+    def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
+        """See `Store.buffer`: the worker's own memory, where there is room for it now."""
+        client = self.connect()
+        try:
+            (made,) = client.mcreate([_name(key)], [nbytes])
+            memory = np.frombuffer(made.MutableData(), np.uint8)
+        except RuntimeError:  # `write` tries again, with this
+            yield np.empty(nbytes, np.uint8)
+            return
+        address = memory.ctypes.data
+        with self._lock:
+            self._created[address] = made
+        try:
+            yield memory
+        finally:
+            with self._lock:
+                self._created.pop(address, None)
+
+    def write(self, key: str, data: Bytes, within: float) -> None:
+        """See `Store.write`."""
+        client = self.connect()
+        with self._lock:
+            made = self._created.get(data.ctypes.data)
+
+        def attempt() -> Exception | None:
+            nonlocal made
+            try:
+                if made is None:
+                    (made,) = client.mcreate([_name(key)], [data.size])
+                    np.frombuffer(made.MutableData(), np.uint8)[:] = data
+                client.mset_buffer([made])
+            except RuntimeError as error:
+                made = None
+                full = any(word in str(error) for word in _FULL)
+                return self._full(data.size) if full else self._lost(f"does not take {data.size} bytes", error)
+            return None
+
+        again_and_again(within, attempt)
+
+    def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
+        """See `Store.read`: copied out of the worker's memory."""
+        client = self.connect()
+        wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
+        missing: list[str] = []
+        keys = list(wanted)
+        for first in range(0, len(keys), MOST_KEYS):
+            some = keys[first : first + MOST_KEYS]
+            found: list[Any] = []
+
+            def attempt(some: list[str] = some, found: list[Any] = found) -> Exception | None:
+                try:
+                    found[:] = client.get_buffers([_name(key) for key in some])
+                except RuntimeError as error:
+                    if _NOT_FOUND not in str(error):
+                        return self._lost("does not answer", error)
+                    found[:] = [None] * len(some)
+                return None
+
+            again_and_again(within, attempt)
+            for key, buffer in zip(some, found, strict=True):
+                content = None if buffer is None else np.frombuffer(buffer, np.uint8)
+                if content is None or any(piece.start + piece.length > content.size for piece in wanted[key]):
+                    missing.append(key)
+                    continue
+                for piece in wanted[key]:
+                    into[piece.at : piece.at + piece.length] = content[piece.start : piece.start + piece.length]
+        return missing
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """See `Store.remove`."""
+        for first in range(0, len(keys), MOST_KEYS):
+            try:
+                self.connect().delete([_name(key) for key in keys[first : first + MOST_KEYS]])
+            except RuntimeError as error:
+                if _NOT_FOUND not in str(error):
+                    raise self._lost("does not remove blocks", error) from error
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        """See `Store.missing`. A worker that is being started anew is waited for."""
+        gone: list[str] = []
+        for first in range(0, len(keys), MOST_KEYS):
+            some = list(keys[first : first + MOST_KEYS])
+            there: list[bool] = []
+
+            def attempt(some: list[str] = some, there: list[bool] = there) -> Exception | None:
+                try:
+                    there[:] = self.connect().exist([_name(key) for key in some])
+                except RuntimeError as error:
+                    if _NOT_FOUND not in str(error):
+                        return self._lost("does not answer", error)
+                    there[:] = [False] * len(some)
+                return None
+
+            again_and_again(10.0, attempt)
+            gone += [key for key, is_there in zip(some, there, strict=True) if not is_there]
+        return gone
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        with self._lock:
+            self._client, self._closed = None, True
+            self._created.clear()
+
+
+def _name(key: str) -> str:
+    """The key, of letters that the worker takes."""
+    return key.replace("/", ":")
