@@ -146,6 +146,30 @@ def test_large_values_arrive_whole_in_both_drivers(three: Nodes) -> None:
         far.clear_partition("large")
 
 
+def test_a_block_is_fetched_once_for_all_readers_of_a_node(three: Nodes) -> None:
+    """The first reader of a node reads by itself, as it is alone; then the node's unit has copies for all of them."""
+    data = TensorDict({"x": torch.arange(1 << 18).view(64, -1)}, [64])
+    here = three.units()["node-0"]
+    with three.client(1) as writer, three.client(0) as one, three.client(0) as other:
+        meta = writer.put(data, partition_id="kept")
+        before = leased(writer, [here])
+        assert equal(one.get_data(meta)["x"], data["x"])
+        assert leased(writer, [here]) == before
+        for _ in range(3):
+            assert equal(other.get_data(meta)["x"], data["x"])
+            assert equal(asyncio.run(one.async_get_data(meta))["x"], data["x"])
+        assert leased(writer, [here]) - before >= 2 << 20 == data["x"].nbytes
+        assert leased(writer, [here]) - before < 4 << 20
+        writer.clear_partition("kept")
+        with pytest.raises(StorageKeyNotFoundError):
+            other.get_data(meta)
+        # copies give way to who writes
+        full = TensorDict({"x": torch.zeros(16, (60 << 20) // 16, dtype=torch.uint8)}, [16])
+        one.put(full, partition_id="full")
+        assert leased(writer, [here]) - before >= 60 << 20
+        one.clear_partition("full")
+
+
 def test_a_put_spills_to_another_node_where_its_own_is_full(three: Nodes) -> None:
     block = torch.zeros(20 << 20, dtype=torch.uint8).view(16, -1)
     with three.client(0) as client:

@@ -6,19 +6,22 @@ The bytes are received straight to where they are used: whole fields become tens
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Container, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from transfer_queue.client.calls import Call
 from transfer_queue.errors import ProtocolError, UnitLostError
-from transfer_queue.messages import AnyReply, Done, LookupReply, ReadPieces, WriteBytes
+from transfer_queue.messages import AnyReply, Done, Keep, KeptReply, LookupReply, ReadPieces, WriteBytes
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.serving import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.wire.copies import HUGE, U8, allocate
 from transfer_queue.wire.locate import Memory
 from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces, elsewhere
 
+LEAST_KEPT = 64 << 10  # bytes of a block that is worth a copy for this node
+_PLACE = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"))
 AT_ONCE = 256 << 20  # bytes of one request, so that each has its own deadline
 
 
@@ -27,21 +30,61 @@ Receive = Callable[[Elsewhere, Pieces, U8], Generator[Call, AnyReply, bool]]
 
 
 def bring(
-    reply: LookupReply, units: Container[int], memory: Memory, receive: Receive
+    reply: LookupReply, units: Mapping[int, str], keepers: Sequence[int], memory: Memory, receive: Receive
 ) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
     """The reply and the memory to gather from, once what lies in these units is here; None: look it up again.
 
-    memory: of all other units. receive: how; `received` from units on other nodes.
+    units: elsewhere, and for those on other nodes where they serve this one, "" for external stores. keepers: the units
+    of this node, which may have copies, or fetch some for all who read here. memory: of all but those elsewhere.
+    receive: how; `received` from units on other nodes.
     """
     found = elsewhere(reply, units)
     if found is None:
         return reply, memory
     pieces = found.pieces(memory)
+    if keepers:
+        kept = yield from _kept(reply, found, pieces, units, keepers)
+        if kept is not reply:
+            return (yield from bring(kept, units, (), memory, receive))
     buffer = _buffer(found.nbytes, sum(each.nbytes for each in pieces))
     for each in pieces:
         if not (yield from receive(found, each, buffer)):
             return None
     return found.reply, lambda unit: buffer if unit == HERE else memory(unit)
+
+
+def _kept(
+    reply: LookupReply, found: Elsewhere, pieces: Sequence[Pieces], units: Mapping[int, str], keepers: Sequence[int]
+) -> Generator[Call, AnyReply, LookupReply]:
+    """The reply with the places of copies on this node, where there are any of blocks that are wanted for the most."""
+    wanted = (2 * found.wanted(pieces) >= found.lengths) & (found.lengths >= LEAST_KEPT)
+    wanted &= np.isin(found.units, [unit for unit, address in units.items() if address])
+    if not wanted.any():
+        return reply
+    blocks = reply.blocks
+    columns = {name: np.frombuffer(getattr(blocks, name), kind).copy() for name, kind in _PLACE}
+    by = np.array(keepers)[found.units % len(keepers)]
+    changed = False
+    for keeper in dict.fromkeys(by[wanted].tolist()):
+        mine = wanted & (by == keeper)
+        remotes = {unit: units[unit] for unit in set(found.units[mine].tolist())}
+        request = Keep(
+            found.units[mine].tobytes(), found.offsets[mine].tobytes(), found.generations[mine].tobytes(),
+            found.lengths[mine].tobytes(), remotes,
+        )  # fmt: skip
+        answer = yield Call(("unit", keeper), request)
+        if not isinstance(answer, KeptReply):
+            raise ProtocolError(f"storage unit {keeper} answered Keep with {type(answer).__name__}")
+        offsets, generations = np.frombuffer(answer.offsets, "<i8"), np.frombuffer(answer.generations, "<i8")
+        here = offsets >= 0
+        numbers = found.numbers[mine][here]
+        columns["unit"][numbers] = keeper
+        columns["offset"][numbers], columns["generation"][numbers] = offsets[here], generations[here]
+        changed |= bool(here.any())
+    if not changed:
+        return reply
+    moved = {name: column.tobytes() for name, column in columns.items()}
+    return msgspec.structs.replace(reply, blocks=msgspec.structs.replace(blocks, **moved))
 
 
 def send_to(place: Reserved, written: U8) -> Generator[Call, AnyReply, None]:

@@ -113,6 +113,8 @@ class ClientState:
         """The units on other nodes."""
         self._elsewhere: frozenset[int] = frozenset()
         """Those and the units of external stores, whose blocks are not in arenas of this node."""
+        self._keepers: list[int] = []
+        """Units of arenas in memory on this node."""
         self.unreachable: set[int] = set()
         """Units on other nodes that could not be reached when they were last asked."""
         self.stores = Stores()
@@ -183,6 +185,7 @@ class ClientState:
         self._units = {unit.unit: unit for unit in units}
         self._remote = frozenset(unit.unit for unit in units if unit.node != self.system.node)
         self._elsewhere = self._remote | {unit.unit for unit in units if unit.store}
+        self._keepers = sorted(unit for unit in self._of_tier(MEMORY) if unit not in self._elsewhere)
 
     def _nodes(self) -> dict[int, str]:
         return {unit.unit: unit.node for unit in self._units.values()}
@@ -215,7 +218,9 @@ class ClientState:
         # names the same
         patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
         try:
-            return (yield from self.minding(bring(reply, self._elsewhere, self.memory, self._receive), patient))
+            addresses = {unit: self._units[unit].remote if unit in self._remote else "" for unit in self._elsewhere}
+            found = bring(reply, addresses, self._keepers, self.memory, self._receive)
+            return (yield from self.minding(found, patient))
         except UnitLostError:
             return None
         except ConnectionLostError:
@@ -249,7 +254,8 @@ class ClientState:
                 except BaseException as error:
                     call = operation.throw(error)
                 else:
-                    self.unreachable.discard(call.target[1])
+                    if self.unreachable and call.target != CONTROLLER:
+                        self.unreachable.discard(call.target[1])
                     call = operation.send(reply)
         except StopIteration as stop:
             result: T = stop.value

@@ -12,6 +12,7 @@ from transfer_queue.messages.replies import (
     CutReply,
     Done,
     Failure,
+    KeptReply,
     KeysReply,
     LeaseReply,
     LookupReply,
@@ -71,6 +72,7 @@ from transfer_queue.messages.unit_requests import (
     ExtentsGone,
     Free,
     Freed,
+    Keep,
     Lease,
     Measure,
     Measured,
@@ -97,11 +99,11 @@ AnyRequest = Union[
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
     Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces, WriteBytes, NodeGone,
-    ExtentsGone, Missed, Measure, Measured,
+    ExtentsGone, Missed, Measure, Measured, Keep,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
-    SlotReply, UnitStatusReply, ChangeReply, CutReply, KeysReply, SnapshotReply,
+    SlotReply, UnitStatusReply, ChangeReply, CutReply, KeysReply, SnapshotReply, KeptReply,
 ]  # fmt: skip
 
 

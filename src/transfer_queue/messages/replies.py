@@ -193,6 +193,13 @@ class SlotReply(Reply, frozen=True):
     lock_path: str
 
 
+class KeptReply(Reply, frozen=True):
+    """Where copies lie in the unit's own arena, for each block asked for: offsets (i8, -1: none), generations (i8)."""
+
+    offsets: bytes
+    generations: bytes
+
+
 class UnitStatusReply(Reply, frozen=True):
     """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased).
 

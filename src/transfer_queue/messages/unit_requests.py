@@ -148,6 +148,20 @@ class UnitStatus(Request, frozen=True):
     """Bytes held, leased and free in the arena."""
 
 
+class Keep(Request, frozen=True):
+    """A reader on the unit's node is about to read these blocks of units elsewhere; all columns i8, of equal length.
+
+    units, offsets, generations, nbytes: of each block. remotes: unit -> "host:port". The reply, `KeptReply`, says which
+    of them the unit has copies of; it may come after these were fetched.
+    """
+
+    units: bytes
+    offsets: bytes
+    generations: bytes
+    nbytes: bytes
+    remotes: dict[int, str]
+
+
 class ReadPieces(Request, frozen=True):
     """Wants bytes of the arena, for a reader that cannot map it. The reply's payload has them one after the other.
 

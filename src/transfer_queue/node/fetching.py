@@ -1,73 +1,75 @@
-"""Blocks of units on other nodes, for a move to this one. Blocking: a thread of the unit's process does it."""
+"""Receives blocks of units on other nodes. Blocking: a thread of a unit's process does it."""
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import Done, Move, ReadPieces
+from transfer_queue.messages import Done, ReadPieces
 from transfer_queue.net.connection import Connection
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.paths import host_and_port
-from transfer_queue.wire.copies import U8
+from transfer_queue.storage.effects import Fetch
 
 CALL_SECONDS = 30.0  # for one answer of another unit
+AT_ONCE = 256 << 20  # bytes of one answer
+
+logger = logging.getLogger(__name__)
 
 
-def fetched(order: Move, key: bytes) -> dict[int, U8]:
-    """The bytes of the order's blocks that lie on other nodes, by their number in the order.
+def fetched(order: Fetch, key: bytes) -> set[int]:
+    """Receives the blocks of an order; the numbers of those that came.
 
-    Those that were gone before they were here, or whose unit cannot be reached, are left out.
+    Left out are those that were gone before they were here, or whose unit cannot be reached.
     """
-    blocks = order.blocks
-    units = np.frombuffer(blocks.unit, "<i4").tolist()
-    columns = (blocks.offset, blocks.generation, blocks.nbytes)
-    places = list(zip(*(np.frombuffer(column, "<i8").tolist() for column in columns), strict=True))
-    found: dict[int, U8] = {}
-    for unit, remote in order.remotes.items():
-        wanted = {at: places[at] for at in range(len(units)) if units[at] == unit}
+    good: set[int] = set()
+    for unit in dict.fromkeys(block[0] for block in order.wanted):
+        wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
         try:
-            found.update(_from(unit, host_and_port(remote), key, wanted))
-        except (OSError, TransferQueueError):
-            continue
-    return found
+            good.update(_from(unit, host_and_port(order.remotes[unit]), key, order, wanted))
+        except (OSError, KeyError, TransferQueueError) as error:
+            logger.warning("%d blocks of storage unit %d cannot be fetched: %s", len(wanted), unit, error)
+    return good
 
 
-def _from(unit: int, address: tuple[str, int], key: bytes, wanted: dict[int, tuple[int, int, int]]) -> dict[int, U8]:
-    """What of these (offset, generation, nbytes) one unit still has."""
-    session = Session(f"move-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
+def _from(unit: int, address: tuple[str, int], key: bytes, order: Fetch, wanted: list[int]) -> list[int]:
+    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
     connection = Connection(address)
     try:
         connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS)
-        return dict(_blocks(session, connection, unit, wanted))
+        return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
     finally:
         connection.close()
         session.close()
 
 
-def _blocks(
-    session: Session, connection: Connection, unit: int, wanted: dict[int, tuple[int, int, int]]
-) -> Iterator[tuple[int, U8]]:
-    for at, (offset, generation, nbytes) in wanted.items():
-        buffer = np.empty(nbytes, np.uint8)
-        place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
-        length = np.array([nbytes], "<i8").tobytes()
-        whole = ReadPieces(unit, place[0], length, *place)
-        still = ReadPieces(unit, b"", b"", *place)
-        if nbytes and not _ask(session, connection, whole, [buffer.data]):
-            continue
-        if _ask(session, connection, still, []):
-            yield at, buffer
+def _receive(session: Session, connection: Connection, block: tuple[int, int, int, int], into: memoryview) -> bool:
+    """Whether a block has come, and was still what was wanted after that."""
+    unit, offset, generation, nbytes = block
+    for begin in range(0, nbytes, AT_ONCE):
+        part = into[begin : min(nbytes, begin + AT_ONCE)]
+        if not _ask(session, connection, (unit, offset, generation), [(offset + begin, part)]):
+            return False
+    return _ask(session, connection, (unit, offset, generation), [])
 
 
-def _ask(session: Session, connection: Connection, request: ReadPieces, into: list[memoryview]) -> bool:
-    sequence, frame = session.begin(request)
+def _ask(
+    session: Session, connection: Connection, block: tuple[int, int, int], parts: Sequence[tuple[int, memoryview]]
+) -> bool:
+    unit, offset, generation = block
+    starts, lengths = (
+        np.array(c, "<i8").tobytes() for c in ([at for at, _ in parts], [len(part) for _, part in parts])
+    )
+    place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
+    sequence, frame = session.begin(ReadPieces(unit, starts, lengths, *place))
     deadline = time.monotonic() + CALL_SECONDS
     try:
+        into = [part for _, part in parts]
         body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
         reply = outcome(session.answer(body).body)
         return isinstance(reply, Done) and bool(reply.value)

@@ -18,7 +18,7 @@ import numpy as np
 
 from transfer_queue.config import Settings
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, Move, RegisterUnit
+from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
 from transfer_queue.net.connection import Connection
 from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
@@ -29,7 +29,7 @@ from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.store_process import life_of, told
 from transfer_queue.node.unit_service import UnitService
 from transfer_queue.node.worker import Worker
-from transfer_queue.storage.effects import Effect
+from transfer_queue.storage.effects import Effect, Fetch
 from transfer_queue.storage.ownership import SlotFolder
 from transfer_queue.storage.paging import DiskRoom
 from transfer_queue.storage.room import ArenaRoom, Room
@@ -119,10 +119,10 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     def lost() -> None:
         threading.Thread(target=seek, name="seek controller", daemon=True).start()
 
-    def fetch(order: Move) -> None:
+    def fetch(order: Fetch, come: Callable[[set[int]], Iterable[Outgoing]]) -> None:
         def run() -> None:
-            brought = fetched(order, key)
-            server.call_soon(lambda: service.fetched(order, brought))
+            good = fetched(order, key)
+            server.call_soon(lambda: come(good))
 
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import numpy as np
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
@@ -34,9 +37,8 @@ from transfer_queue.net.server import Outgoing
 from transfer_queue.net.session import Session
 from transfer_queue.node.measuring import Meter
 from transfer_queue.node.service import EnvelopeService
-from transfer_queue.storage.effects import Answer, Effect, Report
+from transfer_queue.storage.effects import Answer, Effect, Fetch, Report
 from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.wire.copies import U8
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class UnitService(EnvelopeService):
 
     session: numbers what the unit tells its controller. registration: what it registers with, but for its extents.
     lost: called when the controller is gone, `connected` being expected. failed: called when the unit cannot go on.
-    fetch: called for a move of blocks that lie on other nodes, `fetched` being expected.
+    fetch: receives blocks from other nodes, and calls the function with the numbers of those that came, in the loop.
     meter: measures the process, for a controller that asks for it; None: nobody can.
     """
 
@@ -61,7 +63,7 @@ class UnitService(EnvelopeService):
         registration: Callable[[bytes], RegisterUnit],
         lost: Callable[[], None],
         failed: Callable[[], None],
-        fetch: Callable[[Move], None],
+        fetch: Callable[[Fetch, Callable[[set[int]], Iterable[Outgoing]]], None],
     ) -> None:
         super().__init__()
         self._controller: int | None = None  # the peer that is the controller, while it is connected
@@ -164,15 +166,22 @@ class UnitService(EnvelopeService):
             return self.carried_out(self._unit.move(order))
         self._unit.forget_move()
         self._fetching = order.number
-        self._fetch(order)
+        wanted = {at: block for at, block in enumerate(_blocks(order)) if block[0] in order.remotes}
+        memory = {at: np.empty(nbytes, np.uint8) for at, (_, _, _, nbytes) in wanted.items()}
+
+        def come(good: set[int]) -> list[Outgoing]:
+            if order.number != self._fetching:  # its controller has gone away meanwhile
+                return []
+            self._fetching = 0
+            here = {at: memory[at] for number, at in enumerate(memory) if number in good}
+            return self.carried_out(self._unit.move(order, here))
+
+        into = [buffer.data for buffer in memory.values()]
+        self._fetch(Fetch(order.number, list(wanted.values()), order.remotes, into), come)
         return []
 
-    def fetched(self, order: Move, brought: Mapping[int, U8]) -> list[Outgoing]:
-        """What a move needs of other nodes has come."""
-        if order.number != self._fetching:  # its controller has gone away meanwhile
-            return []
-        self._fetching = 0
-        return self.carried_out(self._unit.move(order, brought))
+    def _come(self, fetch: int, good: set[int]) -> list[Outgoing]:
+        return self.carried_out(self._unit.came(fetch, good, time.monotonic()))
 
     def _ordered(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
         """What the controller wants done."""
@@ -221,9 +230,19 @@ class UnitService(EnvelopeService):
             if isinstance(effect, Answer):
                 self._met(effect)
                 yield self.answer(effect.peer, effect.sequence, effect.reply, effect.payload)
+            elif isinstance(effect, Fetch):
+                self._fetch(effect, partial(self._come, effect.number))
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
                     logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
                 sequence, body = self._session.wrap(effect.body)
                 self._outstanding.add(sequence)
                 yield Outgoing(self._controller, body)
+
+
+def _blocks(order: Move) -> list[tuple[int, int, int, int]]:
+    """Unit, offset, generation and length of each block of an order."""
+    its = order.blocks
+    units = np.frombuffer(its.unit, "<i4").tolist()
+    columns = (np.frombuffer(column, "<i8").tolist() for column in (its.offset, its.generation, its.nbytes))
+    return list(zip(units, *columns, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -26,4 +26,18 @@ class Report:
     body: WriterGone | SpaceShort | Freed | Moved | Recalled | ExtentsGone | Measured
 
 
-Effect = Union[Answer, Report]
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Receive blocks from units on other nodes into memory here, and say which of them came.
+
+    number: of this fetch. wanted: unit, offset, generation and length of each block. remotes: unit -> "host:port".
+    into: where each goes.
+    """
+
+    number: int
+    wanted: Sequence[tuple[int, int, int, int]]
+    remotes: Mapping[int, str]
+    into: Sequence[memoryview]
+
+
+Effect = Union[Answer, Report, Fetch]

@@ -68,6 +68,9 @@ class Room(Protocol):
     def generation(self, offset: int) -> int:
         """Of what lies at this offset, now."""
 
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes themselves, to be written into."""
+
     def free(self, extent: Extent) -> None:
         """Nobody needs what lies in a leased extent."""
 
@@ -170,6 +173,10 @@ class ArenaRoom(Room):
     def generation(self, offset: int) -> int:
         """See `Room.generation`."""
         return self.arena.generation(offset)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """See `Room.view`."""
+        return self.arena.view(offset, nbytes).data
 
     def free(self, extent: Extent) -> None:
         """See `Room.free`. Generations come first: who has read there must see it before anybody writes there."""

@@ -38,7 +38,6 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages import (
-    DISK,
     MOVER,
     AnyRequest,
     Cancel,
@@ -46,6 +45,7 @@ from transfer_queue.messages import (
     ExtentsGone,
     Failure,
     Freed,
+    Keep,
     Lease,
     LeaseReply,
     Missed,
@@ -61,9 +61,11 @@ from transfer_queue.messages import (
 )
 from transfer_queue.storage.effects import Answer, Effect, Report
 from transfer_queue.storage.extents import Extent
+from transfer_queue.storage.kept import Kept
 from transfer_queue.storage.mover import MOVER_SLOT
 from transfer_queue.storage.ownership import Offer, Slots
 from transfer_queue.storage.recalls import Recalls
+from transfer_queue.storage.refusals import cancelled, drained, no_capacity
 from transfer_queue.storage.room import Moving, Room
 from transfer_queue.wire.copies import U8
 
@@ -138,6 +140,7 @@ class StorageUnit:
         self._parked: dict[tuple[int, int], _Parked] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
         self._recalls = Recalls(number, room, slots)
+        self._kept = Kept(room, self._lease_own, self._release_all)
         self.draining = False
         self._moving: Moving | None = None
         self._freed = 0
@@ -194,6 +197,8 @@ class StorageUnit:
                 return [Answer(peer, sequence, Done())]
             if isinstance(body, Missed):
                 return self._look_for(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
+            if isinstance(body, Keep):
+                return self._kept.asked(writer, peer, sequence, body, now)
             if isinstance(body, UnitStatus):
                 return [Answer(peer, sequence, self.room.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
@@ -205,6 +210,7 @@ class StorageUnit:
 
     def disconnected(self, peer: int, now: float) -> list[Effect]:
         """A connection ended: its parked leases are dropped, and a writer without another one is looked at."""
+        self._kept.left(peer)
         slot = self._peers.pop(peer, None)
         if slot is None:
             return []
@@ -244,6 +250,10 @@ class StorageUnit:
         self._moving = self.room.mover(self.number, order, self._lease_own, brought)
         return []
 
+    def came(self, fetch: int, good: set[int], now: float) -> list[Effect]:
+        """These blocks of a fetch have come; others were gone, or could not be reached."""
+        return [*self._kept.came(fetch, good, now), *self._serve()]
+
     def forget_move(self) -> None:
         """Whoever ordered the move under way is gone, and its extent is free again."""
         if self._moving is not None:
@@ -255,10 +265,7 @@ class StorageUnit:
     def drained(self, draining: bool) -> list[Effect]:
         """The controller says whether everything is moved off here, so that writers get no space."""
         self.draining = draining
-        return self._refuse_all(Failure("CapacityError", self._drains())) if draining else []
-
-    def _drains(self) -> str:
-        return f"storage unit {self.number} is being drained and leases nothing; write to another one"
+        return self._refuse_all(Failure("CapacityError", drained(self.number))) if draining else []
 
     def _lease_own(self, nbytes: int) -> Extent | None:
         """Space for what the unit itself copies."""
@@ -298,8 +305,8 @@ class StorageUnit:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
         due = min(due, self._probe_at, self._recalls.due(bool(self._parked)))
-        trims = self.room.due()
-        due = due if trims is None else min(due, trims)
+        for other in (self.room.due(), self._kept.due()):
+            due = due if other is None else min(due, other)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
@@ -307,6 +314,7 @@ class StorageUnit:
         effects: list[Effect] = [] if self._moving is None else self._go_on()
         if self.room.turn(now):
             self._recalls.look_at(self._with_extents())
+        self._kept.turn(now)
         effects += self._recall(now)
         if any(parked.deadline <= now for parked in self._parked.values()):
             effects += self._serve()  # others on this machine may have left room in the file system
@@ -381,7 +389,7 @@ class StorageUnit:
     def _lease(self, writer: str, peer: int, sequence: int, body: Lease, now: float) -> list[Effect]:
         slot = self._slot(writer, body.slot)
         if self.draining:
-            raise CapacityError(self._drains())
+            raise CapacityError(drained(self.number))
         if body.nbytes <= 0 or body.want < body.nbytes:
             raise InvalidArgumentError(f"a lease of {body.nbytes} bytes, {body.want} wanted: it must be one or more, "
                                        f"and no more than wanted")  # fmt: skip
@@ -392,7 +400,7 @@ class StorageUnit:
             self._parked[key].peer = peer
             return []
         if sequence in slot.cancelled:
-            return [Answer(peer, sequence, _cancelled(sequence))]
+            return [Answer(peer, sequence, cancelled(sequence))]
         granted = self._granted(slot, sequence)
         if granted is not None:
             return [Answer(peer, sequence, self._describe(granted))]
@@ -453,7 +461,7 @@ class StorageUnit:
             return [Answer(peer, sequence, Done(False))]
         parked = self._parked.pop((slot.number, body.sequence), None)
         if parked is not None:
-            failure = Answer(parked.peer, body.sequence, _cancelled(body.sequence))
+            failure = Answer(parked.peer, body.sequence, cancelled(body.sequence))
             return [failure, Answer(peer, sequence, Done(True))]
         slot.cancelled[body.sequence] = None  # it may still be on its way, on a connection that was given up
         if len(slot.cancelled) > _RECENT_GRANTS:
@@ -509,6 +517,8 @@ class StorageUnit:
 
     def _recall(self, now: float) -> list[Effect]:
         """Where writers wait, takes what others have leased and do not use; else what they have not used for long."""
+        if self._parked and self._kept.give_way():
+            return [*self._serve(), *self._recall(now)]
         return self._serve() if self._recalled(self._recalls.some(bool(self._parked), self._with_extents, now)) else []
 
     def _recalled(self, found: list[Offer]) -> bool:
@@ -532,8 +542,9 @@ class StorageUnit:
         """Frees those of these extents that are leased."""
         for number in extents:
             extent = self.table.get(number)
-            if extent is None:
+            if extent is None or self._kept.is_filling(number):
                 continue
+            self._kept.forget(number)
             self.room.free(extent)
             self._recalls.forget(number)
             if extent.slot in self._gone and not self.table.count(extent.slot):
@@ -572,20 +583,7 @@ class StorageUnit:
         return LeaseReply(extent.number, extent.offset, extent.length, self.room.generation(extent.offset))
 
     def _refusal(self, parked: _Parked, now: float) -> Answer:
-        status = self.room.status()
-        where = f", the disk at {self.room.folder}" if status.tier == DISK else ""
-        waited = f" after {now - parked.since:.1f} s" if now > parked.since else ""
-        advice = "clear samples, let consumers catch up, or raise the capacity of storage"
-        if parked.nbytes > status.capacity:
-            advice = "write smaller batches, or raise the capacity of storage"
-        elif len(self._parked) >= self._limits.parked:
-            advice += f" ({len(self._parked)} leases wait already, which is the limit)"
-        text = (
-            f"no capacity in storage unit {self.number}{where}{waited}: {parked.nbytes} bytes wanted in one piece, "
-            f"capacity {status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}"
-        )
-        return Answer(parked.peer, parked.sequence, Failure("CapacityError", text))
-
-
-def _cancelled(sequence: int) -> Failure:
-    return Failure("WaitTimeoutError", f"request {sequence} was cancelled by its client while it waited for space")
+        crowd = len(self._parked) if len(self._parked) >= self._limits.parked else 0
+        status, waited = self.room.status(), now - parked.since
+        failure = no_capacity(self.number, status, self.room.folder, parked.nbytes, waited, crowd)
+        return Answer(parked.peer, parked.sequence, failure)

@@ -230,6 +230,10 @@ class VirtualRoom(Room):
         """See `Room.take_slot`."""
         return self._names.take_slot()
 
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """See `Room.view`: nothing can be written into names."""
+        raise ProtocolError("a unit of an external store has no bytes of its own to write into")
+
     def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
         """See `Room.lease`."""
         if slot == MOVER_SLOT or self.wanting(nbytes) > self._free:

@@ -390,8 +390,10 @@ class Cluster:
         for effect in [*effects, *unit.confirmed(), *unit.shortage()]:
             if isinstance(effect, unit_effects.Answer):
                 self._answer(effect.peer, effect.sequence, effect.reply)
-            else:
+            elif isinstance(effect, unit_effects.Report):
                 self._from_unit(unit, effect.body)
+            else:
+                raise AssertionError("all units of a simulation are on one node")
 
     def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
         """Carries out what a unit says to the controller."""

@@ -7,7 +7,7 @@ are neighbours there are neighbours in the buffer, and come as one piece. Pure n
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -51,7 +51,7 @@ class Elsewhere:
     """The blocks of a lookup that lie in units elsewhere, in the order of their units and places there.
 
     reply: the lookup's, naming their places in a buffer of `nbytes` bytes. units, offsets, generations, lengths: where
-    each block lies and how long it is; at: where in the buffer. All columns are i8.
+    each block lies and how long it is; at: where in the buffer; numbers: of each in the reply. All columns are i8.
     """
 
     reply: LookupReply
@@ -61,6 +61,14 @@ class Elsewhere:
     generations: I8
     lengths: I8
     at: I8
+    numbers: I8
+
+    def wanted(self, pieces: Sequence[Pieces]) -> I8:
+        """How many bytes the pieces take of each block."""
+        out = np.zeros(len(self.at), np.int64)
+        for each in pieces:
+            np.add.at(out, np.searchsorted(self.at, each.at, "right") - 1, each.lengths)
+        return out
 
     def of(self, unit: int) -> NDArray[np.bool_]:
         """Which of the blocks lie in this unit."""
@@ -135,4 +143,5 @@ def elsewhere(reply: LookupReply, units: Container[int]) -> Elsewhere | None:
         generations[chosen],
         lengths[chosen],
         at,
+        chosen,
     )

@@ -1,0 +1,34 @@
+"""What a storage unit tells writers that get no space, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transfer_queue.messages import DISK, Failure, UnitStatusReply
+
+
+def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, waited: float, crowd: int) -> Failure:
+    """There is no room for nbytes. folder: of the unit's room. waited: seconds. crowd: leases that wait, where they are
+    too many; else 0."""
+    where = f", the disk at {folder}" if status.tier == DISK else ""
+    after = f" after {waited:.1f} s" if waited > 0 else ""
+    advice = "clear samples, let consumers catch up, or raise the capacity of storage"
+    if nbytes > status.capacity:
+        advice = "write smaller batches, or raise the capacity of storage"
+    elif crowd:
+        advice += f" ({crowd} leases wait already, which is the limit)"
+    return Failure(
+        "CapacityError",
+        f"no capacity in storage unit {unit}{where}{after}: {nbytes} bytes wanted in one piece, capacity "
+        f"{status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}",
+    )
+
+
+def cancelled(sequence: int) -> Failure:
+    """A lease was taken back by who wanted it."""
+    return Failure("WaitTimeoutError", f"request {sequence} was cancelled by its client while it waited for space")
+
+
+def drained(unit: int) -> str:
+    """Everything is moved off the unit."""
+    return f"storage unit {unit} is being drained and leases nothing; write to another one"
