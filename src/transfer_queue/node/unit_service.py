@@ -188,6 +188,7 @@ class UnitService(EnvelopeService):
         if isinstance(request, Refuse):
             return self.carried_out(self._unit.refuse(request.words))
         if isinstance(request, Move):
+            _check_columns(request)
             return self._move(request)
         if isinstance(request, Drained):
             return self.carried_out(self._unit.drained(request.draining))
@@ -246,3 +247,13 @@ def _blocks(order: Move) -> list[tuple[int, int, int, int]]:
     units = np.frombuffer(its.unit, "<i4").tolist()
     columns = (np.frombuffer(column, "<i8").tolist() for column in (its.offset, its.generation, its.nbytes))
     return list(zip(units, *columns, strict=True))
+
+
+def _check_columns(order: Move) -> None:
+    """Raises ProtocolError where an order's columns do not fit together."""
+    its = order.blocks
+    fours = (its.unit, its.rows, its.schema, its.dims)
+    eights = (its.offset, its.generation, its.nbytes)
+    counts = {len(column) / 4 for column in fours} | {len(column) / 8 for column in eights}
+    if len(counts) != 1 or counts.pop() % 1:
+        raise ProtocolError("a controller orders a move of blocks whose columns are not of one length")

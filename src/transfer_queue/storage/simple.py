@@ -196,6 +196,8 @@ class StorageUnit:
                 self.room.write(self.room.table.get(body.extent) if mine else None, body, payload)
                 return [Answer(peer, sequence, Done())]
             if isinstance(body, Missed):
+                if len(body.extents) % 8:
+                    raise ProtocolError("extents that are missed are no whole numbers of 8 bytes")
                 return self._look_for(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
             if isinstance(body, Keep):
                 return self._kept.asked(writer, peer, sequence, body, now)
