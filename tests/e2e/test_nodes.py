@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,8 +22,9 @@ from transfer_queue.config import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.node.launcher import RunningSystem, start_local
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.startup import Seat
 
 LOOPBACK = "127.0.0.1"
@@ -58,9 +61,10 @@ class Nodes:
             SystemFolder(system.folder).sweep()  # of a lost one, as its next start does
 
 
-def start(units: list[int], **storage: object) -> Nodes:
+def start(units: list[int], tls: dict[str, str] | None = None, **storage: object) -> Nodes:
     """A node for each of these numbers, with so many units."""
-    settings = Settings.from_config({"backend": {"SimpleStorage": {"num_data_storage_units": 2, **storage}}})
+    conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 2, **storage}}, "security": {"tls": tls}}
+    settings = Settings.from_config(conf)
     config = {"settings": settings.to_json()}
     name = f"nodes-{uuid.uuid4().hex[:8]}"
     nodes = Nodes([start_local(name, config, seat=Seat("node-0", LOOPBACK, units[0]))])
@@ -247,5 +251,27 @@ def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
                 numbers(first, "there")
             put_numbers(first, "there")
             assert torch.equal(numbers(first, "there"), torch.arange(100))
+    finally:
+        nodes.stop()
+
+
+PEM = Path(__file__).parent.parent / "net" / "certificates"
+
+
+def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None:
+    files = {"certificate": "member.crt", "private_key": "member.key", "authority": "authority.crt"}
+    nodes = start([1, 1], tls={name: str(PEM / file) for name, file in files.items()})
+    try:
+        with nodes.client(0) as first, nodes.client(1) as second:
+            data = mixed(500)
+            meta = first.put(data, partition_id="p")
+            same(second.get_data(meta), data)
+            same(asyncio.run(second.async_get_data(meta)), data)
+            put_numbers(second, "q")
+            first.drain_unit(nodes.units()["node-1"], timeout=SECONDS)
+            assert torch.equal(numbers(first, "q"), torch.arange(100))
+        with socket.create_connection(host_and_port(nodes.systems[0].description.remote), SECONDS) as plain:
+            plain.sendall(ClientHandshake("client", "c", nodes.systems[0].key).start())
+            assert b"TLS" in plain.recv(4096)
     finally:
         nodes.stop()

@@ -30,6 +30,7 @@ class Onlooker:
             lambda target: system.controller,
             log_of=system.log_of,
             alive=lambda target: system.alive(),
+            tls=system.tls,
         )
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:

@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -55,6 +55,9 @@ from transfer_queue.wire.copies import U8
 from transfer_queue.wire.locate import Memory
 from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces
 
+if TYPE_CHECKING:
+    import ssl
+
 T = TypeVar("T")
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
@@ -70,6 +73,10 @@ class SystemAddress(Protocol):
     @property
     def key(self) -> bytes:
         """The system's key."""
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections to other nodes use."""
 
     @property
     def node(self) -> str:
@@ -103,7 +110,9 @@ class ClientState:
         self.system = system
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
-        self.session = Session(self.client_id, system.key, self._resolve, log_of=system.log_of, alive=self._returns)
+        self.session = Session(
+            self.client_id, system.key, self._resolve, log_of=system.log_of, alive=self._returns, tls=system.tls
+        )
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
         self._lock = threading.Lock()

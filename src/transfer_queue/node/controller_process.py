@@ -21,6 +21,7 @@ from transfer_queue.core.offload import Watermarks
 from transfer_queue.errors import SamplerError
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.segment import Clock
+from transfer_queue.net.secrecy import server_context
 from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.journaling import Journaling
@@ -84,8 +85,9 @@ def build_controller(
     )  # requests to a controller carry none
     service.attach(server.call_soon)
     controller.of_connections = server.counters
+    secret = server_context(settings.tls)
     for listener in sockets.controller:
-        server.inherit(listener)
+        server.inherit(listener, secret)
     if sockets.metrics is not None:
         _serve_metrics(server, service, controller, sockets.metrics)
     return server

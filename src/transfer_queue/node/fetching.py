@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,14 +17,17 @@ from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.paths import host_and_port
 from transfer_queue.storage.effects import Fetch
 
+if TYPE_CHECKING:
+    import ssl
+
 CALL_SECONDS = 30.0  # for one answer of another unit
 AT_ONCE = 256 << 20  # bytes of one answer
 
 logger = logging.getLogger(__name__)
 
 
-def fetched(order: Fetch, key: bytes) -> set[int]:
-    """Receives the blocks of an order; the numbers of those that came.
+def fetched(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
+    """Receives the blocks of an order; the numbers of those that came. key, tls: of the system.
 
     Left out are those that were gone before they were here, or whose unit cannot be reached.
     """
@@ -31,17 +35,19 @@ def fetched(order: Fetch, key: bytes) -> set[int]:
     for unit in dict.fromkeys(block[0] for block in order.wanted):
         wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
         try:
-            good.update(_from(unit, host_and_port(order.remotes[unit]), key, order, wanted))
+            good.update(_from(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
         except (OSError, KeyError, TransferQueueError) as error:
             logger.warning("%d blocks of storage unit %d cannot be fetched: %s", len(wanted), unit, error)
     return good
 
 
-def _from(unit: int, address: tuple[str, int], key: bytes, order: Fetch, wanted: list[int]) -> list[int]:
+def _from(
+    unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
+) -> list[int]:
     session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
     connection = Connection(address)
     try:
-        connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS)
+        connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS, tls)
         return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
     finally:
         connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import logging
 import os
@@ -18,17 +19,21 @@ import sys
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
 from transfer_queue import config as environment_of
 from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
+from transfer_queue.net.secrecy import client_context
 from transfer_queue.net.session import Target
 from transfer_queue.node import processes, samplers, startup
 from transfer_queue.node.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder, no_link
 from transfer_queue.node.presence import Presence
+
+if TYPE_CHECKING:
+    import ssl
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
@@ -68,6 +73,11 @@ class RunningSystem:
 
     def __repr__(self) -> str:
         return f"<system {self.name} at {self.folder}, {self.describe()}>"
+
+    @functools.cached_property
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections to other nodes use; None: nothing. InvalidArgumentError where its files cannot be read."""
+        return client_context(self.description.tls)
 
     @property
     def owned(self) -> bool:

@@ -49,7 +49,7 @@ class Description(msgspec.Struct, frozen=True):
 
     node: which of the system's nodes this folder is on, "" where it has but one. controller: the path of its socket, or
     its "host:port" where the controller is on another node. remote: "host:port" where the controller of this folder
-    listens for other nodes; "" where it does not.
+    listens for other nodes; "" where it does not. tls: `Settings.tls`, for connections to other nodes.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Description(msgspec.Struct, frozen=True):
     protocol: int = PROTOCOL_VERSION
     node: str = ""
     remote: str = ""
+    tls: dict[str, str] | None = None
 
     @property
     def is_outpost(self) -> bool:

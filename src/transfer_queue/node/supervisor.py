@@ -249,6 +249,7 @@ class Supervisor:
             controller=self._controller,
             node=start.seat.node,
             remote=self._remote,
+            tls=self._settings.tls,
         )
 
     def _bring(self, child: Child) -> None:

@@ -20,6 +20,7 @@ from transfer_queue.config import Settings
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
 from transfer_queue.net.connection import Connection
+from transfer_queue.net.secrecy import client_context, server_context
 from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.arenas import take_up, take_up_names
@@ -77,7 +78,8 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     room, slots, share, store = _room(system, number, place, settings, lambda run, then: begin_beside(run, then))
     name = place.name(number)
-    session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit")
+    tls = client_context(settings.tls)
+    session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit", tls=tls)
 
     def registration(extents: bytes) -> RegisterUnit:
         when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
@@ -121,7 +123,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     def fetch(order: Fetch, come: Callable[[set[int]], Iterable[Outgoing]]) -> None:
         def run() -> None:
-            good = fetched(order, key)
+            good = fetched(order, key, tls)
             server.call_soon(lambda: come(good))
 
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
@@ -129,8 +131,9 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
     server = Server(service, key, max_payload=MOST_WRITTEN, idle=service.idle, longest=service.load.longest)
     service.meter = Meter(server, service.load)
+    secret = server_context(settings.tls)
     for listener in place.listeners:
-        server.inherit(listener)
+        server.inherit(listener, secret)
 
     def begin() -> Iterator[Outgoing]:
         peer = server.adopt(connection.sock)  # not before: what it says would come from nobody that the service knows
@@ -166,7 +169,7 @@ def _connected(session: Session) -> Connection:
     connection = Connection(address)
     try:
         deadline = time.monotonic() + CALL_SECONDS
-        connection.connect(address, session.role, session.client_id, session.key, deadline)
+        connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
     except BaseException:
         connection.close()
         raise
