@@ -1,0 +1,113 @@
+"""An arena on disk: what its unit writes is not held in memory, and nothing is made resident ahead."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transfer_queue.messages import DISK, MEMORY, Blocks, Move
+from transfer_queue.node.mounts import mount_of
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.extents import GRANULE, Extent
+from transfer_queue.storage.paging import A_TURN, PAUSES, DiskRoom
+from transfer_queue.storage.room import ArenaRoom
+
+SIZE = 16 * GRANULE
+
+
+def held(path: Path, offset: int, length: int) -> int:
+    """How many bytes of this part of a file the kernel has in memory."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), length, offset=offset) as mapping:
+        pages = (ctypes.c_ubyte * (length // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapping)
+        address = ctypes.c_void_p(ctypes.addressof(first))
+        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(length), pages) == 0
+        del first
+        return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+def move(room: ArenaRoom, source: Arena, offset: int, nbytes: int) -> tuple[Extent, bytes]:
+    """Has a block of another arena copied; the extent, and what lies there."""
+
+    def column(value: int, kind: str) -> bytes:
+        return np.array([value], kind).tobytes()
+
+    blocks = Blocks(
+        column(7, "<i4"), column(offset, "<i8"), column(source.generation(offset), "<i8"), column(nbytes, "<i8"),
+        column(1, "<i4"), column(0, "<i4"), column(0, "<i4"), [[]], [b""],
+    )  # fmt: skip
+    mover = room.mover(1, Move(1, blocks, {7: str(source.folder)}), lambda n: room.lease(0, n, 0))
+    while (answer := mover.step()) is None:
+        pass
+    mover.close()
+    assert mover.extent is not None
+    (at,) = np.frombuffer(answer.offsets, "<i8").tolist()
+    return mover.extent, room.arena.view(at, nbytes).tobytes()
+
+
+def test_what_was_moved_there_is_let_go_of(tmp_path: Path) -> None:
+    if mount_of(tmp_path)[0] in ("tmpfs", "ramfs"):
+        pytest.skip("the folder of tests is in memory itself")
+    source = Arena.create(tmp_path / "memory", SIZE)
+    source.grow(SIZE)
+    source.memory[:SIZE] = np.random.default_rng(1).integers(0, 256, SIZE, "u1")
+    room = DiskRoom(Arena.create(tmp_path / "disk", SIZE, DISK))
+    extent, found = move(room, source, 0, 5 * GRANULE)
+    assert found == source.view(0, 5 * GRANULE).tobytes()
+    file = os.open(room.folder / "arena", os.O_RDWR)
+    os.fsync(file)  # what its unit does not wait for
+    os.close(file)
+    now = 100.0
+    assert room.due() == 0.0
+    for pause in PAUSES:
+        room.turn(now)
+        due = room.due()
+        assert due is not None
+        assert due >= now + pause
+        now = due
+    room.turn(now)
+    assert room.due() is None or room.due() > now  # type: ignore[operator]
+    assert held(room.folder / "arena", extent.offset, extent.length) == 0
+    reader = Arena.open(room.folder)
+    assert reader.view(extent.offset, 5 * GRANULE).tobytes() == found, "it is read back"
+    assert held(room.folder / "arena", extent.offset, extent.length) == extent.length
+    for arena in (source, room.arena, reader):
+        arena.close()
+
+
+def test_many_are_let_go_of_in_turns(tmp_path: Path) -> None:
+    source = Arena.create(tmp_path / "memory", SIZE)
+    source.grow(SIZE)
+    room = DiskRoom(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
+    for _ in range(A_TURN + 3):
+        move(room, source, 0, 100)
+    room.turn(0.0)
+    assert room.due() == PAUSES[0]
+    room.turn(PAUSES[0])
+    assert room.due() == PAUSES[0], "the rest is next"
+    room.turn(PAUSES[0])
+    assert room.due() == PAUSES[0] + PAUSES[1]
+    for arena in (source, room.arena):
+        arena.close()
+
+
+@pytest.mark.parametrize("tier", [MEMORY, DISK])
+def test_idle_units_make_memory_resident_alone(tmp_path: Path, tier: str) -> None:
+    """On disk that would write zeros, which would then be in memory."""
+    arena = Arena.create(tmp_path / tier, SIZE, tier)
+    room = DiskRoom(arena) if tier == DISK else ArenaRoom(arena)
+    for _ in range(100):
+        if not room.idle(short=False):
+            break
+    assert (arena.warm > 0) == (tier == MEMORY)
+    assert arena.held == SIZE, "space is allocated ahead on both"
+    assert room.status().tier == tier
+    arena.close()
+    again = Arena.reopen(tmp_path / tier, tier)
+    assert again.tier == tier
+    again.close()
