@@ -154,7 +154,8 @@ class Moves:
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:
-        return offload.excess(self.state, self.marks, self.short)
+        # asked after every event, so that it must cost nothing where there is no disk
+        return offload.excess(self.state, self.marks, self.short) if self.state.disks else {}
 
     def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | Drained]]]:
         """A little of a plan; records to apply at once, and orders to units."""
@@ -175,8 +176,8 @@ class Moves:
     def _stamp(self) -> _Stamp:
         """Changes with whatever may make a plan worth while."""
         published = self.state.next_block - self._made if self.state.draining else 0
-        leased = self.state.blocks.leased_in
-        over = tuple((unit, leased.get(unit, 0)) for unit in self._excess())
+        leased, excess = self.state.blocks.leased_in, self._excess()
+        over = tuple((unit, leased.get(unit, 0)) for unit in excess) if excess else ()
         return self.state.blocks.changes, published, self._nudges, over
 
     def _run(self, now: float) -> None:

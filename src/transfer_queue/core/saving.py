@@ -100,4 +100,5 @@ def _restore(state: State, tree: Any) -> None:
     state.losses = tree["losses"]
     state.draining = set(tree["draining"])
     state.origins = dict(tree["origins"])
-    state.units = {unit.unit: unit for unit in msgspec.convert(tree["units"], list[UnitInfo])}
+    for unit in msgspec.convert(tree["units"], list[UnitInfo]):
+        state.enter_unit(unit)

@@ -17,7 +17,7 @@ from transfer_queue.core.leases import Lease
 from transfer_queue.core.losses import Loss, holding
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.waiting import Waiting, WaitingRoom
-from transfer_queue.messages import MOVER, AnyReply, Place, UnitInfo
+from transfer_queue.messages import DISK, MOVER, AnyReply, Place, UnitInfo
 
 MAX_RUNS = 4096  # of finished sequences that are remembered of one client
 MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
@@ -79,7 +79,7 @@ class State:
 
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
     lost_units: number -> when, of those that will not come back. losses: how often values were lost.
-    draining: those that everything is to be moved off.
+    disks: those on disk (derived). draining: those that everything is to be moved off.
     aging: the partitions that drop rows by their age (derived). counted: how many rows there are (derived).
     origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
     capacity: most rows at a time, None without limit (configuration, not replayed).
@@ -104,6 +104,7 @@ class State:
         self.clients: dict[str, Kept] = {}
         self.fenced: dict[str, None] = {}
         self.units: dict[int, UnitInfo] = {}
+        self.disks: set[int] = set()
         self.lost_units: dict[int, str] = {}
         self.losses = 0
         self.draining: set[int] = set()
@@ -116,7 +117,7 @@ class State:
 
     def units_of(self, tier: str) -> set[int]:
         """The storage units of a tier (`messages.MEMORY`, `messages.DISK`)."""
-        return {number for number, unit in self.units.items() if unit.tier == tier}
+        return self.disks if tier == DISK else self.units.keys() - self.disks
 
     def apply(self, record: r.AnyRecord) -> None:
         """Takes one record in."""
@@ -128,6 +129,11 @@ class State:
         self.counted.changed(partition.name)
         if partition.options.keep_seconds is not None:
             self.aging[partition.name] = partition
+
+    def enter_unit(self, unit: UnitInfo) -> None:
+        """Adds a storage unit, or what is new of it."""
+        self.units[unit.unit] = unit
+        (self.disks.add if unit.tier == DISK else self.disks.discard)(unit.unit)
 
     def _changed(self, name: str) -> Partition:
         """The partition, under a new version."""
@@ -309,7 +315,7 @@ class State:
         self.clients.pop(record.client, None)
 
     def _unit_registered(self, record: r.UnitRegistered) -> None:
-        self.units[record.unit] = UnitInfo(
+        info = UnitInfo(
             record.unit,
             record.address,
             record.arena,
@@ -321,9 +327,11 @@ class State:
             record.capacity,
             record.store,
         )
+        self.enter_unit(info)
 
     def _unit_lost(self, record: r.UnitLost) -> None:
         self.units.pop(record.unit)
+        self.disks.discard(record.unit)
         self.draining.discard(record.unit)
         self.lost_units[record.unit] = record.when
         self._lose(lambda units, extents: units == record.unit, record.unit, record.when)
