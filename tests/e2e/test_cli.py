@@ -13,7 +13,15 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.cli.table import table
-from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
+from transfer_queue.messages import (
+    DISK,
+    MEMORY,
+    FieldProgress,
+    PartitionProgress,
+    SystemStatus,
+    TaskProgress,
+    UnitProgress,
+)
 
 NAME = "cli"
 
@@ -110,6 +118,17 @@ def test_table_of_everything() -> None:
     assert lines[1].split() == ["field", "x", "produced", "4/5", "int64[3]"]
     assert lines[2].split() == ["task", "t", "consumed", "1/5", "2", "claims", "wait,", "the", "longest", "3.2", "s"]
     assert table(SystemStatus([], {})) == "no partitions"
+
+
+def test_bytes_by_tier_are_shown_where_there_are_two() -> None:
+    memory = [UnitProgress(0, MEMORY, 8 << 20, 3 << 20), UnitProgress(1, MEMORY, 8 << 20, 2 << 20, True)]
+    assert table(SystemStatus([], {}, units=memory)) == "no partitions"
+    disk = UnitProgress(2, DISK, 64 << 20, 1 << 20)
+    shown = table(SystemStatus([], {}, units=[*memory, disk])).splitlines()
+    assert shown[2:] == [
+        "storage in memory: 5.0 of 16.0 MiB leased, units: 2, being drained: 1",
+        "storage on disk: 1.0 of 64.0 MiB leased, units: 1",
+    ]
 
 
 def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess[str]) -> None:
