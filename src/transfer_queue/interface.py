@@ -160,7 +160,7 @@ def save_checkpoint(
 
     It is one moment of the system, however long the copying takes and whatever goes on meanwhile. The older checkpoint
     stays until the new one is whole and on the disk, also if this process or the machine dies; samples that it holds
-    already, of the same running system, are linked to and not written again. Requires to run on the system's machine.
+    already, of the same running system, are linked to and not written again.
 
     include_storage: of other stores; SimpleStorage always saves its samples. metadata: JSON values of the user's, kept
     under "user_metadata" in the folder's metadata.json.
@@ -192,7 +192,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
 
     Everything is checked first. Counters of global indexes go on where the higher of both was, and metadata of samples
     from before is refused (StaleMetadataError). Those who wait go on waiting, for what is there now. There must be room
-    for the checkpoint's samples beside those that the system has. Requires to run on the system's machine.
+    for the checkpoint's samples beside those that the system has.
 
     Raises:
         NotInitializedError: there is no system. CheckpointNotFoundError: no folder there, or not all of a checkpoint

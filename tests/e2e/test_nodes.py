@@ -17,6 +17,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.calls import Call
+from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.config import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
@@ -275,3 +276,23 @@ def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None
             assert b"TLS" in plain.recv(4096)
     finally:
         nodes.stop()
+
+
+def test_a_checkpoint_is_saved_and_loaded_from_any_node(three: Nodes, tmp_path: Path) -> None:
+    with three.client(0) as first, three.client(1) as second, three.client(2) as third:
+        data = [mixed(60, seed) for seed in range(3)]
+        for client, its in zip((first, second, third), data, strict=True):
+            client.kv_batch_put([f"{its['uid'][0]}-{n}" for n in range(60)], "saved", fields=its)
+        cut = third.begin_checkpoint()
+        third.save_storage_checkpoint(tmp_path / "c", cut=cut)
+        third.save_controller_checkpoint(tmp_path / "c" / STATE, cut=cut)
+        assert third.end_checkpoint(cut)
+        first.clear_partition("saved")
+        for client in (third, second):
+            client.load_storage_checkpoint(tmp_path / "c")
+            client.load_controller_checkpoint(tmp_path / "c" / STATE)
+            for reader in (first, second, third):
+                for its in data:
+                    same(reader.kv_batch_get([f"{its['uid'][0]}-{n}" for n in range(60)], "saved"), its)
+        first.clear_partition("saved")
+        assert not [file for system in three.systems for file in system.states.iterdir()]

@@ -23,7 +23,6 @@ from transfer_queue.core.relocation import Columns
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.storage.base import Bytes, Reserved
 from transfer_queue.storage.block_file import BlockFile, aligned, write_blocks
-from transfer_queue.storage.extents import GRANULE
 
 PIECE = 16 << 20
 """Bytes that a load reserves at once; a larger block is reserved alone."""
@@ -195,11 +194,10 @@ def placed(source: Source, piece: np.ndarray, within: np.ndarray, reserved: list
     return found or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
 
 
-def stale(blocks: Columns, generations: Callable[[int], np.ndarray]) -> int:
-    """How many blocks do not lie any more where they did."""
-    count = 0
-    for unit in np.unique(blocks["unit"]).tolist():
-        mine = blocks["unit"] == unit
-        now = generations(unit)[blocks["offset"][mine] // GRANULE]
-        count += int((now != blocks["generation"][mine].view("<u8")).sum())
-    return count
+def stale(blocks: Columns, is_stale: Callable[[int, np.ndarray, np.ndarray], bool]) -> bool:
+    """Whether blocks do not lie any more where they did. is_stale: whether some of these in a unit do not."""
+    units = blocks["unit"]
+    return any(
+        is_stale(unit, blocks["offset"][units == unit], blocks["generation"][units == unit])
+        for unit in np.unique(units).tolist()
+    )

@@ -19,6 +19,7 @@ import numpy as np
 from transfer_queue.client import checkpoint_data, checkpoint_folder
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
+from transfer_queue.client.distant import fetch_state, remove_sent, send_state
 from transfer_queue.client.transfers import UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.relocation import needed, relocate
@@ -59,6 +60,8 @@ class CheckpointOperations(Transfers):
             path = self._state.system.states / name
             blocks = BlockTable()
             with _there():
+                if not self._state.system.shares_states:
+                    fetch_state(self._state.session, name, path)
                 blocks.restore(state_file.read(path)["state"]["blocks"])
             return Cut(name, reply.origin, path, needed(blocks), reply.origins)
         except BaseException as error:
@@ -68,7 +71,8 @@ class CheckpointOperations(Transfers):
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
         """Lets go of a cut. True if it held until now, so that what was copied is whole."""
         external = self._state.settings.storage_backend != "SimpleStorage"  # of which no bytes are copied
-        gone = 0 if external else checkpoint_data.stale(cut.blocks, lambda unit: self._state.arena(unit).generations)
+        gone = not external and checkpoint_data.stale(cut.blocks, self._state.stale)
+        self._forget_copy(cut.name)
         held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
         return bool(held) and not gone
 
@@ -116,7 +120,7 @@ class CheckpointOperations(Transfers):
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
             with checkpoint_folder.replacing(folder / checkpoint_folder.STORAGE) as draft:
-                checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.memory)
+                checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.memory_anywhere)
                 if cut is None and not (yield from self.end_checkpoint(made, timeout=timeout)):
                     raise checkpoint_folder.broken(folder)
         except BaseException as error:
@@ -153,10 +157,7 @@ class CheckpointOperations(Transfers):
                 for size in sizes:
                     # what is loaded is not published yet, so that it is no use to wait until it is moved to disk
                     reserved.append((yield from self._reserve(size, timeout, patience=0.0)))
-                spaces = [
-                    [self._state.arena(place.unit).view(place.offset, space.nbytes) for place in space.places]
-                    for space in reserved
-                ]
+                spaces = [[self._state.space_in(place, space.nbytes) for place in space.places] for space in reserved]
                 checkpoint_data.copy_in(source, piece, within, spaces)
             except Exception:
                 for space in reserved:
@@ -189,6 +190,8 @@ class CheckpointOperations(Transfers):
             lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
             relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
             state_file.write(sent, {**tree, "state": saved(state)}, sync=False)
+            if not self._state.system.shares_states:
+                send_state(self._state.session, sent, name)
             yield from self._ask(LoadState(name), Done, timeout, parked=STATE_SECONDS)
         except BaseException as error:
             refused = isinstance(error, Exception) and not isinstance(error, UNCERTAIN)
@@ -200,14 +203,22 @@ class CheckpointOperations(Transfers):
             raise
         finally:
             sent.unlink(missing_ok=True)
+            if not self._state.system.shares_states:
+                remove_sent(self._state.session, name)
         for each in loaded.reserved:
             space.published(each)
         yield from self._state.tell_closed()
 
     # ------------------------------------------------------------ shared
 
+    def _forget_copy(self, name: str) -> None:
+        """Removes the copy of a state file, which a client on another node than the controller's has made."""
+        if not self._state.system.shares_states:
+            (self._state.system.states / name).unlink(missing_ok=True)
+
     def _end_badly(self, name: str, error: BaseException | None) -> Operation[None]:
         """Ends a cut of which nothing came. After an interruption nothing may be asked: the next save does it."""
+        self._forget_copy(name)
         if error is None or isinstance(error, Exception):
             with contextlib.suppress(TransferQueueError):
                 yield Call(CONTROLLER, EndCheckpoint(name))

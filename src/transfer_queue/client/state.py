@@ -20,6 +20,7 @@ import numpy as np
 from transfer_queue.client import stores
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Loaded
+from transfer_queue.client.distant import DistantArena, DistantSpace
 from transfer_queue.client.elsewhere import bring, received
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held, Space
@@ -48,6 +49,7 @@ from transfer_queue.net.session import Session, Target
 from transfer_queue.node.paths import host_and_port
 from transfer_queue.node.presence import Presence
 from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
 from transfer_queue.storage.stores.base import Store
@@ -81,6 +83,10 @@ class SystemAddress(Protocol):
     @property
     def node(self) -> str:
         """The node that this process is on; "" where the system has but one."""
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether `states` is the folder that the controller uses, as on its node."""
 
     @property
     def states(self) -> Path:
@@ -329,6 +335,22 @@ class ClientState:
                         raise AttachError(f"the arena in {info.arena} is not that of storage unit {unit}, but another")
                     self._arenas[unit] = found
         return found
+
+    def memory_anywhere(self, unit: int) -> Any:
+        """The bytes of a unit, to be read in slices; of one on another node each slice is a round trip that blocks."""
+        return DistantArena(self.session, unit) if unit in self._remote else self.memory(unit)
+
+    def space_in(self, place: Reserved, nbytes: int) -> Any:
+        """Reserved space, to be filled in slices; on another node each is a round trip that blocks."""
+        if place.session:
+            return DistantSpace(self.session, place)
+        return self.arena(place.unit).view(place.offset, nbytes)
+
+    def stale(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
+        """Whether some block of a unit is not there any more; of a unit on another node after a round trip."""
+        if unit in self._remote:
+            return not DistantArena(self.session, unit).unchanged(offsets, generations)
+        return bool((self.arena(unit).generations[offsets // GRANULE] != generations.view("<u8")).any())
 
     def memory(self, unit: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """All bytes of a unit."""

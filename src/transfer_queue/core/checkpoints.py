@@ -100,10 +100,16 @@ class Checkpoints(Container[Place]):
         return [RemoveState(name) for name in gone]
 
 
+def checked_name(name: str) -> str:
+    """The name of a state file; InvalidArgumentError where it is none, as one that is a path."""
+    if not re.fullmatch("[0-9a-f]{32}", name):
+        raise InvalidArgumentError(f"{name[:80]!r} is no name of a state file, which has 32 hex digits")
+    return name
+
+
 def ask(core: Controller, client: str, peer: int, sequence: int, request: Any) -> list[Effect]:
     """A request of a client that saves or loads. It came again if it is known: then it waits on its new connection."""
-    if not re.fullmatch("[0-9a-f]{32}", request.name):
-        raise InvalidArgumentError(f"{request.name[:80]!r} is no name of a state file, which has 32 hex digits")
+    checked_name(request.name)
     if isinstance(request, BeginCheckpoint):
         return _begin(core, client, peer, sequence, request.name)
     if isinstance(request, EndCheckpoint):

@@ -41,6 +41,7 @@ from transfer_queue.messages.requests import (
     Drop,
     EndCheckpoint,
     Explain,
+    FetchState,
     Finish,
     ListKeys,
     ListPartitions,
@@ -57,6 +58,7 @@ from transfer_queue.messages.requests import (
     RetrieveKeys,
     RetrieveMeta,
     Seal,
+    SendState,
     SetPolicyVersion,
     Show,
     Status,
@@ -99,7 +101,7 @@ AnyRequest = Union[
     SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
     Ack, Nack, Renew, RankGone,
     Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces, WriteBytes, NodeGone,
-    ExtentsGone, Missed, Measure, Measured, Keep,
+    ExtentsGone, Missed, Measure, Measured, Keep, FetchState, SendState,
 ]  # fmt: skip
 AnyReply = Union[
     Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,

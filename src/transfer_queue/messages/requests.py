@@ -331,6 +331,25 @@ class CloseExtents(Request, frozen=True):
     extents: list[tuple[int, int]]
 
 
+class FetchState(Request, frozen=True):
+    """Wants bytes of a state file, for a client on another node: `Done` with how many there are from `start` on (None
+    where there is no such file), and the payload `length` of them."""
+
+    name: str
+    start: int
+    length: int
+
+
+class SendState(Request, frozen=True):
+    """The payload goes to this place of a state file, for a client on another node that is about to load it.
+
+    start: -1 removes the file.
+    """
+
+    name: str
+    start: int
+
+
 class NodeGone(Request, frozen=True):
     """A node has failed: its storage units are lost. when: what time it is, in words."""
 

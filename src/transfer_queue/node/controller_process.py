@@ -33,6 +33,7 @@ from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import ranked_tags
+from transfer_queue.storage.serving import MOST_WRITTEN
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +81,7 @@ def build_controller(
         durable = settings.journal_durability == "sync"
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
     service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients), files)
-    server = Server(
-        service, key, max_payload=0, commit=service.commit, longest=service.load.longest
-    )  # requests to a controller carry none
+    server = Server(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
     service.attach(server.call_soon)
     controller.of_connections = server.counters
     secret = server_context(settings.tls)

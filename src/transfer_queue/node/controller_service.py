@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Union
 
+from transfer_queue.core.checkpoints import checked_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import (
     Effect,
@@ -21,12 +22,14 @@ from transfer_queue.core.effects import (
     WriteState,
 )
 from transfer_queue.core.queries import QUERIES
+from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import (
     Done,
     Envelope,
     Explain,
     ExtentsGone,
     Failure,
+    FetchState,
     Free,
     Freed,
     Measured,
@@ -35,6 +38,7 @@ from transfer_queue.messages import (
     Refuse,
     RegisterUnit,
     Renew,
+    SendState,
     SpaceShort,
     Status,
     Topology,
@@ -51,6 +55,7 @@ from transfer_queue.node.service import EnvelopeService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.state_writer import StateWriter
 from transfer_queue.node.worker import Worker
+from transfer_queue.storage.serving import MOST_WRITTEN
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +133,29 @@ class ControllerService(EnvelopeService):
         self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
+        if isinstance(envelope.body, (FetchState, SendState)):
+            return [self._state_file(peer, envelope.sequence, envelope.body, payload)]
         if self._waits_for_room and not isinstance(envelope.body, READS):
             return self._set_aside(hello, peer, envelope)
         return self._serve(hello, peer, envelope, now)
+
+    def _state_file(
+        self, peer: int, sequence: int, request: FetchState | SendState, payload: memoryview | None
+    ) -> Outgoing:
+        """For a client on another node, which does not see the folder of state files."""
+        try:
+            if isinstance(request, FetchState):
+                left, data = self._states.piece(request.name, max(0, request.start), min(request.length, MOST_WRITTEN))
+                return self.answer(peer, sequence, Done(left), [memoryview(data)] if data else ())
+            if request.start < 0:
+                self._states.remove(checked_name(request.name))
+            else:
+                self._states.put(request.name, request.start, payload or b"")
+            return self.answer(peer, sequence, Done(True))
+        except TransferQueueError as error:
+            return self.answer(peer, sequence, Failure(type(error).__name__, str(error)))
+        except OSError as error:
+            return self.answer(peer, sequence, Failure("CheckpointError", f"a state file of the controller: {error}"))
 
     @property
     def _waits_for_room(self) -> bool:

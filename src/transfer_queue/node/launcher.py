@@ -64,6 +64,7 @@ class RunningSystem:
         self.states = system.states
         self.controller = description.address
         self.node = description.node
+        self.shares_states = not description.is_outpost
         self.key = key
         self.description = description
         self._system = system

@@ -5,9 +5,11 @@ Requests name the files and the core has looked at the names: 32 hex digits, no 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+from transfer_queue.core.checkpoints import checked_name
 from transfer_queue.core.saving import trusted
 from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
@@ -37,6 +39,25 @@ class StateFiles:
         except Exception as error:
             return error
         return tree
+
+    def piece(self, name: str, start: int, length: int) -> tuple[int | None, bytes]:
+        """How many bytes a file has from `start` on, None where it is not there, and `length` of them."""
+        try:
+            with open(self.folder / checked_name(name), "rb") as file:
+                left = os.fstat(file.fileno()).st_size - start
+                return max(0, left), os.pread(file.fileno(), length, start) if length > 0 else b""
+        except FileNotFoundError:
+            return None, b""
+
+    def put(self, name: str, start: int, data: memoryview | bytes) -> None:
+        """Writes into a file, which is made where it is not there. OSError where the disk refuses."""
+        file = os.open(self.folder / checked_name(name), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(file, data[written:], start + written)
+        finally:
+            os.close(file)
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""

@@ -75,6 +75,7 @@ class _Address:
     def __init__(self, states: Path) -> None:
         self.states = states
         self.node = ""
+        self.shares_states = True
         self.tls = None
 
     def log_of(self, target: Target) -> str:

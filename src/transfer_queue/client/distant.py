@@ -1,0 +1,100 @@
+"""What lies on other nodes, read and written piece by piece, each in a round trip of its own that blocks.
+
+For saving and loading, whose work is done in a thread that may wait: there whole arenas go by, and never lie in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+
+from transfer_queue.client.calls import CONTROLLER, Call
+from transfer_queue.errors import CheckpointError, TransferQueueError
+from transfer_queue.messages import AnyReply, Done, FetchState, ReadPieces, SendState, WriteBytes
+from transfer_queue.net.blocking import exchange
+from transfer_queue.net.session import Session
+from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.serving import MOST_WRITTEN
+
+
+class DistantArena:
+    """The arena of a unit on another node, to be read: slices of it are fetched."""
+
+    def __init__(self, session: Session, unit: int) -> None:
+        self._session = session
+        self._unit = unit
+
+    @property
+    def data(self) -> DistantArena:
+        """It is its own view."""
+        return self
+
+    def __getitem__(self, piece: slice) -> memoryview:
+        start, length = piece.start, piece.stop - piece.start
+        into = memoryview(bytearray(length))
+        if length:
+            where, many = (np.array([value], "<i8").tobytes() for value in (start, length))
+            request = ReadPieces(self._unit, where, many, b"", b"")
+            reply = exchange(self._session, Call(("unit", self._unit), request, into=[into]))
+            if not _is_done(reply):
+                raise CheckpointError(f"what was to be saved is gone from storage unit {self._unit}; save again")
+        return into
+
+    def unchanged(self, offsets: np.ndarray, generations: np.ndarray) -> bool:
+        """Whether all these blocks are still there."""
+        where, known = (np.ascontiguousarray(column, "<i8").tobytes() for column in (offsets, generations))
+        request = ReadPieces(self._unit, b"", b"", where, known)
+        return _is_done(exchange(self._session, Call(("unit", self._unit), request)))
+
+
+class DistantSpace:
+    """Space that is reserved in a unit on another node, to be filled: what is assigned to slices of it is sent."""
+
+    def __init__(self, session: Session, place: Reserved) -> None:
+        self._session = session
+        self._place = place
+
+    def __setitem__(self, piece: slice, values: Bytes) -> None:
+        place = self._place
+        for begin in range(0, len(values), MOST_WRITTEN):
+            data = np.ascontiguousarray(values[begin : begin + MOST_WRITTEN]).data
+            request = WriteBytes(place.slot, place.extent, place.offset + piece.start + begin, place.unit)
+            exchange(self._session, Call(("unit", place.unit), request, payload=data))
+
+
+def fetch_state(session: Session, name: str, path: Path) -> None:
+    """Copies a state file of the controller's node into this one. FileNotFoundError where it is gone."""
+    with open(path, "wb") as file:
+        while True:
+            reply = exchange(session, Call(CONTROLLER, FetchState(name, file.tell(), 0)))
+            left = reply.value if isinstance(reply, Done) else None
+            if left is None:
+                raise FileNotFoundError(2, "the controller has let go of it", name)
+            if not left:
+                return
+            into = memoryview(bytearray(min(left, MOST_WRITTEN)))
+            exchange(session, Call(CONTROLLER, FetchState(name, file.tell(), len(into)), into=[into]))
+            file.write(into)
+
+
+def send_state(session: Session, path: Path, name: str) -> None:
+    """Copies a state file of this node to the controller's."""
+    with open(path, "rb") as file:
+        while True:
+            start = file.tell()
+            data = file.read(MOST_WRITTEN)
+            if not data:
+                return
+            exchange(session, Call(CONTROLLER, SendState(name, start), payload=memoryview(data)))
+
+
+def remove_sent(session: Session, name: str) -> None:
+    """Removes what `send_state` has sent."""
+    with contextlib.suppress(TransferQueueError):  # it goes with the system
+        exchange(session, Call(CONTROLLER, SendState(name, -1)))
+
+
+def _is_done(reply: AnyReply) -> bool:
+    return isinstance(reply, Done) and bool(reply.value)
