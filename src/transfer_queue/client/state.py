@@ -410,6 +410,6 @@ class ClientState:
     def forked(self) -> None:
         """In a forked child: drops what was inherited."""
         self.session.forked()
-        self.stores = Stores()  # its connections are the parent's
+        self.stores.forked()
         if self._presence is not None:
             self._presence.forked()

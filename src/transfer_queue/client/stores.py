@@ -25,6 +25,8 @@ from transfer_queue.wire.copies import U8
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.ranges import Elsewhere, Pieces
 
+_inherited: list[dict[str, Store]] = []  # kept for good
+
 
 class Stores:
     """The connections of one client, by where their stores are."""
@@ -42,6 +44,11 @@ class Stores:
             if found is None:
                 found = self._open[where] = connect(address)
             return found
+
+    def forked(self) -> None:
+        """In a forked child: leaves the parent's connections as they are; what ends one there may crash here."""
+        _inherited.append(self._open)
+        self._lock, self._open = threading.Lock(), {}
 
     def close(self) -> None:
         """Ends all connections."""

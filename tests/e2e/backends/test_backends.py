@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
@@ -28,6 +30,7 @@ from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import CapacityError, NotBuiltError, StorageKeyNotFoundError
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.node.paths import SystemFolder
 
 SECONDS = 60.0
 MIB = 1 << 20
@@ -214,6 +217,28 @@ def kill(server: str) -> None:
     until(another, f"the {server} is there anew")
 
 
+def test_nothing_outlives_a_system_that_is_killed_whole(tmp_path: Path) -> None:
+    """The servers of a store end with the process that has started them, however that ends."""
+    code = """
+        import sys, time, json, transfer_queue as tq
+        tq.init({**json.loads(sys.argv[1]), "runtime": "local", "system": {"name": "doomed"}})
+        print(tq.interface._TQ_CONTROLLER.description.pid, flush=True)
+        time.sleep(600)
+    """
+    starter = python(code, json.dumps(MOONCAKE))
+    assert starter.stdout is not None
+    supervisor = psutil.Process(int(starter.stdout.readline()))
+    processes = [*supervisor.children(recursive=True), supervisor, psutil.Process(starter.pid)]
+    assert any("mooncake_master" in process.name() for process in processes)
+    for process in processes:
+        if "mooncake_master" not in process.name():
+            process.kill()
+    starter.communicate()
+    until(lambda: not any(process.is_running() for process in processes), "all processes end")
+    assert SystemFolder.of("doomed").folder.exists()
+    SystemFolder.of("doomed").sweep()  # as the next start does
+
+
 # ---------------------------------------------------------------- values
 
 
@@ -358,6 +383,31 @@ def test_a_killed_writer(client: tq.TransferQueueClient) -> None:
     writer.communicate()
     meta = client.get_meta(["x"], None, "p", mode="force_fetch", task_name="t")
     assert client.get_data(meta)["x"].tolist() == list(range(1000))
+
+
+def test_a_forked_child(case: Case, client: tq.TransferQueueClient) -> None:
+    """Libraries of stores do not work in one: it is told so, and does not hang."""
+    meta = client.put(TensorDict({"x": torch.arange(6)}, batch_size=6), partition_id="p")
+    assert client.get_data(meta)["x"].tolist() == list(range(6))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)
+            said = str(client.get_data(meta)["x"].tolist())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    if case.library:
+        assert said.startswith("StartError: ")
+        assert "spawn" in said
+    else:
+        assert said == str(list(range(6)))
 
 
 def test_a_killed_unit(case: Case, client: tq.TransferQueueClient) -> None:

@@ -16,11 +16,13 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.base import Bytes
-from transfer_queue.storage.stores.base import Piece, Store, again_and_again
+from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
 
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 2.0
 MOST_KEYS = 1000  # of one request
+
+_forks = Forks("openYuanrong")
 
 _NOT_FOUND = "[Key not found]"
 _FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
@@ -43,6 +45,7 @@ class YuanrongStore(Store):
             if self._closed:
                 raise ConnectionLostError("this connection to the Yuanrong worker was closed")
             if self._client is None:
+                _forks.use()
                 try:
                     from yr.datasystem.kv_client import KVClient
                 except ImportError as error:
