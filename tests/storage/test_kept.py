@@ -1,0 +1,161 @@
+"""Copies of blocks of other nodes: who fetches them, who waits, and when they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import Keep, KeptReply
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.effects import Answer, Effect, Fetch
+from transfer_queue.storage.kept import IDLE_SECONDS, READER_SECONDS, SHARE, Kept
+from transfer_queue.storage.room import ArenaRoom
+
+CAPACITY = 8 << 20
+BLOCK = 128 << 10
+
+
+class Harness:
+    def __init__(self, folder: Path) -> None:
+        self.arena = Arena.create(folder / "arena", CAPACITY)
+        self.room = ArenaRoom(self.arena)
+        self.kept = Kept(self.room, lambda nbytes: self.room.lease(0, nbytes, 0), self.release)
+
+    def release(self, extents: object) -> None:
+        for number in list(extents):  # type: ignore[call-overload]
+            extent = self.room.table.get(number)
+            if extent is None or self.kept.is_filling(number):
+                continue
+            self.kept.forget(number)
+            self.room.free(extent)
+
+    def ask(self, reader: str, blocks: list[int], now: float = 0.0, peer: int = 1, nbytes: int = BLOCK) -> list[Effect]:
+        columns = ([9] * len(blocks), [64 * block for block in blocks], blocks, [nbytes] * len(blocks))
+        request = Keep(*(np.array(column, "<i8").tobytes() for column in columns), {9: "host:1"})
+        return self.kept.asked(reader, peer, 5, request, now)
+
+    @property
+    def leased(self) -> int:
+        return self.room.table.leased
+
+
+@pytest.fixture
+def h(tmp_path: Path) -> Iterator[Harness]:
+    made = Harness(tmp_path)
+    yield made
+    made.arena.close()
+
+
+def places(effect: Effect) -> list[int]:
+    assert isinstance(effect, Answer)
+    assert isinstance(effect.reply, KeptReply)
+    return list(np.frombuffer(effect.reply.offsets, "<i8").tolist())
+
+
+def fetch_of(effects: list[Effect]) -> Fetch:
+    (effect,) = effects
+    assert isinstance(effect, Fetch)
+    return effect
+
+
+def test_a_reader_alone_is_told_to_read_by_itself(h: Harness) -> None:
+    (answer,) = h.ask("one", [1, 2])
+    assert places(answer) == [-1, -1]
+    (again,) = h.ask("one", [1, 2])
+    assert places(again) == [-1, -1]
+    assert not h.leased
+
+
+def test_all_who_ask_while_blocks_come_wait_for_one_fetch(h: Harness) -> None:
+    h.ask("one", [1])
+    fetch = fetch_of(h.ask("two", [1, 2], peer=2))
+    assert [(block[0], block[2]) for block in fetch.wanted] == [(9, 1), (9, 2)]
+    assert h.ask("one", [2], peer=1) == []
+    for number, view in enumerate(fetch.into):
+        view[:] = bytes([number + 1]) * len(view)
+    answers = h.kept.came(fetch.number, {0, 1}, 1.0)
+    assert [answer.peer for answer in answers if isinstance(answer, Answer)] == [2, 1]
+    first, second = places(answers[0])
+    assert (places(answers[1]), h.arena.memory[first], h.arena.memory[second]) == ([second], 1, 2)
+    (known,) = h.ask("three", [2, 1], 2.0)
+    assert places(known) == [second, first]
+
+
+def test_what_could_not_be_fetched_is_not_there(h: Harness) -> None:
+    h.ask("one", [1])
+    fetch = fetch_of(h.ask("two", [1, 2]))
+    (answer,) = h.kept.came(fetch.number, {1}, 1.0)
+    assert places(answer)[0] == -1
+    other = fetch_of(h.ask("two", [3]))
+    (answer,) = h.kept.came(other.number, set(), 1.0)
+    assert places(answer) == [-1]
+    assert h.room.table.get(other.number) is None
+
+
+def test_a_reader_that_has_gone_does_not_count_for_ever(h: Harness) -> None:
+    h.ask("one", [1])
+    (answer,) = h.ask("two", [1], READER_SECONDS + 1)
+    assert places(answer) == [-1]
+
+
+def test_older_copies_make_way_for_newer_ones_and_for_writers(h: Harness) -> None:
+    h.ask("one", [0])
+    most = CAPACITY // SHARE // BLOCK
+    for block in range(1, 2 * most):
+        fetch = fetch_of(h.ask("two", [block]))
+        h.kept.came(fetch.number, {0}, float(block))
+        assert h.kept.nbytes <= CAPACITY // SHARE
+    (answer,) = h.ask("two", [1, 2 * most - 1], nbytes=0)
+    old, new = places(answer)
+    assert old == -1 < new
+    assert h.kept.give_way()
+    assert not h.leased
+    assert not h.kept.give_way()
+
+
+def test_what_is_more_than_the_share_is_not_fetched(h: Harness) -> None:
+    h.ask("one", [1])
+    (answer,) = h.ask("two", [1], nbytes=CAPACITY)
+    assert places(answer) == [-1]
+
+
+def test_an_extent_that_is_being_filled_is_freed_only_when_the_bytes_have_come(h: Harness) -> None:
+    h.ask("one", [1])
+    fetch = fetch_of(h.ask("two", [1]))
+    h.release([fetch.number])
+    assert h.leased
+    (answer,) = h.kept.came(fetch.number, {0}, 1.0)
+    assert places(answer) == [-1]
+    assert not h.leased
+
+
+def test_copies_that_nobody_reads_go(h: Harness) -> None:
+    h.ask("one", [1])
+    fetch = fetch_of(h.ask("two", [1]))
+    assert h.kept.due() is None
+    h.kept.came(fetch.number, {0}, 1.0)
+    assert h.kept.due() == 1.0 + IDLE_SECONDS
+    h.kept.turn(IDLE_SECONDS)
+    assert h.leased
+    h.ask("one", [1], 20.0)
+    h.kept.turn(1.0 + IDLE_SECONDS)
+    assert h.leased
+    h.kept.turn(20.0 + IDLE_SECONDS)
+    assert not h.leased
+
+
+def test_who_has_gone_is_not_answered(h: Harness) -> None:
+    h.ask("one", [1])
+    fetch = fetch_of(h.ask("two", [1], peer=2))
+    h.kept.left(2)
+    assert h.kept.came(fetch.number, {0}, 1.0) == []
+
+
+def test_columns_that_do_not_fit_together_are_refused(h: Harness) -> None:
+    for units, offsets in ((bytes(8), bytes(16)), (bytes(7), bytes(7))):
+        with pytest.raises(ProtocolError):
+            h.kept.asked("one", 1, 1, Keep(units, offsets, offsets, offsets, {}), 0.0)
