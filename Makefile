@@ -35,11 +35,12 @@ demo: venv
 
 test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py \
-		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py --ignore=tests/e2e/backends \
+		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
+		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends \
 		--ignore-glob='*test_conformance_*' $(ARGS)
 
 ray: venv
-	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py $(ARGS)
+	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py $(ARGS)
 
 namespaces: venv
 	.venv/bin/python -W ignore tests/long/namespaces.py $(ARGS)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transfer_queue as tq
@@ -28,7 +28,30 @@ class WorkerError(Exception):
     """A process of the run failed; the message holds its traceback."""
 
 
-class Processes:
+class Roles(Protocol):
+    """What runs the roles of a run, each by itself: `Processes`, or `actors.Actors`."""
+
+    killed: list[str]
+
+    @property
+    def alive(self) -> dict[str, int]:
+        """See `Processes.alive`."""
+        ...
+
+    def start(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
+        """See `Processes.start`."""
+
+    def watch(self, seconds: float, expendable: str) -> None:
+        """See `Processes.watch`."""
+
+    def __enter__(self) -> Roles: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Processes(Roles):
     """A context that ends its processes when it is left. Torch is imported once, in the server that forks them."""
 
     def __init__(self, settings: Settings) -> None:
@@ -101,12 +124,8 @@ class Processes:
 def _child(
     function: Callable[..., None], settings: Settings, name: str, arguments: tuple[Any, ...], errors: Connection
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent ends the children
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)  # slices of nested tensors warn about tracing
-    torch.set_num_threads(1)
-    torch.manual_seed(zlib.crc32(f"{settings.seed} {name}".encode()))
-    os.environ["TQ_SYSTEM"] = settings.system
+    prepare(settings, name)
     try:
         function(settings, name, *arguments)
     except Exception:
@@ -114,6 +133,15 @@ def _child(
         raise SystemExit(1) from None
     finally:
         tq.close()
+
+
+def prepare(settings: Settings, name: str) -> None:
+    """What every process of a run needs before it plays its role, whoever has started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; who started them ends them
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)  # slices of nested tensors warn about tracing
+    torch.set_num_threads(1)
+    torch.manual_seed(zlib.crc32(f"{settings.seed} {name}".encode()))
+    os.environ["TQ_SYSTEM"] = settings.system
 
 
 def _end_with_parent() -> None:

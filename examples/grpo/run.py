@@ -3,11 +3,13 @@
 python examples/grpo/run.py            a supervised warm-up, then GRPO: three to four minutes on two cores
 python examples/grpo/run.py --control  the same with shuffled advantages, which must not learn
 python examples/grpo/run.py --smoke    all of it in less than 40 seconds, without learning much
+python examples/grpo/run.py --runtime ray   any of these with the roles as Ray actors; RAY_ADDRESS names a cluster
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -22,7 +24,7 @@ import task
 from events import drain
 from figures import Figures
 from model import Transformer, load
-from processes import Processes, WorkerError
+from processes import Processes, Roles, WorkerError
 from prompts import PromptSource
 from rollout import rollout
 from sampling import accuracy
@@ -43,11 +45,17 @@ TICK = 0.05
 """Seconds between two looks at the events and the processes."""
 LONGEST, LONGEST_SMOKE = 218.0, 24.0
 """Seconds from the start after which training ends, on however slow a machine."""
+RAY_SECONDS = 15.0
+"""More of them where every actor imports torch by itself; what Ray takes to start counts for nothing."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0 when all went well, 1 when a process failed, 130 after Ctrl-C."""
     settings = parse(argv)
+    if settings.runtime == "ray":
+        begin = time.time()
+        start_ray()
+        settings = replace(settings, deadline=settings.deadline + time.time() - begin)
     console = Console()
     settings.out.mkdir(parents=True, exist_ok=True)
     settings.rendezvous.unlink(missing_ok=True)  # left there by a run that was killed
@@ -69,17 +77,39 @@ def parse(argv: Sequence[str] | None) -> Settings:
     parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--control", action="store_true", help="shuffle the advantages: nothing should be learned")
     parser.add_argument("--smoke", action="store_true", help="everything in less than 40 seconds, learning little")
+    parser.add_argument("--runtime", choices=("local", "ray"), default="local", help="processes, or Ray actors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
     given = parser.parse_args(argv)
     out = given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S")
+    begin = time.time() + (RAY_SECONDS if given.runtime == "ray" else 0.0)
     settings = Settings(
-        system=f"grpo-{os.getpid()}", out=out, deadline=time.time() + LONGEST, seed=given.seed, control=given.control
-    )
+        system=f"grpo-{os.getpid()}", out=out, deadline=begin + LONGEST, runtime=given.runtime, seed=given.seed,
+        control=given.control,
+    )  # fmt: skip
     if given.smoke:
-        deadline = time.time() + LONGEST_SMOKE
+        deadline = begin + LONGEST_SMOKE
         settings = replace(settings, deadline=deadline, steps=20, prompts=16, warmup_seconds=6.0, held_out=100)
     return settings
+
+
+def start_ray() -> None:
+    """Ray, joined by RAY_ADDRESS or on this machine alone; its workers find the modules of this folder."""
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise SystemExit("--runtime ray needs Ray: pip install 'transfer_queue[demo,ray]'") from None
+    address = os.environ.get("RAY_ADDRESS", "local")
+    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def roles(settings: Settings) -> Roles:
+    """What runs the roles: the same to all who use it."""
+    if settings.runtime == "ray":
+        from actors import Actors
+
+        return Actors(settings)
+    return Processes(settings)
 
 
 def train(settings: Settings, console: Console) -> None:
@@ -87,7 +117,7 @@ def train(settings: Settings, console: Console) -> None:
     begin = time.time()
     title = f"GRPO on running sums{', control with shuffled advantages' if settings.control else ''}"
     figures, prompts = Figures(settings), PromptSource(settings)
-    with System(settings), Processes(settings) as processes, View(console, title) as view:
+    with System(settings), roles(settings) as processes, View(console, title) as view:
         for rank in range(TRAINER_RANKS):
             processes.start(f"trainer {rank}", trainer, rank)
         warmed_up = False
@@ -121,7 +151,7 @@ def train(settings: Settings, console: Console) -> None:
     console.print(f"report: {settings.out}", highlight=False, soft_wrap=True)
 
 
-def follow(figures: Figures, prompts: PromptSource, processes: Processes, view: View) -> None:
+def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View) -> None:
     """Release prompts and watch until the last update."""
     next_redo = 0.0
     while not figures.finished:
@@ -149,13 +179,13 @@ class System:
     """A transfer_queue system of the run's own, whose sampler deals balanced batches to the trainer ranks."""
 
     def __init__(self, settings: Settings) -> None:
-        self._name = settings.system
+        self._name, self._runtime = settings.system, settings.runtime
 
     def __enter__(self) -> None:
         os.environ["TQ_SYSTEM"] = self._name  # every process of the run finds the system by it
         os.environ.pop("TQ_ADDRESS", None)  # and not one that runs already, with another sampler
         sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=ANSWERS, dp_size=TRAINER_RANKS)
-        conf = {"runtime": "local", "controller": {"sampler": sampler, "polling_mode": False}}
+        conf = {"runtime": self._runtime, "controller": {"sampler": sampler, "polling_mode": False}}
         tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))
 
     def __exit__(self, *_: object) -> None:

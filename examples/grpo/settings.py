@@ -32,6 +32,8 @@ class Settings:
     out: Path
     deadline: float
     """Seconds since the epoch at which training ends, whatever the steps."""
+    runtime: str = "local"
+    """Where the roles run: in processes of this machine, or as actors of "ray"."""
     seed: int = 0
     control: bool = False
     """Shuffle the advantages within each group, which takes all meaning from the rewards."""

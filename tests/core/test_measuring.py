@@ -116,7 +116,7 @@ def test_tasks_without_end_are_counted_together(h: Harness, monkeypatch: pytest.
 
 def test_status_tells_what_requests_took_and_the_longest_event(h: Harness) -> None:
     assert h.look(Status()).longest == ("", 0.0)
-    h.controller.load.served(Status, 0.004, h.now)
+    h.controller.load.served(Status, h.now, h.now + 0.004)
     status = h.look(Status())
     assert [(timing.name, sum(timing.counts)) for timing in status.requests] == [("Status", 1)]
     assert status.longest == ("Status", 0.004)

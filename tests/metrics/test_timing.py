@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,12 +57,14 @@ def test_no_values_have_no_quantile() -> None:
 
 def test_requests_by_type_and_the_longest_of_them() -> None:
     load = Load()
-    load.served(int, 2e-5, 1.0)
-    load.served(int, 7e-3, 1.0)
-    load.served(str, 9e-4, 1.0)
-    assert [(t.name, sum(t.counts)) for t in load.timings()] == [("int", 2), ("str", 1)]
-    assert load.longest.by_event(1.0) == {"request": (7e-3, "int")}, "what is below a millisecond is not noted"
-    assert load.longest.of_all(1.0) == ("int", 7e-3)
+    load.served(int, 1.0, 1.25)
+    load.served(int, 1.0, 1.75)  # of the same turn of its connection: it began when the one before had ended
+    load.served(str, 2.0, 2.0009)
+    assert [(t.name, sum(t.counts), t.seconds) for t in load.timings()] == [
+        ("int", 2, 0.75), ("str", 1, pytest.approx(0.0009)),
+    ]  # fmt: skip
+    assert load.longest.by_event(2.0) == {"request": (0.5, "int")}, "what is below a millisecond is not noted"
+    assert load.longest.of_all(2.0) == ("int", 0.5)
     load.failed("CapacityError")
     load.failed("CapacityError")
     assert load.failures == {"CapacityError": 2}

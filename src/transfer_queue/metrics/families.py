@@ -85,7 +85,9 @@ FAMILIES: dict[str, Family] = {
     "tq_journal_lag_bytes": Family("gauge", "Their bytes."),
     "tq_journal_snapshot_age_seconds": Family("gauge", "Time since the last snapshot, or since the process began."),
     "tq_journal_snapshot_failing": Family("gauge", "1 where the last snapshot could not be written."),
-    "tq_journal_commit_seconds": Family("histogram", "Time of a commit, to the disk where it is durable."),
+    "tq_journal_commit_seconds": Family(
+        "histogram", "Time of a commit; of those that do not wait for the disk one of 8."
+    ),
     "tq_journal_last_commit_seconds": Family("gauge", "Time of the last commit."),
     "tq_journal_commit_failures_total": Family("counter", "Commits, and searches for room, that failed."),
     # samplers of users

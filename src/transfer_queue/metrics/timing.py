@@ -93,24 +93,27 @@ class Longest:
 class Load:
     """What the loop of one server has had to do. malformed: messages that were no request which it could read.
 
-    Every request is told to it, so a call costs less than a microsecond.
+    Every request is told to it, so a call costs less than a microsecond. ended: when the last one did.
     """
 
     def __init__(self) -> None:
         self.requests: dict[type, Histogram] = {}
         self.failures: dict[str, int] = {}
         self.malformed = 0
+        self.ended = 0.0
         self.longest = Longest()
 
-    def served(self, kind: type, seconds: float, now: float) -> None:
-        """A request of this type has had its turn, which ended now."""
+    def served(self, kind: type, began: float, ended: float) -> None:
+        """A request of this type has had its turn. began: the first of its connection's turn; it came after others."""
+        seconds = ended - (began if began > self.ended else self.ended)
+        self.ended = ended
         histogram = self.requests.get(kind)
         if histogram is None:
             histogram = self.requests[kind] = Histogram(LOOP_BOUNDS)
         histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # `note`, but for the call
         histogram.seconds += seconds
         if seconds >= NOTEWORTHY:
-            self.longest.note("request", seconds, now, kind.__name__)
+            self.longest.note("request", seconds, ended, kind.__name__)
 
     def failed(self, error: str) -> None:
         """A request was answered with this error."""

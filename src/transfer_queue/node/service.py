@@ -59,7 +59,6 @@ class EnvelopeService(ABC):
         except UNREADABLE as error:
             return [self._unreadable(peer, body, error)]
         hello = self._peers[peer]
-        began = time.monotonic()
         try:
             return self.handle(hello, peer, envelope, payload, now)
         except Exception as error:
@@ -68,8 +67,7 @@ class EnvelopeService(ABC):
             text = f"the {self.name} failed at {asked}: {error!r}; its log has the traceback"
             return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
         finally:
-            ended = time.monotonic()
-            self.load.served(type(envelope.body), ended - began, ended)
+            self.load.served(type(envelope.body), now, time.monotonic())
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:
         """The frame that answers a request."""

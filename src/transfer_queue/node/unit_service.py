@@ -143,8 +143,7 @@ class UnitService(EnvelopeService):
                 raise ProtocolError(f"the controller sent what is no request: {error}") from error
             began = time.monotonic()
             outgoing = self._ordered(request, began)
-            ended = time.monotonic()
-            self.load.served(type(request), ended - began, ended)
+            self.load.served(type(request), began, time.monotonic())
             return outgoing
         answer = self._session.answer(body)
         self._session.finish(answer.sequence)
