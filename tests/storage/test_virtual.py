@@ -1,0 +1,168 @@
+"""The room of an external store: what is leased, what is removed, and what a unit that starts again takes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transfer_queue.errors import AttachError, ConnectionLostError
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.effects import Effect
+from transfer_queue.storage.extents import Extent
+from transfer_queue.storage.stores.base import Piece, Store
+from transfer_queue.storage.virtual import Names, VirtualRoom, key_of
+
+
+class Memory(Store):
+    """Keeps names alone. down: it cannot be reached."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.removed: list[str] = []
+        self.down = False
+
+    def write(self, key: str, data: Bytes, within: float) -> None:
+        self.names.add(key)
+
+    def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
+        return self.missing([piece.key for piece in pieces])
+
+    def remove(self, keys: Sequence[str]) -> None:
+        if self.down:
+            raise ConnectionLostError("down")
+        self.removed += keys
+        self.names -= set(keys)
+
+    def missing(self, keys: Sequence[str]) -> list[str]:
+        return [key for key in keys if key not in self.names]
+
+
+class Later:
+    """What is begun beside the loop, to be done when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Callable[[], Any], Callable[[Any], list[Effect]]]] = []
+
+    def __call__(self, run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
+        self.begun.append((run, then))
+
+    def done(self) -> None:
+        while self.begun:
+            run, then = self.begun.pop(0)
+            try:
+                outcome = run()
+            except Exception as error:
+                outcome = error
+            then(outcome)
+
+
+def leased(room: VirtualRoom, store: Memory, nbytes: int) -> Extent:
+    extent = room.lease(1, nbytes, 7)
+    assert extent is not None
+    store.names.add(key_of(room.boot_id, extent.offset))
+    room.check()
+    return extent
+
+
+def test_room_is_there_again_once_the_store_has_removed(tmp_path: Path) -> None:
+    store, later = Memory(), Later()
+    room = VirtualRoom(Names.create(tmp_path / "a"), store, later, capacity=1000)
+    served: list[bool] = []
+    room.attach(lambda: served.append(True) or [], lambda numbers: [])  # type: ignore[func-returns-value]
+    first = leased(room, store, 500)
+    assert room.lease(1, 500, 8) is None  # 512 bytes are taken
+    room.free(first)
+    room.check()
+    assert room.lease(1, 900, 9) is None  # nobody has removed anything
+    assert not served
+    later.done()
+    room.check()
+    assert served
+    assert store.names == set()
+    second = leased(room, store, 900)
+    assert (second.number, second.offset) != (first.number, first.offset)
+    room.close()
+
+
+def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
+    store, later = Memory(), Later()
+    room = VirtualRoom(Names.create(tmp_path / "a"), store, later, capacity=1000)
+    store.down = True
+    room.free(leased(room, store, 10))
+    later.done()
+    due = room.due()
+    assert due is not None
+    store.down = False
+    room.turn(due)
+    later.done()
+    room.check()
+    assert store.names == set()
+    assert room.due() is None
+    room.close()
+
+
+def test_a_unit_that_starts_again(tmp_path: Path) -> None:
+    """It has what was leased, and removes what the one before it was about to."""
+    store, later = Memory(), Later()
+    room = VirtualRoom(Names.create(tmp_path / "a"), store, later)
+    kept, freed = leased(room, store, 10), leased(room, store, 20)
+    slot = room.take_slot()
+    room.free(freed)  # and is killed before it is removed
+    again = VirtualRoom(Names.reopen(tmp_path / "a"), store, later)
+    again.check()
+    assert again.boot_id == room.boot_id
+    assert again.table.leased_extents() == [kept]
+    assert again.take_slot() == slot + 1
+    later.begun.clear()
+    again.turn(0.0)
+    later.done()
+    again.check()
+    assert store.removed == [key_of(room.boot_id, freed.offset)]
+    assert leased(again, store, 30).number > freed.number
+    again.close()
+
+
+def test_many_extents_make_the_file_longer(tmp_path: Path) -> None:
+    store, later = Memory(), Later()
+    room = VirtualRoom(Names.create(tmp_path / "a"), store, later)
+    extents = [room.lease(1, 64, n) for n in range(5000)]
+    assert all(extent is not None for extent in extents)
+    room.check()
+    again = VirtualRoom(Names.reopen(tmp_path / "a"), store, later)
+    assert again.table.leased_extents() == extents
+    again.close()
+    room.close()
+
+
+def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
+    """When a reader says so, and when what keeps the bytes lives anew."""
+    lives = ["one"]
+    store, later = Memory(), Later()
+    room = VirtualRoom(Names.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
+    asked: list[list[int]] = []
+    room.attach(list, lambda numbers: asked.append(numbers) or [])  # type: ignore[func-returns-value]
+    here, gone = leased(room, store, 10), leased(room, store, 20)
+    store.names.discard(key_of(room.boot_id, gone.offset))
+    found: list[tuple[list[int], str]] = []
+    room.look_for([here.number, gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    later.done()
+    assert [numbers for numbers, _ in found] == [[gone.number]]
+    assert found[0][1]
+    room.turn(0.0)
+    assert asked == []
+    lives.append("two")
+    room.turn(room.due() or 0.0)
+    assert asked == [[here.number, gone.number]]
+    room.close()
+
+
+def test_what_is_no_room_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AttachError):
+        Names.reopen(tmp_path)
+    Names.create(tmp_path / "a").close()
+    (tmp_path / "a" / "header").write_text("{}")
+    with pytest.raises(AttachError):
+        Names.reopen(tmp_path / "a")
