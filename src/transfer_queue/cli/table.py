@@ -9,6 +9,7 @@ import msgspec
 
 from transfer_queue.core.acks import POISON
 from transfer_queue.messages import DISK, PartitionProgress, PolicyProgress, SystemStatus, UnitProgress
+from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows a second produced or consumed."""
@@ -28,6 +29,7 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
 )
 """What stands beside a partition's name, in this order; None: there is nothing to say of it."""
 
+COSTLY = 5  # types of requests that are shown
 REASONS = {POISON: "poison: delivered max_deliveries times, never acknowledged"}
 """Reasons to pass over samples that need more words than their name."""
 
@@ -63,7 +65,18 @@ def table(status: SystemStatus, speeds: Rates | None = None) -> str:
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s of the controller's time, the longest {cost.longest * 1000:.1f} ms"
         parts.append(f"sampler {cost.name}: asked {cost.asked} times, {took}")
+    if status.requests:
+        parts.append(_loop(status))
     return "\n\n".join(parts)
+
+
+def _loop(status: SystemStatus) -> str:
+    """What the controller's loop is busy with: the requests that took most of its time, and the longest event."""
+    costly = sorted(status.requests, key=lambda timing: -timing.seconds)[:COSTLY]
+    told = [f"{t.name} {quantile(LOOP_BOUNDS, t.counts, 0.99) * 1000:.2g} ms x {sum(t.counts)}" for t in costly]
+    what, seconds = status.longest
+    longest = f"; longest event of late {seconds * 1000:.1f} ms ({what})" if what else ""
+    return f"controller, 99 % of requests within: {', '.join(told)}{longest}"
 
 
 def _policy(policy: PolicyProgress) -> str:
