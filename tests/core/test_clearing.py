@@ -53,7 +53,7 @@ def test_keys_are_cleared_step_by_step(h: Harness) -> None:
 
 
 def test_a_partition_is_there_until_the_last_step(h: Harness) -> None:
-    h.put(4097)
+    h.put(5)
     dropped = h.send(ClearPartition("p"))
     h.tick(0.0)
     assert left(h) == 1

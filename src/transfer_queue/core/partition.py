@@ -25,7 +25,7 @@ from transfer_queue.core.leases import BatchKey, Leases
 from transfer_queue.core.losses import Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
-from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows
+from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
 from transfer_queue.core.unseen import Fields, Unseen
 from transfer_queue.core.wants import Wants
 from transfer_queue.messages import DELETE_CODE, PartitionOptions
@@ -357,15 +357,16 @@ class Partition:
             if ready.task == task and ready.update(key, chunk, at, self.groups):
                 self.gained.add(task)
 
-    def deal(
-        self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]], positions: np.ndarray
-    ) -> None:
-        """Keeps dealt batches: (dp_rank, rows) each. positions: of all their rows, one behind the other."""
+    def deal(self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]]) -> np.ndarray:
+        """Keeps dealt batches: (dp_rank, rows) each. The positions of all these rows, ascending."""
         dealt = self.dealt.setdefault(task, DealtBatches())
         issued = [dealt.add(dp_rank, batch_index, batch_size, rows) for dp_rank, rows in shares]
         numbers = np.repeat(np.array(issued, "i8"), [len(rows) for _, rows in shares])
+        rows, numbers = in_order(np.concatenate([np.zeros(0, "i8"), *(rows for _, rows in shares)]), numbers)
+        positions = self.rows.positions_of(rows)
         for _, chunk, at, where in self.rows.split(positions):
             chunk.dealt_column(task)[at] = numbers[where]
+        return positions
 
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
         """See `records.PassedOver`."""

@@ -46,6 +46,24 @@ def ascending(indexes: np.ndarray) -> np.ndarray:
     return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
 
 
+def in_order(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The indexes ascending, each once, and the value of each. values: i8, above 0; the last one counts.
+
+    Where they lie close, as those of a deal do, a table takes a tenth of the time of a sort.
+    """
+    if len(indexes) < 2:
+        return indexes, values
+    low = int(indexes.min())
+    span = int(indexes.max()) - low + 1
+    if span > 8 * len(indexes):
+        found, last = np.unique(indexes[::-1], return_index=True)
+        return found, values[::-1][last]
+    table = np.zeros(span, "i8")
+    table[indexes - low] = values
+    at = table.nonzero()[0]
+    return at + low, table[at]
+
+
 def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
     """Each number once, ascending, and where it is."""
     order = None
@@ -368,6 +386,13 @@ class Rows:
         if low >= 0 and (low + 1 == len(starts) or int(indexes.max()) < starts[low + 1]):
             return self._positions_in(self._keys[low], indexes)
         out = np.full(len(indexes), -1, "i8")
+        high = bisect_right(starts, int(indexes[-1]))
+        if low >= 0 and high - low <= len(indexes) and (indexes[1:] >= indexes[:-1]).all():
+            edges = indexes.searchsorted(starts[low:high]).tolist()  # few chunks are sooner found in many rows
+            for key, begin, end in zip(self._keys[low:high], edges, [*edges[1:], len(indexes)], strict=True):
+                if begin < end:
+                    out[begin:end] = self._positions_in(key, indexes[begin:end])
+            return out
         at = np.searchsorted(starts, indexes, "right") - 1
         for k, mine in runs_of(at):
             if k >= 0:

@@ -182,13 +182,14 @@ class State:
 
     def _dealt(self, record: r.Dealt) -> None:
         partition = self._changed(record.partition)
-        consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
+        consumed: np.ndarray | None = None
         if record.batch_index is not None:
-            column = b"".join(share.rows for share in record.shares)
-            same = column == record.consumed  # as all built-in samplers have it
-            positions = consumed if same else partition.rows.positions_of(np.frombuffer(column, "<i8"))
             shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
-            partition.deal(record.task, record.batch_index, record.batch_size, shares, positions)
+            positions = partition.deal(record.task, record.batch_index, record.batch_size, shares)
+            if b"".join(share.rows for share in record.shares) == record.consumed:  # as all built-in samplers have it
+                consumed = positions
+        if consumed is None:
+            consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
         if record.claimed:
             given = np.concatenate([np.frombuffer(share.rows, "<i8") for share in record.shares])
             given = partition.rows.positions_of(given)

@@ -24,6 +24,16 @@ PART = CHUNK  # rows whose groups are marked in one go
 MANY = 32  # groups that change at once are taken out of a list in one go
 
 
+def counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each of these numbers once, ascending, and how often it is there."""
+    low = int(numbers.min())
+    if int(numbers.max()) - low > 8 * len(numbers):
+        return np.unique(numbers, return_counts=True)
+    counts = np.bincount(numbers - low)
+    there = counts.nonzero()[0]
+    return there + low, counts[there]
+
+
 class WholeGroups(ABC):
     """The groups of `size` all of whose members are ready.
 
@@ -200,12 +210,7 @@ class WholeRuns(WholeGroups):
 
     def _add(self, positions: np.ndarray, step: int, groups: Groups) -> None:
         """These rows became ready (step 1) or unready (-1)."""
-        names = positions // self.size
-        if (names[1:] < names[:-1]).any():
-            names.sort()
-        starts = np.concatenate([[0], np.flatnonzero(names[1:] != names[:-1]) + 1])
-        members = np.diff(starts, append=len(names))
-        names = names[starts]
+        names, members = counted(positions // self.size)
         if step > 0 and self.grown is not None:
             self.grown.update(names.tolist())
         for key, where in runs_of(names >> CHUNK_BITS):
