@@ -20,8 +20,10 @@ from transfer_queue.messages import (
     PartitionProgress,
     SystemStatus,
     TaskProgress,
+    Timing,
     UnitProgress,
 )
+from transfer_queue.metrics.timing import LOOP_BOUNDS
 
 NAME = "cli"
 
@@ -118,6 +120,11 @@ def test_table_of_everything() -> None:
     assert lines[1].split() == ["field", "x", "produced", "4/5", "int64[3]"]
     assert lines[2].split() == ["task", "t", "consumed", "1/5", "2", "claims", "wait,", "the", "longest", "3.2", "s"]
     assert table(SystemStatus([], {})) == "no partitions"
+    counts = [0, 0, 0, 100, *[0] * (len(LOOP_BOUNDS) - 3)]
+    busy = SystemStatus([], {}, requests=[Timing("Publish", counts, 0.01)], longest=("Claim", 0.0042))
+    assert table(busy).splitlines()[-1] == (
+        "controller, 99 % of requests within: Publish 0.1 ms x 100; longest event of late 4.2 ms (Claim)"
+    )
 
 
 def test_bytes_by_tier_are_shown_where_there_are_two() -> None:
