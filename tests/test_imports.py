@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 # A part of the package (a module or folder directly below it) -> the parts that it may import. `interface` is made of
 # `current` (what this process is attached to), `kv` and itself; the metadata of several modules.
 LOWEST = {"errors", "messages"}
-SETTINGS = {"config", "utils"}
+SETTINGS = {"checks", "config", "utils"}
 BYTES = LOWEST | {"wire"}
 META = {
     "metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_leases", "batch_samples", "field_columns",
@@ -28,7 +28,8 @@ CLIENT = BYTES | SETTINGS | META | {"storage", "core", "journal", "net", "node",
 MAY_IMPORT = {
     "errors": set(),
     "messages": {"errors"},
-    "config": {"errors", "sampler"},
+    "checks": {"errors"},
+    "config": {"checks", "errors", "sampler"},
     "utils": {"errors", "config"},
     "sampler": {"errors"},
     "wire": LOWEST,
@@ -70,7 +71,19 @@ EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
 WITH_TENSORS = {f"wire/{name}.py" for name in ("tensors", "jagged", "encode", "gather", "parser", "torch_objects")}
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
-SERVER_PARTS = ("core", "metrics", "sampler", "storage", "journal", "net", "messages", "errors", "config", "utils")
+SERVER_PARTS = (
+    "core",
+    "metrics",
+    "sampler",
+    "storage",
+    "journal",
+    "net",
+    "messages",
+    "errors",
+    "checks",
+    "config",
+    "utils",
+)
 SERVER_OUTSIDE = {"numpy", "msgspec"}
 
 

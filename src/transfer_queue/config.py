@@ -18,6 +18,20 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue.checks import (
+    checked_any_text,
+    checked_bool,
+    checked_choice,
+    checked_folder,
+    checked_int,
+    checked_name,
+    checked_options,
+    checked_port,
+    checked_seconds,
+    checked_text,
+    mapping,
+    refuse,
+)
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
@@ -32,10 +46,6 @@ SAMPLERS = (
     "SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler", "TokenBudgetSampler",
     "PrioritySampler", "FreshnessSampler",
 )  # fmt: skip
-
-
-def _refuse(key: str, value: object, wanted: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{key} is {value!r}; allowed: {wanted}")
 
 
 # ---------------------------------------------------------------- the environment
@@ -53,9 +63,9 @@ def _environment_number(name: str, default: float, least: float, wanted: str) ->
     try:
         number = float(text)
     except ValueError:
-        raise _refuse(name, text, wanted) from None
+        raise refuse(name, text, wanted) from None
     if not math.isfinite(number) or number < least:
-        raise _refuse(name, text, wanted)
+        raise refuse(name, text, wanted)
     return number
 
 
@@ -64,7 +74,7 @@ def pre_alloc_sample_num() -> int:
     wanted = "a whole number >= 0"
     number = _environment_number("TQ_PRE_ALLOC_SAMPLE_NUM", 1, 0, wanted)
     if number != int(number):
-        raise _refuse("TQ_PRE_ALLOC_SAMPLE_NUM", number, wanted)
+        raise refuse("TQ_PRE_ALLOC_SAMPLE_NUM", number, wanted)
     return int(number)
 
 
@@ -83,7 +93,7 @@ def level_number(key: str, value: str | int) -> int:
     text = str(value).strip().upper()
     number = int(text) if text.isdecimal() else logging.getLevelName(text)
     if not isinstance(number, int) or number <= logging.NOTSET:
-        raise _refuse(key, value, "DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number > 0")
+        raise refuse(key, value, "DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number > 0")
     return number
 
 
@@ -97,7 +107,7 @@ def _environment_folder(name: str) -> str | None:
     folder = _environment(name)
     if folder is not None and not os.path.isabs(folder):
         # Every process of a system must find the same folder, wherever it was started.
-        raise _refuse(name, folder, "an absolute path")
+        raise refuse(name, folder, "an absolute path")
     return folder
 
 
@@ -124,7 +134,7 @@ def address() -> str | None:
 def system_name() -> str | None:
     """TQ_SYSTEM: the name of the system to start or attach to; None where unset."""
     name = _environment("TQ_SYSTEM")
-    return None if name is None else _checked_name("TQ_SYSTEM", name)
+    return None if name is None else checked_name("TQ_SYSTEM", name)
 
 
 # ---------------------------------------------------------------- the merged conf
@@ -145,7 +155,7 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     if conf is None:
         return defaults
     if not isinstance(conf, (DictConfig, Mapping)):
-        raise _refuse("conf", conf, "a DictConfig, a dict or None")
+        raise refuse("conf", conf, "a DictConfig, a dict or None")
     flags = {"allow_objects": True}
     try:
         given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
@@ -180,131 +190,49 @@ def _unreadable(error: Exception) -> InvalidArgumentError:
 # ---------------------------------------------------------------- what the servers get
 
 
-def _checked_name(key: str, name: object) -> str:
-    wanted = "a name of letters, digits, '-', '_' and '.', not starting with '.', at most 64 long"
-    if not isinstance(name, str) or not 0 < len(name) <= 64 or name.startswith("."):
-        raise _refuse(key, name, wanted)
-    if not all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in name):
-        raise _refuse(key, name, wanted)
-    return name
-
-
-def _checked_bool(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _refuse(key, value, "true or false")
-    return value
-
-
-def _checked_int(key: str, value: object, least: int, most: int | None = None) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # YAML reads 1e6 as a float
-    # bool is an int to Python, never to a reader of the conf
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        raise _refuse(key, value, f"a whole number >= {least}" + ("" if most is None else f" and <= {most}"))
-    return value
-
-
-def _checked_seconds(key: str, value: object) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise _refuse(key, value, "seconds > 0")
-    return float(value)
-
-
-def _checked_choice(key: str, value: object, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise _refuse(key, value, ", ".join(choices))
-    return str(value)
-
-
-def _checked_folder(key: str, value: object) -> str:
-    if not isinstance(value, (str, os.PathLike)) or not os.path.isabs(value):
-        raise _refuse(key, value, "an absolute path, or null")
-    return os.fspath(value)
-
-
-def _checked_text(key: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise _refuse(key, value, "a text that is not empty")
-    return value
-
-
-def _plain(key: str, value: object) -> dict[str, Any]:
-    from omegaconf import DictConfig, OmegaConf
-
-    plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
-    if not isinstance(plain, Mapping):
-        raise _refuse(key, plain, "a mapping of options")
-    try:
-        options: dict[str, Any] = json.loads(json.dumps(plain))
-    except (TypeError, ValueError) as error:
-        raise _refuse(key, plain, f"a mapping of plain values ({error})") from None
-    return options
-
-
-def _checked_options(key: str, value: object) -> dict[str, Any]:
-    options = _plain(key, value)
-    plain = options
-    fixed = sorted({"name", "namespace", "lifetime", "get_if_exists"} & set(options))
-    if fixed:
-        raise _refuse(
-            key, plain, f"options other than {', '.join(fixed)}: see system.name, ray.namespace, ray.detached"
-        )
-    return options
-
-
 def _checked_tls(key: str, value: object) -> dict[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or set(value) != set(TLS_FILES):
-        raise _refuse(key, value, f"null, or a mapping with the keys {', '.join(TLS_FILES)}")
+        raise refuse(key, value, f"null, or a mapping with the keys {', '.join(TLS_FILES)}")
     files = {name: _select(value, name) for name in TLS_FILES}
     for name, path in files.items():
         if not isinstance(path, str) or not os.path.isabs(path):
-            raise _refuse(f"{key}.{name}", path, "the absolute path of a PEM file")
+            raise refuse(f"{key}.{name}", path, "the absolute path of a PEM file")
     return files
 
 
 def _checked_backend(value: object) -> str:
     if isinstance(value, str) and ":" in value:
         return value
-    return _checked_choice(KEYS["storage_backend"], value, (*BACKENDS, 'an import path "package.module:Class"'))
-
-
-def _checked_port(key: str, value: object) -> int:
-    return _checked_int(key, value, 0, 65535)
+    return checked_choice(KEYS["storage_backend"], value, (*BACKENDS, 'an import path "package.module:Class"'))
 
 
 def _checked_name_or_none(key: str, value: object) -> str | None:
-    return None if value is None else _checked_text(key, value)
-
-
-def _checked_any_text(key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _refuse(key, value, "a text")
-    return value
+    return None if value is None else checked_text(key, value)
 
 
 _STORES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "MooncakeStore": {
-        "auto_init": _checked_bool,
-        "metadata_server": _checked_text,
-        "master_server_address": _checked_text,
+        "auto_init": checked_bool,
+        "metadata_server": checked_text,
+        "master_server_address": checked_text,
         "local_hostname": _checked_name_or_none,
-        "protocol": lambda key, value: _checked_choice(key, value, ("tcp", "rdma")),
-        "global_segment_size": lambda key, value: _checked_int(key, value, 0),
-        "local_buffer_size": lambda key, value: _checked_int(key, value, 0),
-        "device_name": _checked_any_text,
-        "hard_pin": _checked_bool,
-        "use_gdr": _checked_bool,
+        "protocol": lambda key, value: checked_choice(key, value, ("tcp", "rdma")),
+        "global_segment_size": lambda key, value: checked_int(key, value, 0),
+        "local_buffer_size": lambda key, value: checked_int(key, value, 0),
+        "device_name": checked_any_text,
+        "hard_pin": checked_bool,
+        "use_gdr": checked_bool,
     },
     "Yuanrong": {
-        "auto_init": _checked_bool,
-        "worker_port": _checked_port,
-        "metastore_port": _checked_port,
-        "enable_yr_npu_transport": _checked_bool,
-        "worker_args": _checked_any_text,
+        "auto_init": checked_bool,
+        "worker_port": checked_port,
+        "metastore_port": checked_port,
+        "enable_yr_npu_transport": checked_bool,
+        "worker_args": checked_any_text,
     },
-    "RayStore": {"capacity": lambda key, value: None if value is None else _checked_int(key, value, LEAST_ARENA)},
+    "RayStore": {"capacity": lambda key, value: None if value is None else checked_int(key, value, LEAST_ARENA)},
 }  # a section's keys, and how each is checked
 
 
@@ -315,40 +243,40 @@ def _store_options(merged: Any, backend: str) -> dict[str, Any]:
     section = f"backend.{backend}" if backend in _STORES else "backend.options"
     plain = _select(merged, section)
     if not isinstance(plain, Mapping):
-        raise _refuse(section, plain, "a mapping")
+        raise refuse(section, plain, "a mapping")
     if backend not in _STORES:
-        return _plain(section, plain)
+        return mapping(section, plain)
     return {name: check(f"{section}.{name}", _select(plain, name)) for name, check in _STORES[backend].items()}
 
 
 def _checked_replicas(value: Any, units: int | None, backend: str) -> int:
     if backend != "SimpleStorage":
-        return _checked_int(KEYS["replicas"], value, 1, 1)
-    replicas = _checked_int(KEYS["replicas"], value, 1, 2)
+        return checked_int(KEYS["replicas"], value, 1, 1)
+    replicas = checked_int(KEYS["replicas"], value, 1, 2)
     if units is not None and replicas > units:
         key = KEYS["num_data_storage_units"]
-        raise _refuse(KEYS["replicas"], value, f"1, or {key} of {replicas} or more ({key} is {units})")
+        raise refuse(KEYS["replicas"], value, f"1, or {key} of {replicas} or more ({key} is {units})")
     return replicas
 
 
 def _checked_offload(enabled: object, path: object) -> str | None:
     """The folder where cold values go; None where none do."""
-    folder = None if path is None else _checked_folder(KEYS["offload_path"], path)
-    if not _checked_bool(OFFLOAD_ENABLED, enabled):
+    folder = None if path is None else checked_folder(KEYS["offload_path"], path)
+    if not checked_bool(OFFLOAD_ENABLED, enabled):
         return None
     if folder is None:
-        raise _refuse(KEYS["offload_path"], path, f"an absolute path on an SSD where {OFFLOAD_ENABLED} is true")
+        raise refuse(KEYS["offload_path"], path, f"an absolute path on an SSD where {OFFLOAD_ENABLED} is true")
     return folder
 
 
 def _checked_watermarks(high: object, low: object) -> tuple[float, float]:
     for key, value in (("offload_high", high), ("offload_low", low)):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
-            raise _refuse(KEYS[key], value, "a fraction above 0 and up to 1")
+            raise refuse(KEYS[key], value, "a fraction above 0 and up to 1")
     assert isinstance(high, (int, float))
     assert isinstance(low, (int, float))
     if low >= high:
-        raise _refuse(KEYS["offload_low"], low, f"less than {KEYS['offload_high']}, which is {high}")
+        raise refuse(KEYS["offload_low"], low, f"less than {KEYS['offload_high']}, which is {high}")
     return float(high), float(low)
 
 
@@ -406,7 +334,7 @@ class Settings:
         given = {name: _select(merged, key) for name, key in KEYS.items()}
         units = given["num_data_storage_units"]
         if units is not None:
-            units = _checked_int(KEYS["num_data_storage_units"], units, 1)
+            units = checked_int(KEYS["num_data_storage_units"], units, 1)
         name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
         journal, resource = given["journal_folder"], given["ray_node_resource"]
         high, low = _checked_watermarks(given["offload_high"], given["offload_low"])
@@ -415,20 +343,20 @@ class Settings:
         if backend != "SimpleStorage":
             units = 1  # which knows what the store has, wherever the bytes are
         return cls(
-            name=None if name is None else _checked_name(KEYS["name"], name),
-            runtime=_checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
+            name=None if name is None else checked_name(KEYS["name"], name),
+            runtime=checked_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
             sampler=_sampler_path(given["sampler"]),
             sampler_args=_sampler_args(given["sampler"], given["sampler_args"]),
-            polling_mode=_checked_bool(KEYS["polling_mode"], given["polling_mode"]),
-            journal_durability=_checked_choice(KEYS["journal_durability"], given["journal_durability"], DURABILITIES),
-            journal_folder=None if journal is None else _checked_folder(KEYS["journal_folder"], journal),
-            max_deliveries=_checked_int(KEYS["max_deliveries"], given["max_deliveries"], 0),
+            polling_mode=checked_bool(KEYS["polling_mode"], given["polling_mode"]),
+            journal_durability=checked_choice(KEYS["journal_durability"], given["journal_durability"], DURABILITIES),
+            journal_folder=None if journal is None else checked_folder(KEYS["journal_folder"], journal),
+            max_deliveries=checked_int(KEYS["max_deliveries"], given["max_deliveries"], 0),
             storage_backend=backend,
-            total_storage_size=None if rows is None else _checked_int(KEYS["total_storage_size"], rows, 1),
+            total_storage_size=None if rows is None else checked_int(KEYS["total_storage_size"], rows, 1),
             num_data_storage_units=units,
             replicas=_checked_replicas(given["replicas"], units, backend),
-            arena_bytes=None if size is None else _checked_int(KEYS["arena_bytes"], size, LEAST_ARENA),
-            arena_folder=None if folder is None else _checked_folder(KEYS["arena_folder"], folder),
+            arena_bytes=None if size is None else checked_int(KEYS["arena_bytes"], size, LEAST_ARENA),
+            arena_folder=None if folder is None else checked_folder(KEYS["arena_folder"], folder),
             offload_path=(
                 _checked_offload(_select(merged, OFFLOAD_ENABLED), given["offload_path"])
                 if backend == "SimpleStorage"
@@ -436,19 +364,19 @@ class Settings:
             ),
             offload_high=high,
             offload_low=low,
-            offload_bytes=None if disk is None else _checked_int(KEYS["offload_bytes"], disk, LEAST_ARENA),
-            metrics_enabled=_checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
-            metrics_port=_checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
-            metrics_host=_checked_text(KEYS["metrics_host"], given["metrics_host"]),
-            allow_pickle=_checked_bool(KEYS["allow_pickle"], given["allow_pickle"]),
+            offload_bytes=None if disk is None else checked_int(KEYS["offload_bytes"], disk, LEAST_ARENA),
+            metrics_enabled=checked_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
+            metrics_port=checked_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
+            metrics_host=checked_text(KEYS["metrics_host"], given["metrics_host"]),
+            allow_pickle=checked_bool(KEYS["allow_pickle"], given["allow_pickle"]),
             tls=_checked_tls(KEYS["tls"], given["tls"]),
-            start_timeout=_checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
-            call_timeout=_checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
-            ray_namespace=_checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
-            ray_detached=_checked_bool(KEYS["ray_detached"], given["ray_detached"]),
-            ray_restart_seconds=_checked_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
-            ray_actor_options=_checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
-            ray_node_resource=None if resource is None else _checked_text(KEYS["ray_node_resource"], resource),
+            start_timeout=checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
+            call_timeout=checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
+            ray_namespace=checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
+            ray_detached=checked_bool(KEYS["ray_detached"], given["ray_detached"]),
+            ray_restart_seconds=checked_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
+            ray_actor_options=checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
+            ray_node_resource=None if resource is None else checked_text(KEYS["ray_node_resource"], resource),
             store_options=_store_options(merged, backend),
         )
 
@@ -520,7 +448,7 @@ def _select(conf: Any, key: str) -> Any:
         for part in path.split(".") if path else []:
             section = section[part]
             if not isinstance(section, Mapping):
-                raise _refuse(path, section, "a mapping")
+                raise refuse(path, section, "a mapping")
         return section[leaf]
     except OmegaConfBaseException as error:
         raise _unreadable(error) from error
@@ -552,7 +480,7 @@ def _sampler_args(sampler: object, value: Any) -> dict[str, Any]:
     if value is None:
         value = {}
     if not isinstance(value, Mapping):
-        raise _refuse(KEYS["sampler_args"], value, "a mapping of the arguments of controller.sampler")
+        raise refuse(KEYS["sampler_args"], value, "a mapping of the arguments of controller.sampler")
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -564,9 +492,9 @@ def _sampler_args(sampler: object, value: Any) -> dict[str, Any]:
         args: dict[str, Any] = json.loads(json.dumps(plain))
     except (TypeError, ValueError) as error:
         wanted = f"plain values, or pass an instance as controller.sampler ({error})"
-        raise _refuse(KEYS["sampler_args"], plain, wanted) from None
+        raise refuse(KEYS["sampler_args"], plain, wanted) from None
     if args and not isinstance(sampler, (str, type)):
-        raise _refuse(KEYS["sampler_args"], args, "nothing where controller.sampler is an instance, which has its own")
+        raise refuse(KEYS["sampler_args"], args, "nothing where controller.sampler is an instance, which has its own")
     if sampler in SAMPLERS:
         sampler_from(sampler, args)
     return args
@@ -585,7 +513,7 @@ def sampler_object(conf: DictConfig | Mapping[str, Any] | None) -> object | None
 
 def _check_sampler(value: object) -> None:
     if not callable(getattr(value, "sample", None)):
-        raise _refuse(KEYS["sampler"], value, f"{', '.join(SAMPLERS)}, 'package.module:Class', a sampler or its class")
+        raise refuse(KEYS["sampler"], value, f"{', '.join(SAMPLERS)}, 'package.module:Class', a sampler or its class")
 
 
 def sampler_class(name: str) -> type:
@@ -601,7 +529,7 @@ def sampler_class(name: str) -> type:
             module, _, attribute = name.rpartition(".")
         found = _imported(name, module, attribute)
     if not isinstance(found, type):
-        raise _refuse(KEYS["sampler"], name, "the path of a class")
+        raise refuse(KEYS["sampler"], name, "the path of a class")
     _check_sampler(found)
     return found
 
@@ -609,13 +537,13 @@ def sampler_class(name: str) -> type:
 def _imported(name: str, module: str, attribute: str) -> Any:
     wanted = f"{', '.join(SAMPLERS)}, or 'package.module:Class' of a class that can be imported"
     if not module or not attribute:
-        raise _refuse(KEYS["sampler"], name, wanted)
+        raise refuse(KEYS["sampler"], name, wanted)
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"{_refuse(KEYS['sampler'], name, wanted)}; {error}") from error
+        raise InvalidArgumentError(f"{refuse(KEYS['sampler'], name, wanted)}; {error}") from error
     return found
 
 
@@ -640,8 +568,8 @@ def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object
             wanted = (
                 f"a class that is made without arguments, or with controller.sampler_args, or an instance ({error})"
             )
-            raise _refuse(KEYS["sampler"], value, wanted) from error
-        raise _refuse(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
+            raise refuse(KEYS["sampler"], value, wanted) from error
+        raise refuse(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
     return made
 
 
