@@ -56,6 +56,7 @@ def test_sets_that_were_left_behind_are_as_if_they_had_looked_at_once(
             assert len(partition.unseen._entries) <= 4
         for task, names in SETS:
             found, fresh = partition.ready_set(task, names), ReadySet(task, names)
+            fresh.unbuilt = list(partition.rows.chunks)
             fresh.build(partition.rows)
             assert found.positions().tolist() == fresh.positions().tolist()
 
