@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 import uuid
@@ -296,3 +297,24 @@ def test_a_checkpoint_is_saved_and_loaded_from_any_node(three: Nodes, tmp_path: 
                     same(reader.kv_batch_get([f"{its['uid'][0]}-{n}" for n in range(60)], "saved"), its)
         first.clear_partition("saved")
         assert not [file for system in three.systems for file in system.states.iterdir()]
+
+
+def test_a_put_that_is_cancelled_while_it_is_sent_writes_into_nobody_elses_block(three: Nodes) -> None:
+    large = TensorDict({"x": torch.full((64, 1 << 16), 7, dtype=torch.uint8)}, [64])
+
+    async def cancelled(client: TransferQueueClient, turns: int) -> None:
+        task = asyncio.ensure_future(client.async_put(large, partition_id="cancelled"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    with three.client(2) as far, three.client(0) as near:
+        for turns in range(8):
+            asyncio.run(cancelled(far, turns))
+            data = TensorDict({"x": torch.full((64, 1 << 16), turns, dtype=torch.uint8)}, [64])
+            meta = far.put(data, partition_id="after")
+            assert equal(near.get_data(meta)["x"], data["x"])
+        for partition in ("cancelled", "after"):
+            near.clear_partition(partition)

@@ -206,3 +206,18 @@ def test_a_node_is_killed_in_the_middle_of_a_run(cluster: Cluster, replicas: int
             with pytest.raises(StorageKeyNotFoundError, match="lost"):
                 is_right(name, 8)
     assert get(*(each.put.remote(f"after{at}", 8) for at, each in enumerate(workers))) == [8] * len(workers)
+
+
+def test_an_actor_that_is_killed_finds_the_servers_of_all_nodes_again(cluster: Cluster) -> None:
+    start()
+    nodes = cluster.nodes()
+    workers = [worker(node) for node in nodes]
+    get(*(each.put.remote(f"w{at}", 8) for at, each in enumerate(workers)))
+    folders = [place.folder for place in get(*(_actor().place.remote(node) for node in nodes))]
+    pids = [SystemFolder(Path(folder)).read_description().pid for folder in folders]  # type: ignore[union-attr]
+    ray.kill(_actor(), no_restart=False)
+    assert [place.folder for place in get(*(_actor().place.remote(node) for node in nodes))] == folders
+    assert [SystemFolder(Path(folder)).read_description().pid for folder in folders] == pids  # type: ignore[union-attr]
+    assert all(get(*(each.read.remote(f"w{at}", 8) for each in workers for at in range(len(nodes)))))
+    get(*(each.put.remote(f"v{at}", 8) for at, each in enumerate(workers)))
+    assert all(is_right(f"v{at}", 8) for at in range(len(nodes)))

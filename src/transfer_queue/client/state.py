@@ -245,7 +245,7 @@ class ClientState:
 
     def wishes(self) -> tuple[list[int], list[int]]:
         """The units in which this client would rather have values lie, and those that it cannot reach."""
-        if not self._remote:
+        if not self._remote or self.settings.replicas == 1:
             return [], []
         return [unit for unit in self._units if unit not in self._remote], list(self.unreachable)
 

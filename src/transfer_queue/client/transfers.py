@@ -120,11 +120,13 @@ class Transfers:
             space.renounce(reserved)
             yield from self._abandon(reserved)
             raise
-        except Exception:
-            yield from self._abandon(reserved)
-            raise
-        except BaseException:  # interrupted: nothing may be asked any more
-            space.abandon(reserved)
+        except BaseException as error:
+            if any(place.session for place in reserved.places):
+                space.published(reserved, certain=False)  # what was sent may yet be written there
+            elif isinstance(error, Exception):
+                yield from self._abandon(reserved)
+            else:  # interrupted: nothing may be asked any more
+                space.abandon(reserved)
             raise
         closes = space.closes(reserved)
         block = NewBlock(

@@ -492,15 +492,18 @@ class BlockTable:
         better = {
             name: np.frombuffer(getattr(made, name), "<i4" if name == "unit" else "<i8").copy() for name in _MOVES
         }
-        for at in np.flatnonzero(np.isin(first, near, invert=True)).tolist():
-            number = int(numbers[at])
-            second = self.chunks[number >> CHUNK_BITS].second
-            if not second or not second["extent"][number & (CHUNK - 1)]:
+        keys = numbers >> CHUNK_BITS
+        for key in np.unique(keys).tolist():
+            second = self.chunks[key].second
+            if not second:
                 continue
-            unit = int(second["unit"][number & (CHUNK - 1)])
-            if unit not in avoid and (unit in near or int(first[at]) in avoid):
-                for name in _MOVES:
-                    better[name][at] = second[name][number & (CHUNK - 1)]
+            mine = np.flatnonzero(keys == key)
+            at = numbers[mine] & (CHUNK - 1)
+            one, other = first[mine], second["unit"][at]
+            wanted = np.isin(other, near) & ~np.isin(one, near) | np.isin(one, avoid)
+            wanted &= (second["extent"][at] != 0) & ~np.isin(other, avoid)
+            for name in _MOVES:
+                better[name][mine[wanted]] = second[name][at[wanted]]
         return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
 
     def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:

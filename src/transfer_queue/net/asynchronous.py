@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
@@ -69,10 +70,9 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 
 async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
-    if (
-        call.into or call.payload is not None
-    ):  # bytes by the gigabyte, which would hold up a connection that others share, and the loop
-        return await links.loop.run_in_executor(None, exchange_blocking, session, call)
+    if call.into or call.payload is not None:
+        # bytes by the gigabyte, which would hold up a connection that others share, and the loop
+        return await to_the_end(partial(exchange_blocking, session, call))
     if call.work is not None:
         await to_the_end(call.work)
         return Done()

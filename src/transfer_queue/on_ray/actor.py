@@ -75,7 +75,8 @@ class ControllerActor:
         self._system: RunningSystem | None = None
         self._asking: Onlooker | None = None
         self._nodes: Nodes | None = None
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        if self._again:
             self._system = take_over(order.name)
             if self._system is None:
                 logger.error("the system %s has ended with its actor: an empty one is started in its place", order.name)
@@ -105,7 +106,7 @@ class ControllerActor:
             if self._nodes is None:
                 nodes = Nodes(self._node, self._order_for, spread.on, self._options(settings), self._lose, self._empty)
                 try:
-                    nodes.begin(max(0.0, limit - time.monotonic()))
+                    nodes.begin(max(0.0, limit - time.monotonic()), strict=not self._again)
                 except BaseException:
                     nodes.stop()
                     raise

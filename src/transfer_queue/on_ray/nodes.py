@@ -116,8 +116,11 @@ class Nodes:
         self._nodes: dict[str, _Node] = {}
         self._ended = False
 
-    def begin(self, seconds: float) -> None:
-        """Starts what is to be on the nodes that there are, and keeps up with them from then on. StartError."""
+    def begin(self, seconds: float, strict: bool) -> None:
+        """Starts what is to be on the nodes that there are, and keeps up with them from then on.
+
+        seconds: until all of it must be up. strict: StartError where it is not, else the log says so.
+        """
         self.look()
         limit = time.monotonic() + seconds
         with self._changed:
@@ -126,7 +129,7 @@ class Nodes:
                     break
             late = [node.failure or f"node {node.address}: not up within {seconds:g} s"
                     for node in self._nodes.values() if node.folder is None]  # fmt: skip
-        if late:
+        if late and strict:
             raise StartError("; ".join(late))
         threading.Thread(target=self._keep_up, name="look at nodes", daemon=True).start()
 
