@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +17,17 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.current import CURRENT
-from transfer_queue.errors import StorageKeyNotFoundError
+from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages import Topology, TopologyReply
 from transfer_queue.node.paths import SystemFolder, runtime_dir
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
+GcsClient = pytest.importorskip("ray._raylet").GcsClient
+DrainNodeReason = pytest.importorskip("ray.core.generated.autoscaler_pb2").DrainNodeReason
 
 SECONDS = 120.0
+HEAD = "accelerator_of_the_head"
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
 
@@ -42,7 +46,12 @@ class Cluster:
     def __init__(self) -> None:
         self.cluster = cluster_utils.Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": HEALTH},
+            head_node_args={
+                "num_cpus": 2,
+                "include_dashboard": False,
+                "resources": {HEAD: 1},
+                "_system_config": HEALTH,
+            },
         )
         self.handles = [self.cluster.head_node]
         for _ in range(2):
@@ -98,16 +107,31 @@ def _actor() -> Any:
     return ray.get_actor("TransferQueueController", namespace="transfer_queue")
 
 
-def start(**storage: object) -> None:
+def start(node_resource: str | None = None, **storage: object) -> None:
     storage = {"arena_bytes": 64 << 20, **storage}
-    tq.init({"backend": {"SimpleStorage": storage}, "ray": {"restart_seconds": 5}, "timeouts": {"start": SECONDS}})
+    its = {"restart_seconds": 5, "node_resource": node_resource}
+    tq.init({"backend": {"SimpleStorage": storage}, "ray": its, "timeouts": {"start": SECONDS}})
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[Onlooker]:
+    """Something to ask the controller with."""
+    assert CURRENT.system is not None
+    with Onlooker(CURRENT.system) as found:
+        yield found
 
 
 def units() -> list[str]:
     """The nodes of the storage units."""
-    assert CURRENT.system is not None
-    with Onlooker(CURRENT.system) as asking:
-        return [unit.node for unit in asking.ask(Topology(), TopologyReply).units]
+    with asking() as its:
+        return [unit.node for unit in its.ask(Topology(), TopologyReply).units]
+
+
+def is_leaving(node: str) -> bool:
+    """Whether all is being moved off the storage units of a node."""
+    with asking() as its:
+        there = {unit.unit for unit in its.ask(Topology(), TopologyReply).units if unit.node == node}
+        return all(unit.drained for unit in its.status().units if unit.unit in there)
 
 
 @ray.remote(num_cpus=0)
@@ -185,6 +209,37 @@ def test_a_new_node_gets_a_unit_and_a_drained_one_is_emptied(cluster: Cluster) -
     assert is_right("new", 20)
 
 
+def test_only_nodes_with_the_required_resource_get_units(cluster: Cluster) -> None:
+    able = cluster.add(**{HEAD: 1})
+    try:
+        start(HEAD)
+        assert sorted(units()) == sorted([cluster.nodes()[0], able])
+        get(worker(cluster.nodes()[1]).put.remote("far", 8))
+        assert is_right("far", 8)
+    finally:
+        tq.close()
+        cluster.remove(able)
+    with pytest.raises(StartError, match="resource 'nowhere'"):
+        start("nowhere")
+
+
+def test_a_node_that_ray_drains_is_emptied_before_it_leaves(cluster: Cluster) -> None:
+    """As before a preemption, of which Ray tells some time ahead."""
+    start()
+    new = cluster.add()
+    until(lambda: new in units(), "the new node has no unit")
+    get(worker(new).put.remote("new", 20))
+    assert not is_leaving(new)
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline = int((time.time() + 10 * SECONDS) * 1000)
+    accepted, why = GcsClient(cluster.cluster.address).drain_node(new, reason, "it is taken away", deadline)
+    assert accepted, why
+    until(lambda: is_leaving(new), "nothing is moved off the node that is about to leave")
+    ray.get(_actor().drain_node.remote(new, SECONDS), timeout=SECONDS)
+    cluster.kill(new)
+    assert is_right("new", 20)
+
+
 @pytest.mark.parametrize("replicas", [2, 1])
 def test_a_node_is_killed_in_the_middle_of_a_run(cluster: Cluster, replicas: int) -> None:
     """With two replicas nothing is lost; with one, what lay there alone is named as lost."""
@@ -216,6 +271,7 @@ def test_an_actor_that_is_killed_finds_the_servers_of_all_nodes_again(cluster: C
     folders = [place.folder for place in get(*(_actor().place.remote(node) for node in nodes))]
     pids = [SystemFolder(Path(folder)).read_description().pid for folder in folders]  # type: ignore[union-attr]
     ray.kill(_actor(), no_restart=False)
+    assert all(get(*(worker(node).read.remote(f"w{at}", 8) for at, node in enumerate(nodes))))  # they ask it anew
     assert [place.folder for place in get(*(_actor().place.remote(node) for node in nodes))] == folders
     assert [SystemFolder(Path(folder)).read_description().pid for folder in folders] == pids  # type: ignore[union-attr]
     assert all(get(*(each.read.remote(f"w{at}", 8) for each in workers for at in range(len(nodes)))))

@@ -146,10 +146,10 @@ def _place(ray: Any, handle: Any, seconds: float) -> Place | None:
             place: Place = ray.get(handle.place.remote(here), timeout=max(0.0, limit - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
             raise AttachError(f"the actor {ACTOR} has not answered within {seconds:g} s") from error
-        except StartError as error:
+        except (StartError, ray.exceptions.ActorUnavailableError) as error:
             if time.monotonic() > limit:
                 raise AttachError(f"the actor {ACTOR} has no system after {seconds:g} s: {error}") from error
-            time.sleep(PAUSE)  # another process is starting it
+            time.sleep(PAUSE)  # another process is starting it, or Ray restarts the actor
         except ray.exceptions.ActorDiedError:
             return None
         except ray.exceptions.RayError as error:
@@ -193,7 +193,6 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
                 return found
             if time.monotonic() > limit:
                 _without_keeper(ray, settings, plain)
-            if time.monotonic() > limit:
                 raise StartError(f"the actor {options['name']} cannot be made: {error}") from error
             time.sleep(PAUSE)
     try:

@@ -192,16 +192,15 @@ class Nodes:
             self._changed.notify_all()
 
     def _keep_up(self) -> None:
+        while not self._is_ended_within(LOOK_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                logger.exception("Ray does not say which nodes there are")
+
+    def _is_ended_within(self, seconds: float) -> bool:
         with self._changed:
-            while not self._ended:
-                self._changed.wait(LOOK_SECONDS)
-                self._changed.release()
-                try:
-                    self.look()
-                except Exception:
-                    logger.exception("Ray does not say which nodes there are")
-                finally:
-                    self._changed.acquire()
+            return self._changed.wait_for(lambda: self._ended, seconds)
 
     def stop(self) -> None:
         """Ends what runs on all of them."""
