@@ -77,9 +77,12 @@ ROWS: dict[str, list[Panel]] = {
     "Samples and bytes by partition and tier": [
         Panel("Samples", "short", [Query(now("tq_rows", PARTITION), "{{partition}}")]),
         Panel("Bytes", "bytes", [
-            Query(now("tq_bytes", PARTITION), "{{partition}}"),
+            Query(now("tq_stored_bytes", PARTITION), "{{partition}} in {{tier}}"),
             Query(f"sum by (tier) (tq_arena_live_bytes{{{HERE}}})", "all of them, in {{tier}}"),
-        ]),
+        ], "Every copy counts. Where tiers are several, cold blocks move to disk and are read there."),
+        Panel("Values by tier", "short", [
+            Query(now("tq_stored_values", PARTITION), "{{partition}} in {{tier}}"),
+        ], "One for each field of a sample, and each copy."),
         Panel("Dropped, passed over, lost", "short", [
             Query(now("tq_dropped_rows", PARTITION), "{{partition}} dropped: {{reason}}"),
             Query(now("tq_passed_over_rows", PARTITION), "{{partition}} {{task}} passed over: {{reason}}"),

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.births import Births
-from transfer_queue.core.blocks import BlockChunk, BlockTable, Extent, Interned
+from transfer_queue.core.blocks import BlockChunk, BlockTable, Extent
 from transfer_queue.core.changes import Changes
 from transfer_queue.core.dealt import DealtBatch, DealtBatches
 from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import Field
 from transfer_queue.core.groups import Group, Groups
 from transfer_queue.core.holds import Holds
+from transfer_queue.core.interned import Interned
 from transfer_queue.core.intervals import Intervals
 from transfer_queue.core.leases import Counts, Lease, Leases
 from transfer_queue.core.losses import Losses
@@ -35,7 +36,7 @@ PARTS = (
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting", "aging", "counted"},  # who waits asks again; derived
-    BlockTable: {"changes", "untold", "leased_in"},  # units are told of all that is freed when they register; derived
+    BlockTable: {"changes", "untold", "leased_in", "stored"},  # units are told of all freed when they register; derived
     Partition: {
         "awaited",  # a method of the above
         "ready",  # derived, as

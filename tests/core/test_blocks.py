@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
 
-from transfer_queue.core.blocks import CHUNK, BlockTable, Interned
+from transfer_queue.core.blocks import CHUNK, BlockTable
+from transfer_queue.core.interned import Interned
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
 from transfer_queue.messages import (
     ClearKeys,
@@ -72,7 +73,7 @@ def test_chunks_of_blocks() -> None:
     table = BlockTable()
     spec = [FieldSpec("x", "tensor", "int8", 0, False)]
     for number in range(1, 2 * CHUNK + 10):
-        table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, spec, b""), 1)
+        table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, spec, b""), 1, 1)
     picked = np.array([1, CHUNK, 2 * CHUNK + 9, 5])
     assert (table.column("offset", picked) == picked * 64).all()
     assert table.column("generation", picked[:1]).tolist() == [3]

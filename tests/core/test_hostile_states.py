@@ -202,6 +202,8 @@ BLOCKS = ("blocks", "chunks", 0, "columns")
         ((*BLOCKS, "nbytes"), np.full(16, -1, "i8"), "wrong nbytes|recount"),
         ((*BLOCKS, "extent"), np.full(16, 77, "i8"), "extent 77 of unit 0, which nobody has"),
         ((*BLOCKS, "schema"), np.full(16, 50, "i4"), "schema that is not there"),
+        ((*BLOCKS, "owner"), np.full(16, 7, "i8"), "a block of p is said to be another partition's"),
+        ((*P, "number"), 1 << 40, "made after the newest change"),
         ((*P, "keys"), ["k"] * 5, "keys"),
         ((*P, "options", 1), 0, "producers must be positive"),
         ((*P, "nbytes"), 0, "bytes"),

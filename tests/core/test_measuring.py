@@ -10,7 +10,19 @@ from harness import Harness
 
 from transfer_queue.core import measuring
 from transfer_queue.core.measuring import StateMeasures, measure
-from transfer_queue.messages import Cancel, ClearPartition, RankGone, Status
+from transfer_queue.messages import (
+    DISK,
+    MEMORY,
+    Cancel,
+    ClearPartition,
+    FieldSpec,
+    NewBlock,
+    Place,
+    Publish,
+    RankGone,
+    RegisterUnit,
+    Status,
+)
 from transfer_queue.metrics.timing import OTHER
 from transfer_queue.sampler import RankAwareSampler
 
@@ -40,6 +52,34 @@ def test_partitions_beyond_the_named_are_told_as_one(h: Harness, monkeypatch: py
     assert others.nbytes == sum(h.state.partitions[f"p{number}"].nbytes for number in range(3)) > 0
     (task,) = others.tasks
     assert (task.name, task.waiting, task.longest_wait) == ("t", 2, 4.0)
+
+
+def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are counted with every copy, bytes too; what lies in an external store is told as that."""
+    monkeypatch.setattr(measuring, "NAMED", 2)
+    h = Harness()
+    for unit, tier, store in ((1, DISK, ""), (2, MEMORY, "{}")):  # beside the one that is there
+        h.ask(RegisterUnit(f"/{unit}", f"/{unit}", name=f"unit-{unit}", tier=tier, store=store), f"unit-{unit}")
+    spec = [FieldSpec(name, "tensor", "int8", 0, False) for name in ("x", "y")]
+    for number, (partition, unit, others) in enumerate(
+        [("old", 0, []), ("p", 0, [1]), ("p", 1, []), ("q", 2, [])], start=1
+    ):
+        copies = [Place(other, number, 0, 1, 64) for other in others]
+        block = NewBlock(unit, number, 64 * number, 1, 10 * number, 3, spec, b"", 64, copies)
+        h.ask(Publish(partition, 3, block=block, pre_allocate=0))
+    found = end_of(measure(h.controller, 0.0))
+    assert {partition.name: partition.stored for partition in found.partitions} == {
+        "q": {"store": 40}, "p": {"memory": 20, "disk": 20 + 30}, OTHER: {"memory": 10},
+    }  # fmt: skip
+    assert found.values == {
+        ("q", "store"): 6, ("p", "memory"): 6, ("p", "disk"): 12, (OTHER, "memory"): 6,
+    }  # fmt: skip
+    assert found.live == {0: 10 + 20, 1: 20 + 30, 2: 40}
+    h.ask(ClearPartition("p"))
+    assert len(h.state.blocks.stored) == 2
+    assert end_of(measure(h.controller, 0.0)).live == {0: 10, 2: 40}
+    tiers = {partition.name: partition.stored for partition in h.look(Status()).partitions}
+    assert tiers == {"old": {"memory": 10}, "q": {"store": 40}}
 
 
 def test_live_bytes_of_each_unit_are_what_a_count_one_by_one_gives(h: Harness) -> None:

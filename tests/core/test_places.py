@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from harness import BYTES, Harness, column, schema_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.blocks import CHUNK, BlockTable
+from transfer_queue.core.blocks import CHUNK, BlockTable, sums
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages import CloseExtents, Done, FieldSpec, Lookup, NewBlock, Place, Publish, RegisterUnit
 
@@ -66,7 +68,7 @@ def test_a_copy_goes_into_an_open_extent_of_its_writer(h: Harness) -> None:
 def test_one_place_costs_no_column_more() -> None:
     table = BlockTable()
     for number in range(1, 100):
-        table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, SPEC, b""), 1)
+        table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, SPEC, b""), 1, 1)
     assert table.chunks[0].second == {}
 
 
@@ -74,7 +76,7 @@ def test_one_place_costs_no_column_more() -> None:
 @given(st.data())
 def test_places_against_a_plain_table(data: st.DataObject) -> None:
     """add, release, place, lose and close, with a dict of lists as the model."""
-    table, model = BlockTable(), dict[int, list[tuple[int, int]]]()
+    table, model, owners = BlockTable(), dict[int, list[tuple[int, int]]](), dict[int, int]()
     closed: set[tuple[int, int]] = set()
     number, extent = CHUNK - 3, 1  # so that two chunks are used
     where = st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True)
@@ -85,7 +87,8 @@ def test_places_against_a_plain_table(data: st.DataObject) -> None:
             at = [(unit, extent + unit % 2) for unit in data.draw(where)]
             number += 1
             copies = [Place(*place, 0, 1, 64) for place in at[1:]]
-            table.add(number, "w", NewBlock(*at[0], 0, 1, 8, 1, SPEC, b"", 64, copies), 1)
+            owners[number] = data.draw(st.integers(0, 2))
+            table.add(number, "w", NewBlock(*at[0], 0, 1, number, 1, SPEC, b"", 64, copies), 1, owners[number])
             model[number] = at
         elif step == "release" and model:
             gone = data.draw(st.lists(st.sampled_from(sorted(model)), unique=True))
@@ -121,3 +124,19 @@ def test_places_against_a_plain_table(data: st.DataObject) -> None:
         assert set(table.freed) == closed - used
         assert {n: [(p.unit, p.extent) for p in at] for n, _, at, _ in table.live_blocks()} == model
         assert table.leased == 64 * len(table.extents)
+        stored = Counter[tuple[int, int]]()
+        for one, at in model.items():
+            stored.update({(owners[one], unit): one for unit, _ in at})
+        told = {(owner, unit): n for owner, units in table.stored.items() for unit, n in units.items()}
+        assert stored == Counter(told), "a block has as many bytes as its number says"
+        table.count_stored()
+        assert stored == Counter({(o, unit): n for o, units in table.stored.items() for unit, n in units.items()})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 1 << 40)), max_size=20))
+def test_sums_of_pairs(entries: list[tuple[int, int, int]]) -> None:
+    expected: dict[tuple[int, int], int] = {}
+    for one, other, value in entries:
+        expected[one, other] = expected.get((one, other), 0) + value
+    columns = np.array(entries, "i8").reshape(-1, 3).T
+    assert sums(*columns) == [(*pair, total) for pair, total in sorted(expected.items())]

@@ -138,6 +138,15 @@ def test_bytes_by_tier_are_shown_where_there_are_two() -> None:
     ]
 
 
+def test_where_the_bytes_of_a_partition_are_is_shown_where_it_has_two_tiers() -> None:
+    def first(stored: dict[str, int]) -> str:
+        partition = PartitionProgress("p", 5, 0, False, None, 3 * 2**20, [], [], stored=stored)
+        return table(SystemStatus([partition], {})).splitlines()[0]
+
+    assert first({MEMORY: 3 << 20}) == "p: 5 samples, 3.0 MiB"
+    assert first({MEMORY: 1 << 20, DISK: 2 << 20}) == "p: 5 samples, 3.0 MiB (1.0 in memory, 2.0 on disk)"
+
+
 def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess[str]) -> None:
     client = tq.get_client()
     client.create_partition("p", max_deliveries=1)

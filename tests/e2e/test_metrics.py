@@ -1,4 +1,4 @@
-"""The metrics of a real system with two units: whatever happens is told, in text that Prometheus reads."""
+"""The metrics of a real system with two units and a disk: whatever happens is told, in text that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 import torch
@@ -21,11 +21,55 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
+from transfer_queue.client.calls import Call
 from transfer_queue.current import CURRENT
+from transfer_queue.messages import AnyReply, UnitStatus
 from transfer_queue.metrics.families import FAMILIES
+from transfer_queue.net.blocking import run_blocking
 
 ODD = 'odd "name"\\\n'
 SECONDS = 60
+MIB = 1 << 20
+TIERS = {"0": "memory", "1": "memory", "2": "disk"}  # of the units
+EVERYBODY = {"controller": 1.0, "0": 1.0, "1": 1.0, "2": 1.0}
+ASKED_FOR: dict[str, dict[str, set[str]]] = {
+    "requests by type, with histograms of their latency": {
+        "tq_requests_total": {"server", "type"},
+        "tq_request_seconds_bucket": {"server", "type", "le"},
+        "tq_request_seconds_sum": {"server", "type"},
+        "tq_request_seconds_count": {"server", "type"},
+    },
+    "rows and bytes by partition and tier": {
+        "tq_rows": {"partition"},
+        "tq_bytes": {"partition"},
+        "tq_stored_values": {"partition", "tier"},
+        "tq_stored_bytes": {"partition", "tier"},
+    },
+    "progress by task and field": {
+        "tq_produced_rows": {"partition", "field"},
+        "tq_consumed_rows": {"partition", "task"},
+    },
+    "who waits, and how long": {
+        "tq_waiting_claims": {"partition", "task"},
+        "tq_longest_wait_seconds": {"partition", "task"},
+        "tq_wait_seconds_bucket": {"server", "type", "task", "le"},
+    },
+    "leases and redeliveries": {
+        "tq_leases": {"partition", "task"},
+        "tq_redelivered_rows_total": {"task", "reason"},
+    },
+    "rejected messages": {"tq_rejected_total": {"server", "reason"}},
+    "what arenas use, and how fragmented they are": {
+        "tq_arena_capacity_bytes": {"unit", "tier"},
+        "tq_arena_leased_bytes": {"unit", "tier"},
+        "tq_arena_live_bytes": {"unit", "tier"},
+        "tq_arena_free_bytes": {"unit", "tier"},
+        "tq_arena_largest_free_bytes": {"unit", "tier"},
+    },
+    "how far the journal is ahead of its snapshot": {"tq_journal_lag_records": set(), "tq_journal_lag_bytes": set()},
+    "time in samplers of users": {"tq_sampler_seconds_total": {"sampler"}},
+}
+"""What an operator asks for -> the series that say it, and their labels (those of units have `unit`, too)."""
 
 
 def rows(count: int) -> TensorDict:
@@ -40,13 +84,19 @@ def test_a_port_in_use_is_said_at_the_start() -> None:
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """Of a system of two units, which the tests here use one after the other."""
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a system of two units and a disk, which the tests here use one after the other."""
     conf = {
         "metrics": {"enabled": True},
         "system": {"name": "metered"},
         "controller": {"sampler": FirstOnes()},
-        "backend": {"SimpleStorage": {"num_data_storage_units": 2}},
+        "backend": {
+            "SimpleStorage": {
+                "num_data_storage_units": 2,
+                "arena_bytes": 16 * MIB,
+                "offload": {"enabled": True, "path": str(tmp_path_factory.mktemp("disk"))},
+            }
+        },
     }
     tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))
     try:
@@ -102,10 +152,12 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     found = read(endpoint)
     told = {name for name in FAMILIES if name in found or f"{name}_count" in found}
     assert told == set(FAMILIES)
-    assert up(found) == {"controller": 1, "0": 1, "1": 1}
+    assert up(found) == EVERYBODY
     assert value(found, "tq_partitions") == 1
     assert value(found, "tq_rows", partition=ODD) == 6
     assert value(found, "tq_bytes", partition=ODD) > 0
+    assert value(found, "tq_stored_bytes", partition=ODD, tier="memory") == value(found, "tq_bytes", partition=ODD)
+    assert value(found, "tq_stored_values", partition=ODD, tier="memory") == 6 + 1
     assert value(found, "tq_produced_rows", partition=ODD, field="x") == 6
     assert value(found, "tq_field_produced_total", partition=ODD, field="x") == 8
     assert value(found, "tq_produced_rows", partition=ODD, field="y") == 1
@@ -125,17 +177,75 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     assert value(found, "tq_dealt_rows_total") == 5
     assert value(found, "tq_sampler_asked_total", sampler="FirstOnes") >= 2
     assert sum(found["tq_arena_live_bytes"].values()) > 0
-    for unit in ("0", "1"):
+    for unit, tier in TIERS.items():
         held, leased, free, largest = (
-            value(found, f"tq_arena_{name}_bytes", unit=unit, tier="memory")
+            value(found, f"tq_arena_{name}_bytes", unit=unit, tier=tier)
             for name in ("held", "leased", "free", "largest_free")
         )
-        assert held == leased + free >= largest > 0
-        assert value(found, "tq_arena_capacity_bytes", unit=unit, tier="memory") >= held
+        assert held == leased + free
+        assert held >= largest or tier == "disk"
+        assert value(found, "tq_arena_capacity_bytes", unit=unit, tier=tier) >= held
     assert sum(found["tq_arena_leased_bytes"].values()) >= sum(found["tq_arena_live_bytes"].values())
     assert value(found, "tq_journal_lag_records") > 0
     assert value(found, "tq_journal_commit_seconds_count") > 0
     assert value(found, "tq_process_cpu_seconds_total", server="unit", unit="1") > 0
+
+
+def ask(number: int) -> Generator[Call, AnyReply, AnyReply]:
+    return (yield Call(("unit", number), UnitStatus()))
+
+
+def test_what_operators_ask_for_is_told_of_every_server(endpoint: str) -> None:
+    client = tq.get_client()
+    client.create_partition("asked")
+    meta = client.put(rows(8), partition_id="asked")
+    client.nack(client.get_meta(["x"], 2, "asked", task_name="train", lease=600))
+    client.get_meta(["x"], 2, "asked", task_name="train", lease=600)
+    assert not client.await_batch(["y"], 1, "asked", "train", timeout=0.01)[0].size
+    client.put(TensorDict({"y": torch.zeros(8)}, batch_size=[8]), meta)
+    for number in map(int, TIERS):
+        run_blocking(client.storage_manager.session, ask(number))
+    found = read(endpoint)
+    for what, series in ASKED_FOR.items():
+        for name, labels in series.items():
+            there = [set(dict(key)) for key in found[name]]
+            assert any(labels <= some <= {*labels, "unit"} for some in there), (what, name)
+    for unit, tier in TIERS.items():
+        its = {"server": "unit", "unit": unit}
+        assert value(found, "tq_requests_total", **its, type="UnitStatus") == 1
+        assert value(found, "tq_request_seconds_bucket", **its, type="UnitStatus", le="+Inf") == 1
+        assert value(found, "tq_rejected_total", **its, reason="malformed") == 0
+        for name in ASKED_FOR["what arenas use, and how fragmented they are"]:
+            assert value(found, name, unit=unit, tier=tier) >= 0
+    assert value(found, "tq_requests_total", server="controller", type="Claim") >= 3
+    assert value(found, "tq_rejected_total", server="controller", reason="malformed") == 0
+    client.clear_partition("asked")
+
+
+def test_bytes_and_values_by_partition_and_tier_while_blocks_move(endpoint: str) -> None:
+    """48 MiB through 32 of memory: each byte is in one tier; what is cleared is in none."""
+    content = torch.arange(MIB // 4, dtype=torch.int32)
+    for number in range(48):
+        tq.kv_put(str(number), "large", {"x": content + number})
+
+    def told(found: dict[str, Values], name: str, **its: str) -> float:
+        return sum(number for labels, number in found.get(name, {}).items() if its.items() <= dict(labels).items())
+
+    def settled(found: dict[str, Values]) -> bool:
+        """A scrape is of some milliseconds, in which blocks may move."""
+        tiers = [told(found, "tq_stored_bytes", tier=tier) for tier in ("memory", "disk")]
+        values = told(found, "tq_stored_values", partition="large")
+        return values == 48 and tiers == [told(found, "tq_arena_live_bytes", tier=tier) for tier in ("memory", "disk")]
+
+    found = until(endpoint, settled)
+    assert told(found, "tq_stored_bytes", partition="large") == told(found, "tq_bytes", partition="large") >= 48 * MIB
+    assert told(found, "tq_stored_bytes", partition="large", tier="disk") >= 16 * MIB
+    assert told(found, "tq_stored_values", partition="large", tier="disk") >= 16
+    for number in range(48):
+        assert torch.equal(tq.kv_batch_get([str(number)], "large")["x"][0], content + number)
+    tq.kv_clear([str(number) for number in range(48)], "large")
+    found = read(endpoint)
+    assert not told(found, "tq_stored_bytes", partition="large") + told(found, "tq_stored_values", partition="large")
 
 
 def test_what_is_not_served_is_counted_by_reason(endpoint: str) -> None:
@@ -159,15 +269,15 @@ def test_a_unit_that_is_stopped_is_told_as_not_up_and_holds_up_nobody(endpoint: 
     pid = process_of("unit-1")
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert up(read(endpoint)) == {"controller": 1, "0": 1, "1": 0}
+        assert up(read(endpoint)) == {**EVERYBODY, "1": 0}
         begun = time.monotonic()
         found = read(endpoint)
-        assert up(found) == {"controller": 1, "0": 1, "1": 0}
+        assert up(found) == {**EVERYBODY, "1": 0}
         assert time.monotonic() - begun < SECONDS
         assert value(found, "tq_rows", partition="p") == 1
     finally:
         os.kill(pid, signal.SIGCONT)
-    until(endpoint, lambda found: up(found) == {"controller": 1, "0": 1, "1": 1})
+    until(endpoint, lambda found: up(found) == EVERYBODY)
 
 
 def test_after_a_restart_of_the_controller_everybody_is_told_again(endpoint: str) -> None:
@@ -177,7 +287,7 @@ def test_after_a_restart_of_the_controller_everybody_is_told_again(endpoint: str
     os.kill(pid, signal.SIGKILL)
     tq.kv_put("b", "p", {"x": torch.arange(3)})
     assert tq.get_metrics_endpoint() == endpoint
-    found = until(endpoint, lambda found: set(up(found).values()) == {1} and len(up(found)) == 3)
+    found = until(endpoint, lambda found: up(found) == EVERYBODY)
     assert value(found, "tq_rows", partition="p") == 2
     assert value(found, "tq_requests_total", server="controller", type="Publish") == 1, "counters begin anew"
     assert value(found, "tq_process_start_time_seconds", server="controller") > before

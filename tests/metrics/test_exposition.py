@@ -41,13 +41,15 @@ def snapshot(
     leases: LeaseMeasures | None = None,
     samplers: list[SamplerCost] | None = None,
     journal: JournalMeasures | None = None,
+    values: dict[tuple[str, str], int] | None = None,
 ) -> Snapshot:
     found = partitions or []
     counters = {"dealt_rows": 5.0, "published_rows": 123456789.0}
     infos = [UnitInfo(number, "u.sock", "/a", node="host-1") for number in units or {}]
     its_leases, live = leases or LeaseMeasures(), dict.fromkeys(units or {}, 7)
     return Snapshot(
-        its or server(), counters, len(found), found, samplers or [], its_leases, infos, units or {}, live, journal
+        its or server(), counters, len(found), found, samplers or [], its_leases, infos, units or {}, live,
+        values or {}, journal,
     )  # fmt: skip
 
 
@@ -122,6 +124,16 @@ def test_fields_and_tasks_without_end_are_told_together() -> None:
     assert len(found["tq_produced_rows"]) == len(found["tq_consumed_rows"]) == MOST_OF_A_PARTITION + 1
     assert value(found, "tq_produced_rows", partition="p", field=OTHER) == 500 - MOST_OF_A_PARTITION
     assert value(found, "tq_produced_rows", partition="p", field="f49") == 1
+
+
+def test_what_partitions_have_in_each_tier() -> None:
+    parts = [PartitionProgress(name, 1, 0, False, None, 8, [], [], stored={"memory": 3, "disk": 5}) for name in "pq"]
+    found = checked("".join(exposition(snapshot(parts, values={("p", "disk"): 4, (OTHER, "store"): 2}))))
+    assert value(found, "tq_stored_bytes", partition="q", tier="disk") == 5
+    assert value(found, "tq_stored_bytes", partition="p", tier="memory") == 3
+    assert found["tq_stored_values"] == {
+        (("partition", "p"), ("tier", "disk")): 4, (("partition", OTHER), ("tier", "store")): 2,
+    }  # fmt: skip
 
 
 def test_units_journal_and_samplers() -> None:

@@ -16,7 +16,7 @@ Rates = dict[tuple[str, str, str], float]
 
 NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: f"{p.rows} samples",
-    lambda p: f"{p.nbytes / 2**20:.1f} MiB",
+    lambda p: f"{p.nbytes / 2**20:.1f} MiB{_tiers(p)}",
     lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
     lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
     lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
@@ -79,6 +79,17 @@ def _loop(status: SystemStatus) -> str:
     return f"controller, 99 % of requests within: {', '.join(told)}{longest}"
 
 
+def _tiers(partition: PartitionProgress) -> str:
+    """How many of its bytes lie where, unless all of them lie in one tier."""
+    if len(partition.stored) < 2:
+        return ""
+    return f" ({', '.join(f'{nbytes / 2**20:.1f} {_in(tier)}' for tier, nbytes in partition.stored.items())})"
+
+
+def _in(tier: str) -> str:
+    return "on disk" if tier == DISK else f"in {tier}"
+
+
 def _policy(policy: PolicyProgress) -> str:
     most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples taken in"
     return f"policy version {policy.version}{most}"
@@ -92,8 +103,7 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
         leased, capacity = (sum(getattr(unit, name) for unit in some) / 2**20 for name in ("leased", "capacity"))
         drained = [str(unit.unit) for unit in some if unit.drained]
         more = f", being drained: {', '.join(drained)}" if drained else ""
-        where = "on disk" if tier == DISK else f"in {tier}"
-        lines.append(f"storage {where}: {leased:.1f} of {capacity:.1f} MiB leased, units: {len(some)}{more}")
+        lines.append(f"storage {_in(tier)}: {leased:.1f} of {capacity:.1f} MiB leased, units: {len(some)}{more}")
     return lines
 
 

@@ -25,7 +25,7 @@ def arrive(partition: Partition, put: RowsPut) -> None:
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
     if block is not None:
-        partition.blocks.add(put.block_number, put.client, block, count * len(block.schema))
+        partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
         values.learn(partition, block)
         for spec in block.schema:

@@ -7,29 +7,28 @@ Block numbers start at 1 and are never used again (0 means "no value").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.columns import joined, parted
+from transfer_queue.core.interned import Interned
 from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 _FIELDS = (
     ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
-    ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"),
+    ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"), ("owner", "i8"),
 )  # fmt: skip
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # what a reply says of each block by itself
 MOST_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # of these, what depends on the place
 PLACE = ("unit", "extent", "offset", "generation")
-
-
-T = TypeVar("T", bound=Hashable)
 
 
 def _counted(values: np.ndarray) -> list[tuple[int, int]]:
@@ -40,6 +39,14 @@ def _counted(values: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(unique.tolist(), counts.tolist(), strict=True))
 
 
+def _runs(ascending: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where equal ones begin and end."""
+    if not len(ascending):
+        return iter(())
+    inner = (np.flatnonzero(np.diff(ascending)) + 1).tolist() if ascending[0] != ascending[-1] else []
+    return pairwise([0, *inner, len(ascending)])
+
+
 def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
     """The distinct values, and for each (i4) which of them it is."""
     if len(values) and (values == values[0]).all():
@@ -48,54 +55,18 @@ def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
     return distinct.tolist(), at.astype("i4").tobytes()
 
 
-class Interned(Generic[T]):
-    """Equal values stored once, counted, under small numbers that are used again when free."""
-
-    def __init__(self) -> None:
-        self.number: dict[T, int] = {}
-        self.values: list[T | None] = []
-        self.uses: list[int] = []
-        self.spare: list[int] = []
-
-    def add(self, value: T) -> int:
-        """The number of this value, used once more."""
-        at = self.number.get(value)
-        if at is not None:
-            self.uses[at] += 1
-            return at
-        if self.spare:
-            at = self.spare.pop()
-            self.values[at], self.uses[at] = value, 1
-        else:
-            at = len(self.values)
-            self.values.append(value)
-            self.uses.append(1)
-        self.number[value] = at
-        return at
-
-    def drop(self, at: int, uses: int = 1) -> None:
-        """So many uses fewer; the value goes with the last."""
-        self.uses[at] -= uses
-        if self.uses[at] == 0:
-            del self.number[self[at]]
-            self.values[at] = None
-            self.spare.append(at)
-
-    def __getitem__(self, at: int) -> T:
-        value = self.values[at]
-        assert value is not None
-        return value
-
-    def saved(self) -> dict[str, Any]:
-        """See `core.saving`. The values are saved by who knows their type: as `values`, None where unused."""
-        return {"uses": np.array(self.uses, "i8"), "spare": np.array(self.spare, "i8")}
-
-    def restore(self, saved: Any, values: list[T]) -> None:
-        """See `core.saving`. values: anything where a number is unused."""
-        self.uses = saved["uses"].tolist()
-        self.spare = saved["spare"].tolist()
-        self.values = [value if uses else None for value, uses in zip(values, self.uses, strict=True)]
-        self.number = {value: at for at, value in enumerate(self.values) if value is not None}
+def sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
+    """(first, second, the sum of its values) of each pair that there is; together less than 2**53."""
+    if not len(values):
+        return []
+    if len(values) == 1 or ((firsts == firsts[0]).all() and (seconds == seconds[0]).all()):
+        return [(int(firsts[0]), int(seconds[0]), int(values.sum()))]
+    one, at = np.unique(firsts, return_inverse=True)
+    other, to = np.unique(seconds, return_inverse=True)
+    pairs = at * len(other) + to
+    totals, there = np.bincount(pairs, values), np.unique(pairs)
+    found = one[there // len(other)], other[there % len(other)], totals[there].astype("i8")
+    return list(zip(*(column.tolist() for column in found)))
 
 
 def _place(columns: dict[str, np.ndarray], at: int) -> Place:
@@ -117,10 +88,8 @@ class BlockChunk:
         self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in their order
         self.second: dict[str, np.ndarray] = {}
 
-    def ensure(self, at: int) -> None:
-        """Room for this block."""
-        if at < self.capacity:
-            return
+    def grow(self, at: int) -> None:
+        """Room for this block, too."""
         while self.capacity <= at:
             self.capacity *= 2
         for columns in (self.columns, self.second):
@@ -189,6 +158,7 @@ class BlockTable:
     of which the units are to be told; no part of the state.
     live_bytes: of the blocks, each counted once. leased: the lengths of the extents together; leased_in: of each unit's
     (derived).
+    stored: number of a partition -> unit -> bytes of its blocks there, each place counted; may be 0 (derived).
     changes: grows when values or extents go; for `core.moves`, and no part of the state.
     """
 
@@ -202,27 +172,31 @@ class BlockTable:
         self.live_bytes = 0
         self.leased = 0
         self.leased_in: dict[int, int] = {}
+        self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self.changes = 0
 
-    def add(self, number: int, writer: str, block: NewBlock, values: int) -> None:
-        """Block `number`, needed for `values` values."""
+    def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
+        """Block `number`, needed for `values` values. owner: the partition's number."""
         key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
         chunk = self.chunks.get(key)
         if chunk is None:
             chunk = self.chunks[key] = BlockChunk()
-        chunk.ensure(at)
+        if at >= chunk.capacity:
+            chunk.grow(at)
         row = (
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
-            self.schemas.add(tuple(block.schema)), self.dims.add(block.dims), values,
+            self.schemas.add(tuple(block.schema)), self.dims.add(block.dims), values, owner,
         )  # fmt: skip
-        for column, value in zip(chunk.columns.values(), row, strict=True):
+        for column, value in zip(chunk.columns.values(), row):  # `strict` would cost as much as four columns
             column[at] = value
         chunk.alive += 1
         self.live_bytes += block.nbytes
+        self.stored[owner][block.unit] += block.nbytes
         self._lies_in(block.unit, block.extent, block.length, writer)
         if block.copies:
             chunk.put(at, places_of(block))
             for place in block.copies:
+                self.stored[owner][place.unit] += block.nbytes
                 self._lies_in(place.unit, place.extent, place.length, writer)
 
     def _lies_in(self, unit: int, number: int, length: int, writer: str, blocks: int = 1) -> None:
@@ -244,9 +218,8 @@ class BlockTable:
         if len(numbers) == 1:
             return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
         unique, counts = np.unique(numbers, return_counts=True)
-        keys = unique >> CHUNK_BITS
-        edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)] if len(keys) else []
-        return sum(self._release(int(keys[a]), unique[a:b] & (CHUNK - 1), counts[a:b]) for a, b in pairwise(edges))
+        keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
+        return sum(self._release(int(keys[a]), at[a:b], counts[a:b]) for a, b in _runs(keys))
 
     def _release(self, key: int, at: np.ndarray, counts: np.ndarray | int) -> int:
         """The same for distinct blocks of one chunk."""
@@ -263,21 +236,33 @@ class BlockTable:
                 table.drop(value, uses)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
-        self._leave(column, at)
+        self._leave(chunk, column, at)
         if chunk.second:
-            self._leave(chunk.second, at[chunk.second["extent"][at] > 0])
+            self._leave(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
         chunk.alive -= len(at)
         if not chunk.alive:
             del self.chunks[key]
         return nbytes
 
-    def _leave(self, column: dict[str, np.ndarray], at: np.ndarray) -> None:
-        """The places in these columns of these blocks are needed no more."""
-        for unit in set(column["unit"][at].tolist()):
-            mine = at[column["unit"][at] == unit]
-            for extent, blocks in _counted(column["extent"][mine]):
+    def _leave(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray) -> None:
+        """These blocks have their places in these columns of the chunk no more."""
+        self._store(chunk, columns, at, -1)
+        self._leave_extents(columns, at)
+
+    def _leave_extents(self, columns: dict[str, np.ndarray], at: np.ndarray) -> None:
+        units = columns["unit"][at]
+        distinct = set(units.tolist())
+        for unit in distinct:
+            mine = at if len(distinct) == 1 else at[units == unit]
+            for extent, blocks in _counted(columns["extent"][mine]):
                 self.extents[unit, extent].blocks -= blocks
                 self._free_if_done((unit, extent))
+
+    def _store(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray, sign: int = 1) -> None:
+        """Counts the bytes of these blocks for their partitions, in the units of these columns."""
+        sizes = chunk.columns["nbytes"][at]
+        for owner, unit, nbytes in sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
+            self.stored[owner][unit] += sign * nbytes
 
     def places(self, number: int) -> list[Place]:
         """Where a needed block lies, one place or two; a reader is told the first."""
@@ -314,12 +299,11 @@ class BlockTable:
         Those that are not needed any more, or do not lie as that presumes, stay as they are.
         """
         keys = numbers >> CHUNK_BITS
-        for key in np.unique(keys).tolist():
-            chunk = self.chunks.get(key)
+        for a, b in _runs(keys):
+            chunk = self.chunks.get(int(keys[a]))
             if chunk is None:
                 continue
-            mine = np.flatnonzero(keys == key)
-            at = numbers[mine] & (CHUNK - 1)
+            at, to = numbers[a:b] & (CHUNK - 1), offsets[a:b]
             first, second = chunk.columns["unit"][at], np.full(len(at), -1)
             if chunk.second:
                 second = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
@@ -328,16 +312,17 @@ class BlockTable:
                 needed &= second < 0
                 if not chunk.second:
                     chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in _FIELDS if name in PLACE}
-                self._enter(chunk.second, at[needed], offsets[mine[needed]], place, writer)
+                self._enter(chunk, chunk.second, at[needed], to[needed], place, writer)
                 continue
             needed &= (second == left) | (second != place.unit)
             for columns, units in ((chunk.columns, first), (chunk.second, second)):
                 chosen = needed & (units == left)
                 if chosen.any():
-                    self._enter(columns, at[chosen], offsets[mine[chosen]], place, writer, leave=True)
+                    self._enter(chunk, columns, at[chosen], to[chosen], place, writer, leave=True)
 
     def _enter(
         self,
+        chunk: BlockChunk,
         columns: dict[str, np.ndarray],
         at: np.ndarray,
         offsets: np.ndarray,
@@ -350,8 +335,14 @@ class BlockTable:
         if not len(at):
             return
         self._lies_in(place.unit, place.extent, place.length, writer, len(at))
+        owners, sizes = chunk.columns["owner"][at], chunk.columns["nbytes"][at]
+        for owner, unit, nbytes in sums(owners, columns["unit"][at], sizes):
+            stored = self.stored[owner]
+            stored[place.unit] += nbytes
+            if leave:
+                stored[unit] -= nbytes
         if leave:
-            self._leave(columns, at)
+            self._leave_extents(columns, at)
         columns["unit"][at], columns["extent"][at] = place.unit, place.extent
         columns["offset"][at], columns["generation"][at] = offsets, place.generation
 
@@ -376,13 +367,13 @@ class BlockTable:
             lost.append(at[alone] + (key << CHUNK_BITS))
             swap = at[first_gone & there & ~other_gone]
             if len(swap):
-                self._leave(columns, swap)
+                self._leave(chunk, columns, swap)
                 for name in PLACE:
                     columns[name][swap] = second[name][swap]
                 second["extent"][swap] = 0
             rid = at[other_gone & ~first_gone]
             if len(rid):
-                self._leave(second, rid)
+                self._leave(chunk, second, rid)
                 second["extent"][rid] = 0
         return np.concatenate(lost)
 
@@ -551,8 +542,18 @@ class BlockTable:
             extent = self.extents[unit, number] = Extent(writer, length)
             extent.blocks, extent.closed = blocks, closed
             self.leased_in[unit] = self.leased_in.get(unit, 0) + length
+        self.count_stored()
         self.freed = dict.fromkeys(map(tuple, saved["freed"]))
         self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
+
+    def count_stored(self) -> None:
+        """Counts anew what each partition has in each unit."""
+        self.stored.clear()
+        for chunk in self.chunks.values():
+            at = np.flatnonzero(chunk.columns["live"])
+            self._store(chunk, chunk.columns, at)
+            if chunk.second:
+                self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
 
     def state(self) -> dict[str, object]:
         """Everything that replay must reproduce, as plain values."""

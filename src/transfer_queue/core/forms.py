@@ -195,6 +195,7 @@ class PartitionForm(Form):
     """`partition.Partition`."""
 
     options: PartitionOptions
+    number: Count
     nbytes: Count
     seals: Count
     rows: RowsForm
@@ -234,6 +235,7 @@ class BlockColumns(Form):
     schema: I4
     dims: I4
     live: I8
+    owner: I8
 
 
 class SecondPlaces(Form):

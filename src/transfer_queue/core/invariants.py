@@ -32,6 +32,7 @@ def check(state: State) -> None:
     require(len(set(indexes)) == len(indexes), "2: a global index names two live samples")
     require(all(i < state.next_index for i in indexes), "2: a live index is not below the next one")
     _blocks(state, needed)
+    _stored(state)
     _all_else(state)
 
 
@@ -254,6 +255,26 @@ def _blocks(state: State, needed: Counter[int]) -> None:
     require(
         sum(partition.nbytes for partition in state.partitions.values()) == nbytes, "7: partitions miscount their bytes"
     )
+
+
+def _stored(state: State) -> None:
+    """What partitions have in each unit, recounted by what their rows need; and what blocks say of whose they are."""
+    expected: dict[int, Counter[int]] = {}
+    owners: dict[int, int] = {}
+    for partition in state.partitions.values():
+        positions = partition.rows.live_positions()
+        for name in partition.fields:
+            numbers = partition.blocks_of(name, positions)[0].tolist()
+            owners |= dict.fromkeys(filter(None, numbers), partition.number)
+    for number, _, places, nbytes in state.blocks.live_blocks():
+        said = int(state.blocks.column("owner", np.array([number]))[0])
+        require(said == owners[number], f"block {number} is said to be another partition's")
+        expected.setdefault(said, Counter()).update({place.unit: nbytes for place in places})
+    there = {partition.number for partition in state.partitions.values()}
+    require(state.blocks.stored.keys() <= there, "bytes are counted of a partition that is not there")
+    for number in there:
+        same = expected.get(number, Counter()) == state.blocks.stored.get(number, Counter())
+        require(same, "7: the bytes of a partition in each unit are not what a recount gives")
 
 
 def _extents(state: State) -> None:

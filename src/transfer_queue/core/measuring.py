@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_queue.core import records as r
-from transfer_queue.core.blocks import BlockChunk
-from transfer_queue.core.queries import progress
+from transfer_queue.core.blocks import BlockChunk, sums
+from transfer_queue.core.queries import progress, stored, tier_of
 from transfer_queue.messages import PartitionProgress, TaskProgress
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
+    from transfer_queue.core.state import State
 
 NAMED = 100  # partitions that are told by name, those made last; the others are told as one
 AT_ONCE = 64  # of the others in one step, each of which costs little
@@ -63,13 +64,15 @@ def _told(task: str, known: Mapping[str, int]) -> str:
 class StateMeasures:
     """partitions: by name, and one that stands for the others where there are any. count: of all of them.
 
-    leases: (partition, task) -> those in force. live: unit -> bytes of the blocks that are needed there.
+    leases: (partition, task) -> those in force. live: unit -> bytes of the blocks that are needed there. values:
+    (partition, tier) -> values there, every copy counted.
     """
 
     count: int = 0
     partitions: list[PartitionProgress] = field(default_factory=list)
     leases: Counter[tuple[str, str]] = field(default_factory=Counter)
     live: Counter[int] = field(default_factory=Counter)
+    values: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures]:
@@ -85,10 +88,16 @@ def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures
         yield
     if len(names) > NAMED:
         found.partitions.append((yield from _others(core, names[:-NAMED], now)))
+    units = list(core.state.blocks.stored.values())
+    for start in range(0, len(units), AT_ONCE):
+        for each in units[start : start + AT_ONCE]:
+            found.live.update(each)
+        yield
+    told = {p.number: name for name in names[-NAMED:] if (p := core.state.partitions.get(name)) is not None}
     for key in list(core.state.blocks.chunks):
         chunk = core.state.blocks.chunks.get(key)
         if chunk is not None:
-            _add_live(found.live, chunk)
+            _add_values(core.state, found.values, chunk, told)
         yield
     return found
 
@@ -96,6 +105,7 @@ def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures
 def _others(core: Controller, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
     """These partitions as one: how much they hold, and who waits."""
     rows = nbytes = 0
+    tiers: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     longest: dict[str, float] = {}
     for start in range(0, len(names), AT_ONCE):
@@ -104,23 +114,20 @@ def _others(core: Controller, names: list[str], now: float) -> Generator[None, N
             if partition is None:
                 continue
             rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
+            tiers += stored(core.state, partition)
             for task, queue in core.state.waiting.of_partition(name).items():
                 first = next(iter(queue.claims.values()))
                 waiting[task] += len(queue.claims)
                 longest[task] = max(longest.get(task, 0.0), now - first.since)
         yield
     tasks = [TaskProgress(task, 0, count, longest[task]) for task, count in waiting.items()]
-    return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks)
+    return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers))
 
 
-def _add_live(live: Counter[int], chunk: BlockChunk) -> None:
-    needed = chunk.columns["live"] > 0
-    nbytes = np.where(needed, chunk.columns["nbytes"], 0)
-    _add(live, chunk.columns["unit"], nbytes)
-    if chunk.second:
-        _add(live, chunk.second["unit"], np.where(chunk.second["extent"] > 0, nbytes, 0))
-
-
-def _add(live: Counter[int], units: np.ndarray, nbytes: np.ndarray) -> None:
-    for unit in np.unique(units[nbytes > 0]).tolist():
-        live[unit] += int(nbytes[units == unit].sum())
+def _add_values(state: State, values: Counter[tuple[str, str]], chunk: BlockChunk, told: Mapping[int, str]) -> None:
+    first, second = chunk.columns, chunk.second
+    at = np.flatnonzero(first["live"])
+    places = [(first, at), (second, at[second["extent"][at] > 0])] if second else [(first, at)]
+    for columns, some in places:
+        for number, unit, count in sums(first["owner"][some], columns["unit"][some], first["live"][some]):
+            values[told.get(number, OTHER), tier_of(state, unit)] += count

@@ -43,6 +43,7 @@ class Partition:
     claimed: task -> live rows that it was given and has not acknowledged. leases: see there.
     consumed_ever: task -> rows consumed so far.
     ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
+    number: the version at which it was made first, which no other partition of the state has.
     nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
     awaited: of which (task, fields) parked claims wait for rows of a partition; their ready sets are never dropped,
     and look at what is published at once. unseen: what the others have yet to look at.
@@ -63,8 +64,10 @@ class Partition:
         blocks: BlockTable,
         awaited: Callable[[str], Collection[ReadyKey]],
         epoch: int = 0,
+        number: int = 0,
     ) -> None:
         self.name = name
+        self.number = number
         self.epoch = epoch
         self.awaited = awaited
         self.blocks = blocks
@@ -488,6 +491,7 @@ class Partition:
         """See `core.saving`. Ready sets, what is `awaited` or `unseen`, `gained`, `learnt` and the blocks are not."""
         return {
             "options": msgspec.to_builtins(self.options),
+            "number": self.number,
             "nbytes": self.nbytes,
             "seals": self.seals,
             "rows": self.rows.saved(),
@@ -517,7 +521,7 @@ class Partition:
 
     def restore(self, saved: Any) -> None:
         """See `core.saving`. The partition was made with the saved options."""
-        for name in ("nbytes", "seals", "admitted", "policy_version", "freed", "version"):
+        for name in ("number", "nbytes", "seals", "admitted", "policy_version", "freed", "version"):
             setattr(self, name, saved[name])
         parts = ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed", "leases")
         for name in parts:
@@ -550,6 +554,7 @@ class Partition:
         positions = self.rows.live_positions()
         return {
             "options": self.options,
+            "number": self.number,
             "seals": self.seals,
             "end": self.rows.end,
             "waiting": list(self.waiting),

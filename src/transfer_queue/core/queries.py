@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transfer_queue.core.snapshots import take_snapshot
 from transfer_queue.core.state import State
 from transfer_queue.errors import UnknownPartitionError
 from transfer_queue.messages import (
+    MEMORY,
     AnyReply,
     CheckConsumption,
     CheckProduction,
@@ -164,7 +166,7 @@ def status(
     partitions = [progress(state, partition, now, size) for partition in state.partitions.values()]
     leased = state.blocks.leased_in
     units = [
-        UnitProgress(number, unit.tier, unit.capacity, leased.get(number, 0), number in state.draining)
+        UnitProgress(number, unit.told_tier, unit.capacity, leased.get(number, 0), number in state.draining)
         for number, unit in sorted(state.units.items())
     ]
     return SystemStatus(partitions, counters, samplers, trouble, units)
@@ -192,7 +194,23 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
         partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
         passed={task: found for task in partition.tasks if (found := partition.passed.of(task))},
+        stored=dict(stored(state, partition)),
     )  # fmt: skip
+
+
+def stored(state: State, partition: Partition) -> Counter[str]:
+    """Tier -> bytes of a partition there, every copy counted."""
+    found: Counter[str] = Counter()
+    for number, nbytes in state.blocks.stored.get(partition.number, {}).items():
+        if nbytes:
+            found[tier_of(state, number)] += nbytes
+    return found
+
+
+def tier_of(state: State, number: int) -> str:
+    """The tier of a storage unit, as people are told."""
+    unit = state.units.get(number)
+    return MEMORY if unit is None else unit.told_tier
 
 
 def _known(state: State, name: str) -> Partition:

@@ -51,3 +51,4 @@ def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int,
     blocks.leased, blocks.leased_in = 0, {}
     for (unit, _), extent in blocks.extents.items():
         blocks.lengthen(unit, extent.length)
+    blocks.count_stored()

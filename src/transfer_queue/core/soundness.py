@@ -16,10 +16,11 @@ import numpy as np
 
 from transfer_queue.core.blocks import CHUNK as BLOCK_CHUNK
 from transfer_queue.core.blocks import CHUNK_BITS as BLOCK_BITS
-from transfer_queue.core.blocks import PLACE, BlockTable, Interned
+from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.fields import MIXED_RANK, dims_parts
 from transfer_queue.core.forms import MOST
+from transfer_queue.core.interned import Interned
 from transfer_queue.core.intervals import Intervals
 from transfer_queue.core.leases import Counts
 from transfer_queue.core.partition import Partition
@@ -49,6 +50,7 @@ def check(state: State) -> None:
     before: list[np.ndarray] = [np.zeros(0, "i8")]
     for name, partition in state.partitions.items():
         require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
+        require(partition.number <= state.changes, f"{name} was made after the newest change")
         before.append(_rows(partition, state.next_index))
         _values(partition, blocks)
         _keys(partition)
@@ -58,6 +60,8 @@ def check(state: State) -> None:
         require(partition.version <= state.changes, f"{name} is newer than the newest change")
         require(0 <= partition.changes.made <= partition.version, f"{name} was made later than it changed")
         require(partition.changes.sealed <= partition.version, f"{name} was sealed later than it changed")
+    numbers = {partition.number for partition in state.partitions.values()}
+    require(len(numbers) == len(state.partitions), "two partitions have one number")
     indexes = np.concatenate(before)
     require(len(np.unique(indexes)) == len(indexes), "2: a global index names two live samples")
     blocks.all_used()
@@ -76,8 +80,9 @@ class _Blocks:
         parts = [_block_chunk(table, key, next_block) for key in sorted(table.chunks)]
         self.table = table
         self.number = _joined([numbers for numbers, _ in parts])
-        columns = {name: _joined([c[name] for _, c in parts]) for name in ("rows", "schema", "dims", "live", "nbytes")}
-        self.rows, self.schema, self.live, self.nbytes = (columns[n] for n in ("rows", "schema", "live", "nbytes"))
+        names = ("rows", "schema", "dims", "live", "nbytes", "owner")
+        columns = {name: _joined([c[name] for _, c in parts]) for name in names}
+        self.rows, self.schema, _, self.live, self.nbytes, self.owner = (columns[name] for name in names)
         self.used = np.zeros(len(self.number), "i8")
         self.owned = np.zeros(len(self.number), bool)
         _interned(table.schemas, columns["schema"], "schema")
@@ -271,6 +276,8 @@ def _values(partition: Partition, blocks: _Blocks) -> None:
         require(field.name == name, f"{where} is called {field.name!r}")
     require(not (mine & blocks.owned).any(), f"a block of {partition.name} is another partition's, too")
     blocks.owned |= mine
+    of_it = bool((blocks.owner[mine] == partition.number).all())
+    require(of_it, f"a block of {partition.name} is said to be another partition's")
     require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
 
 

@@ -146,7 +146,7 @@ class State:
     def _partition_made(self, record: r.PartitionMade) -> None:
         self.enter(Partition(record.partition, record.options, self.blocks, self.waiting.awaited, self.epoch))
         partition = self._changed(record.partition)
-        partition.changes.made = partition.version
+        partition.number = partition.changes.made = partition.version
         for tag in self.watched:
             partition.rows.watch(tag)
 
@@ -279,7 +279,9 @@ class State:
         self.partitions[record.partition].wants.promise(record.task, record.client, record.rows)
 
     def _partition_dropped(self, record: r.PartitionDropped) -> None:
-        self.partitions.pop(record.partition).drop()
+        partition = self.partitions.pop(record.partition)
+        partition.drop()
+        self.blocks.stored.pop(partition.number, None)
         self.counted.changed(record.partition)
         self.aging.pop(record.partition, None)
 

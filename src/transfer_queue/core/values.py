@@ -14,7 +14,7 @@ from transfer_queue.messages import NewBlock
 
 def publish(partition: Partition, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
     """Values of these rows are in block `number`, row by row."""
-    partition.blocks.add(number, writer, block, len(positions) * len(block.schema))
+    partition.blocks.add(number, writer, block, len(positions) * len(block.schema), partition.number)
     partition.nbytes += block.nbytes
     slots = np.arange(len(positions), dtype="i4")
     released = []
@@ -91,7 +91,7 @@ def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
             values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
     for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
         if needed:
-            partition.blocks.add(number, writer, block, needed)
+            partition.blocks.add(number, writer, block, needed, partition.number)
             partition.nbytes += block.nbytes
     for columns, at, chosen in found:
         columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]

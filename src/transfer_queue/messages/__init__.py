@@ -16,6 +16,7 @@ from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import (
     DISK,
     MEMORY,
+    STORE,
     Blocks,
     FieldSpec,
     FieldType,
@@ -214,6 +215,7 @@ __all__ = [
     "ServerMeasures",
     "SendState",
     "SetPolicyVersion",
+    "STORE",
     "Show",
     "SlotReply",
     "SnapshotReply",

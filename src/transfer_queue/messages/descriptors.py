@@ -5,6 +5,7 @@ from __future__ import annotations
 from transfer_queue.messages.base import Message
 
 MEMORY, DISK = "memory", "disk"
+STORE = "store"  # how the tier of an external store is told
 """Tiers of storage units: where their arenas lie."""
 
 
@@ -113,6 +114,11 @@ class UnitInfo(Message, frozen=True):
     tier: str = MEMORY
     capacity: int = 0
     store: str = ""
+
+    @property
+    def told_tier(self) -> str:
+        """Where its blocks lie, as people are told: `MEMORY`, `DISK` or `STORE`."""
+        return STORE if self.store else self.tier
 
 
 class PartitionOptions(Message, frozen=True):

@@ -47,6 +47,7 @@ class PartitionProgress(Message, frozen=True):
     dropped: reason -> samples. freed: rows cleared because the tasks of `free_when` have finished them.
     wanted: task -> (groups wanted, groups missing). waiting_puts: puts and reservations that wait.
     passed: task -> reason -> samples passed over, which the task was not dealt and never will be.
+    nbytes: of the values, each counted once; stored: tier -> bytes there, every copy counted.
     """
 
     name: str
@@ -64,11 +65,13 @@ class PartitionProgress(Message, frozen=True):
     wanted: dict[str, tuple[int, int]] = {}
     waiting_puts: int = 0
     passed: dict[str, dict[str, int]] = {}
+    stored: dict[str, int] = {}
 
 
 class UnitProgress(Message, frozen=True):
-    """A storage unit. tier: see `RegisterUnit`. Bytes: capacity (0: not known), leased (of extents that hold needed
-    values, as the controller knows it). drained: everything is being moved off it.
+    """A storage unit. tier: see `UnitInfo.told_tier`. drained: everything is being moved off it.
+
+    Bytes: capacity (0: not known), leased (of extents that hold needed values, as the controller knows it).
     """
 
     unit: int

@@ -203,7 +203,7 @@ class KeptReply(Reply, frozen=True):
 class UnitStatusReply(Reply, frozen=True):
     """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased).
 
-    tier: see `RegisterUnit`.
+    tier: see `UnitInfo.told_tier`.
     largest_free: the longest run of what is not leased, given back to the file system or not.
     """
 

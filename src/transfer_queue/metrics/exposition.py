@@ -23,12 +23,14 @@ def exposition(snapshot: Snapshot) -> Iterator[str]:
     samples = _Samples()
     _server(samples, (("server", "controller"),), snapshot.server)
     for unit in snapshot.infos:
-        samples.add("tq_unit_info", (("unit", str(unit.unit)), ("tier", unit.tier), ("node", unit.node)), 1)
+        samples.add("tq_unit_info", (("unit", str(unit.unit)), ("tier", unit.told_tier), ("node", unit.node)), 1)
     for number, answer in snapshot.units.items():
         _unit(samples, str(number), answer, snapshot.live.get(number, 0))
     samples.add("tq_partitions", (), snapshot.count)
     for partition in snapshot.partitions:
         _partition(samples, partition)
+    for (name, tier), count in snapshot.values.items():
+        samples.add("tq_stored_values", (("partition", name), ("tier", tier)), count)
     for name in ("dealt_rows", "published_rows"):
         samples.add(f"tq_{name}_total", (), snapshot.counters[name])
     _leases(samples, snapshot.leases)
@@ -149,6 +151,8 @@ def _partition(samples: _Samples, partition: PartitionProgress) -> None:
     labels = (("partition", partition.name),)
     samples.add("tq_rows", labels, partition.rows)
     samples.add("tq_bytes", labels, partition.nbytes)
+    for tier, nbytes in partition.stored.items():
+        samples.add("tq_stored_bytes", (*labels, ("tier", tier)), nbytes)
     samples.add("tq_waiting_puts", labels, partition.waiting_puts)
     for (_, rows), reason in _named(partition.dropped, partition.dropped.items()):
         samples.add("tq_dropped_rows", (*labels, ("reason", reason)), rows)

@@ -8,7 +8,7 @@ SERVER = ("server", "unit")
 """server: "controller" or "unit"; unit: its number, of a storage unit alone."""
 
 ARENA = ("unit", "tier")
-"""tier: "memory" or "disk"."""
+"""tier: "memory", "disk" or "store" (an external one)."""
 
 
 class Family(NamedTuple):
@@ -43,6 +43,10 @@ FAMILIES: dict[str, Family] = {
     "tq_partitions": Family("gauge", "Partitions that exist."),
     "tq_rows": Family("gauge", "Samples of a partition.", ("partition",)),
     "tq_bytes": Family("gauge", "Bytes of the values of a partition.", ("partition",)),
+    "tq_stored_bytes": Family("gauge", "Bytes of a partition in a tier, every copy counted.", ("partition", "tier")),
+    "tq_stored_values": Family(
+        "gauge", "Values of a partition in a tier, one for each field of a sample and copy.", ("partition", "tier")
+    ),
     "tq_produced_rows": Family("gauge", "Samples that have a field.", ("partition", "field")),
     "tq_field_produced_total": Family("counter", "Samples that have ever got a field.", ("partition", "field")),
     "tq_lost_rows": Family("gauge", "Samples whose value was lost and not put again.", ("partition", "field")),

@@ -52,7 +52,7 @@ class Snapshot:
 
     partitions: those that are told by name, and perhaps one that stands for all others; count: of all. infos: all
     units. units: number -> what the unit said of itself, None where it has not answered. live: unit -> bytes that are
-    needed there.
+    needed there. values: (partition, tier) -> values there.
     """
 
     server: ServerMeasures
@@ -64,4 +64,5 @@ class Snapshot:
     infos: list[UnitInfo]
     units: Mapping[int, Measured | None]
     live: Mapping[int, int]
+    values: Mapping[tuple[str, str], int]
     journal: JournalMeasures | None

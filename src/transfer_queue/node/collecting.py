@@ -140,6 +140,7 @@ class Collector:
             infos=list(core.state.units.values()),
             units=self.units.answers(),
             live=state.live,
+            values=state.values,
             journal=self._journal(),
         )
 

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
-from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.messages import STORE, Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.effects import Effect
 from transfer_queue.storage.extents import GRANULE, Extent, Leased
@@ -322,7 +322,7 @@ class VirtualRoom(Room):
     def status(self) -> UnitStatusReply:
         """See `Room.status`."""
         held = self._table.leased + self._doomed_bytes
-        return UnitStatusReply(self.capacity, held, self._table.leased, self._free)
+        return UnitStatusReply(self.capacity, held, self._table.leased, self._free, STORE)
 
     def due(self) -> float | None:
         """See `Room.due`."""
