@@ -81,6 +81,8 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
         if CURRENT.client is not None and CURRENT.system is not None:
             if CURRENT.system.alive():
                 _check_name(conf, CURRENT.system)
+                if CURRENT.client.closed:
+                    CURRENT.client = TransferQueueClient(CURRENT.system)
                 _TQ_CONTROLLER = CURRENT.system
                 return conf
             _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,12 @@ WRONG: list[tuple[str, Callable[[Client], Any]]] = [
     ("key that is no Unicode", lambda a: a.kv_put(SURROGATE, "p", {"x": torch.ones(1)})),
     ("huge version", lambda a: a.wait_for_change("p", HUGE, timeout=0.1)),
     ("huge task", lambda a: a.get_consumption_status(HUGE, "p")),
+    ("task of int", lambda a: a.get_meta(["x"], 1, "p", task_name=1)),
+    ("consumption of int", lambda a: a.get_consumption_status(3, "p")),
+    ("consumption of nobody", lambda a: a.check_consumption_status(None, "p")),
+    ("reset of int", lambda a: a.reset_consumption("p", 3)),
+    ("explain a task of int", lambda a: a.explain("p", task=3)),
+    ("explain a key of int", lambda a: a.explain("p", key=3)),
     ("an object", lambda a: a.explain("p", key=object())),
     ("huge timeout", lambda a: a.kv_list(timeout=HUGE)),
     ("huge wait", lambda a: a.get_meta(["x"], 1, "p", task_name="t", timeout=1e10)),
@@ -53,6 +60,42 @@ def test_numbers_of_numpy_and_torch_are_numbers(a: Client) -> None:
     assert a.put(numbers(2), partition_id="p", group_ids=[0, 0]).size == 2
     assert a.kv_retrieve_keys(np.array([1, 0]), "p") == a.kv_retrieve_keys(range(2), "p") == [None, None]
     assert a.kv_retrieve_keys(np.int64(1), "p") == [None]
+
+
+class Name(str, enum.Enum):
+    """Names as configurations have them: their str() is not what they say."""
+
+    PARTITION = "p"
+    TASK = "t"
+    KEY = "k0"
+    FIELD = "x"
+
+
+class Own(str):
+    """A str that is no plain one."""
+
+
+@pytest.mark.parametrize("kind", [np.str_, Name, Own])
+def test_every_kind_of_str_is_a_name(a: Client, kind: Callable[[str], Any]) -> None:
+    p, t, k, x = map(kind, ("p", "t", "k0", "x"))
+    meta = a.kv_batch_put([k], p, {x: torch.arange(1)}, [{x: 1}])
+    assert [*map(type, meta.keys), *map(type, meta.fields or [])] == [str, str]
+    assert a.kv_put(k, p, {x: torch.tensor(5)}, {x: 2}, group_id=7).keys == ["k0"]
+    assert a.kv_batch_get(np.array(["k0"]) if kind is np.str_ else [k], p, x)["x"].tolist() == [5]
+    assert a.kv_list(p) == {"p": {"k0": {"x": 2}}}
+    found = a.get_meta([x], 1, p, task_name=t, sampling_config={x: np.float64(1), "n": np.int64(1)})
+    assert found.global_indexes == [0]
+    assert a.check_consumption_status(t, p)
+    assert a.check_consumption_status("t", "p")
+    assert a.reset_consumption(p, t)
+    assert not a.check_consumption_status("t", "p")
+    a.kv_clear(k, p)
+    assert a.kv_list() == {"p": {}}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_seconds_of_numpy(a: Client, kind: Callable[[int], Any]) -> None:
+    assert a.kv_list(timeout=kind(2)) == {}
 
 
 def test_the_largest_numbers_do_not_end_status(a: Client) -> None:

@@ -284,6 +284,15 @@ told(tq.kv_list)
         assert tq.kv_list("bad").get("bad", {}) == {}
         assert unit_status().leased <= leased + 65536  # an open extent at the most
 
+    def test_after_its_close_a_client_has_a_successor(self, system: Any) -> None:
+        tq.kv_put("a", "stays", {"x": torch.ones(2)})
+        closed = tq.get_client()
+        closed.close()
+        assert tq.init() is None, "the system runs on: this attaches"
+        assert tq.get_client() is not closed
+        assert tq.kv_list("stays") == {"stays": {"a": {}}}
+        tq.get_client().clear_partition("stays")
+
 
 @pytest.mark.usefixtures("runtime_dir")
 def test_init_does_not_hand_out_a_system_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

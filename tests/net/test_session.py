@@ -1,6 +1,7 @@
 import threading
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import Answer, Done, Envelope, Failure, ListPartitions
+from transfer_queue.messages import Answer, Done, Envelope, Explain, Failure, ListPartitions
 from transfer_queue.net.session import RETRY_DELAYS, Attempts, Session, outcome
 from transfer_queue.wire.framing import FrameReader
 
@@ -113,6 +114,12 @@ def test_a_request_that_cannot_be_encoded_leaves_no_gap() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be sent"):
         session.begin(object())  # type: ignore[arg-type]
     assert acknowledged(session) == 1
+
+
+def test_names_and_numbers_of_other_kinds_travel_as_plain_ones() -> None:
+    _, odd = new_session().begin(Explain(np.str_("p"), np.int64(3), task=np.str_("t")))  # type: ignore[arg-type]
+    _, plain = new_session().begin(Explain("p", 3, task="t"))
+    assert odd == plain
 
 
 def test_failures_become_their_exceptions() -> None:

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -263,6 +264,12 @@ def test_the_usual_names_stay():
     assert seqlen_balanced_sampler.karmarkar_karp is karmarkar_karp
 
 
+@pytest.mark.parametrize("lengths", [torch.tensor([5, 1, 4]), list(torch.tensor([5.0, 1.0, 4.0])), np.array([5, 1, 4])])
+def test_lengths_of_tensors_and_arrays(lengths):
+    assert get_seqlen_balanced_partitions(lengths, 2, False) == get_seqlen_balanced_partitions([5, 1, 4], 2, False)
+    assert karmarkar_karp(lengths, 2, False) == karmarkar_karp([5, 1, 4], 2, False)
+
+
 # --- bad input
 
 BAD = {
@@ -276,6 +283,8 @@ BAD = {
     "negative": (([1, -1], 1), {}),
     "text": ((["1", "2"], 1), {}),
     "no list": ((7, 1), {}),
+    "a tensor of a bool": (([torch.tensor(True), 1], 1), {}),
+    "tensor of rank 2": ((torch.ones(2, 2), 1), {}),
     "array of rank 2": ((np.ones((2, 2)), 1), {}),
     "no cost": (([1, 2], 1), {"cost": "linear"}),
     "a negative cost": (([1, 2], 1), {"cost": lambda lengths: -lengths}),

@@ -5,6 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ def test_other_tags_and_none_count_one():
     tags = Tags({0: {"other": 9}, 1: {"total_lengths": None}, 2: {"total_lengths": 0.5}, 3: {"total_lengths": 1.5}})
     shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert [sampled for sampled, _ in shares.values()] == [[0, 1], [2, 3]]
-    tags = Tags({0: None, 2: {"total_lengths": np.float32(0.5)}, 3: {"total_lengths": np.int64(2)}})
+    tags = Tags({0: None, 2: {"total_lengths": np.float32(0.5)}, 3: {"total_lengths": torch.tensor(2)}})
     shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert sorted(3 in sampled and 2 in sampled for sampled, _ in shares.values()) == [False, True]
 

@@ -6,6 +6,7 @@ Each function raises InvalidArgumentError, saying what was wanted and what was t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     out = _listed(names, what)
     if len(out) < least or not all(isinstance(name, str) for name in out):
         raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
-    return list(dict.fromkeys(out))
+    return list(dict.fromkeys(map(str.__str__, out)))
 
 
 def keys(keys: Sequence[str] | str) -> list[str]:
@@ -51,6 +52,7 @@ def keys(keys: Sequence[str] | str) -> list[str]:
         for key in out:
             if not isinstance(key, str):
                 raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
+        return [str.__str__(key) for key in out]
     return out
 
 
@@ -84,10 +86,15 @@ def parser(data_parser: DataParser | None) -> None:
 
 
 def text(value: str, what: str) -> str:
-    """A str."""
+    """A plain str."""
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{what} must be a str, and is {value!r}")
-    return value
+    return str.__str__(value)
+
+
+def text_or_none(value: str | None, what: str) -> str | None:
+    """A plain str; None stays None."""
+    return None if value is None else text(value, what)
 
 
 def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
@@ -122,8 +129,10 @@ def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
 
 def seconds(timeout: float | None, what: str = "timeout") -> float | None:
     """A timeout; None stays None."""
-    if timeout is None or (isinstance(timeout, (int, float)) and abs(timeout) <= LONGEST_TIMEOUT):
-        return timeout
+    if timeout is None:
+        return None
+    if isinstance(timeout, Real) and abs(timeout) <= LONGEST_TIMEOUT:
+        return float(timeout)
     raise InvalidArgumentError(
         f"{what} must be a number of seconds, finite and at most {LONGEST_TIMEOUT:g}, or None, and is {timeout!r}"
     )

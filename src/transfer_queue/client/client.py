@@ -92,6 +92,11 @@ class TransferQueueClient(Subscriptions):
         assert self._state is not None
         return self._state
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Hands back what the client holds and closes its connections. Idempotent."""
         with self._lock:

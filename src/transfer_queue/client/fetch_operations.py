@@ -147,8 +147,9 @@ class FetchOperations(Transfers):
     ) -> Claim:
         sampling = arguments.plain(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
-        if not isinstance(task, str):
+        if task is None:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
+        task = arguments.text(task, "task_name")
         lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
         replicas = None if replicas is None else arguments.natural(replicas, "replicas")
         return Claim(

@@ -74,8 +74,7 @@ class KVOperations(Transfers):
             CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
         """
         yield from self._state.learn()
-        if not isinstance(key, str):
-            raise InvalidArgumentError(f"key must be a str, not a {type(key).__name__}")
+        key = arguments.text(key, "key")
         encoded = None
         if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
             encoded = self._encode(self._parsed(arguments.one_row(fields), 1, data_parser), 1)

@@ -460,7 +460,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> Operation[tuple[torch.Tensor | None, torch.Tensor | None]]:
         """(int64 indexes [rows], int8 [rows]): 1 where the task has consumed a sample; (None, None) if unknown."""
-        reply = yield from self._ask(ConsumptionStatus(partition_id, task_name), StatusReply, timeout)
+        request = ConsumptionStatus(partition_id, arguments.text(task_name, "task_name"))
+        reply = yield from self._ask(request, StatusReply, timeout)
         return replies.status(reply, None)
 
     def check_production_status(
@@ -474,13 +475,15 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> Operation[bool]:
         """Whether the task has consumed every sample; False for an unknown partition."""
-        return bool((yield from self._ask(CheckConsumption(partition_id, task_name), Done, timeout)).value)
+        request = CheckConsumption(partition_id, arguments.text(task_name, "task_name"))
+        return bool((yield from self._ask(request, Done, timeout)).value)
 
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> Operation[bool]:
         """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
-        return bool((yield from self._ask(ResetConsumption(partition_id, task_name), Done, timeout)).value)
+        request = ResetConsumption(partition_id, arguments.text_or_none(task_name, "task_name"))
+        return bool((yield from self._ask(request, Done, timeout)).value)
 
     def get_partition_list(self, *, timeout: float | None = None) -> Operation[list[str]]:
         """The names of all partitions, in order of creation."""
@@ -501,6 +504,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         Without a sample: the rows nearest to ready for `task` and `fields`.
         """
         names = None if fields is None else arguments.names(fields, "fields")
+        task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")
         request = Explain(partition_id, global_index, key, task, names)
         return str((yield from self._ask(request, Done, timeout)).value)
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
 
 import msgspec
@@ -54,6 +55,17 @@ UNSENDABLE = (
     RecursionError,
 )  # of a value in a request; msgspec's are ValueErrors
 FINISHED_RUNS = 64  # most runs of finished sequences that an envelope names
+
+
+def _plain(value: object) -> str | int | float:
+    """Names and numbers of numpy's, and of subclasses, as the plain ones that travel."""
+    if isinstance(value, str):
+        return str.__str__(value)  # str() of an enum's member is its name
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"a {type(value).__name__} is neither a name nor a number")
 
 
 class Transport(Protocol):
@@ -105,7 +117,7 @@ class Session:
         self._next = 1
         self._unfinished: dict[int, None] = {}  # the sequences begun and not finished, ascending
         self._transports: dict[type[Any], Transport] = {}
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
 
     def begin(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
+from transfer_queue.sampler.balance.checks import scalar
 from transfer_queue.sampler.base import (
     Deal,
     RankConsistentSampler,
@@ -198,7 +199,7 @@ def _shares(
 
 def _length(index: int, tags: Mapping[str, Any] | None) -> float:
     """The length of one sample; 1 where it has none."""
-    value = (tags or {}).get(_LENGTH_TAG)
+    value = scalar((tags or {}).get(_LENGTH_TAG))
     if value is None:
         return 1.0
     if isinstance(value, Real) and not isinstance(value, bool):

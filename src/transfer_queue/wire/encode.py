@@ -391,9 +391,9 @@ def _i8(numbers: Iterable[int]) -> bytes:
 
 
 def _name(name: Any) -> str:
-    if type(name) is not str:
+    if not isinstance(name, str):
         raise InvalidArgumentError(f"a field's name must be a str, not {name!r}")
-    return name
+    return str.__str__(name)
 
 
 def _check_length(name: str, wanted: int, found: int) -> None:

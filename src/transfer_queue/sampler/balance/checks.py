@@ -33,6 +33,11 @@ def numbers(values: Numbers, name: str = "lengths") -> Floats:
     return found
 
 
+def scalar(value: Any) -> Any:
+    """A value that a tensor holds without dimensions, as the number that it is; any other value as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
 def whole(value: int, name: str) -> int:
     """A positive int."""
     try:
@@ -84,6 +89,8 @@ def _array(values: Numbers, name: str) -> Floats:
         items: list[Any] = list(values)
     except TypeError:
         raise BalanceInputError(f"{name} must be a list, but are a {type(values).__name__}") from None
+    if not all(issubclass(kind, Real) for kind in set(map(type, items))):
+        items = [scalar(item) for item in items]
     strange = {kind for kind in set(map(type, items)) if issubclass(kind, bool) or not issubclass(kind, Real)}
     if strange:
         position = next(at for at, item in enumerate(items) if type(item) in strange)
