@@ -177,11 +177,12 @@ def save_checkpoint(
     content = {"storage_saved": True, "user_metadata": checkpoint_folder.user_metadata(metadata)}
     checkpoint_folder.check_target(target)
     with checkpoint_folder.replacing(target) as draft:
-        cut = client.begin_checkpoint()
+        cut = client.begin_checkpoint(draft, target)
         held = False
         try:
-            client.save_storage_checkpoint(draft, cut=cut, previous=target)
-            client.save_controller_checkpoint(draft / checkpoint_folder.STATE, cut=cut)
+            # by the arguments that everybody knows, for these methods may have been replaced
+            client.save_storage_checkpoint(draft)
+            client.save_controller_checkpoint(draft / checkpoint_folder.STATE)
         finally:
             held = client.end_checkpoint(cut)
         if not held:

@@ -243,6 +243,22 @@ class TestTheCut:
         assert values(a, ["a", "b"]) == [0, 1]
         load(a, tmp_path / "one")
         assert list(a.kv_list("p")["p"]) == ["a"]
+
+    def test_a_cut_of_a_folder(self, cluster, a, put, tmp_path):
+        """Saves into a folder are of the cut that was begun for it, until that ends."""
+        put("a")
+        one = a.begin_checkpoint(tmp_path / "one")
+        put("b", start=1)
+        other = a.begin_checkpoint(tmp_path / "other", tmp_path / "one")
+        put("ab", start=10)
+        for cut, name in ((one, "one"), (other, "other")):
+            a.save_storage_checkpoint(tmp_path / name)
+            a.save_controller_checkpoint(tmp_path / name / STATE)
+            assert a.end_checkpoint(cut)
+        load(a, tmp_path / "one")
+        assert list(a.kv_list("p")["p"]) == ["a"]
+        load(a, tmp_path / "other")
+        assert values(a, ["a", "b"]) == [0, 1]
         assert values(a, ["a"]) == [0]
 
     def test_lost_with_the_controller(self, cluster, a, put, tmp_path):

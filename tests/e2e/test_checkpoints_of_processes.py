@@ -149,6 +149,27 @@ def test_savers_that_are_killed(system, tmp_path):
         time.sleep(0.01)
 
 
+def test_the_clients_method_is_called_with_what_everybody_knows(system, tmp_path, monkeypatch):
+    """Who replaces it, to count or to refuse, knows of no argument but the folder."""
+    tq.kv_batch_put(["a"], "p", rows(1, 1))
+    client, folder = tq.get_client(), tmp_path / "ck"
+    save = client.save_storage_checkpoint
+
+    def refusing(checkpoint_dir):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "save_storage_checkpoint", refusing)
+        with pytest.raises(OSError, match="the disk is gone"):
+            tq.save_checkpoint(folder)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(client, "save_storage_checkpoint", lambda checkpoint_dir: save(checkpoint_dir))
+    tq.save_checkpoint(folder)
+    tq.kv_clear("a", "p")
+    tq.load_checkpoint(folder)
+    assert tq.kv_batch_get("a", "p").batch_size == torch.Size([1])
+
+
 def test_a_full_disk(system, tmp_path, monkeypatch):
     """The disk's own error comes out, nothing is left, and the older checkpoint is as it was."""
     tq.kv_batch_put(["a"], "p", rows(1, 1))

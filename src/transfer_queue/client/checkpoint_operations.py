@@ -46,10 +46,18 @@ class CheckpointOperations(Transfers):
                 f"SimpleStorage; save_controller_checkpoint saves the state without their bytes"
             )
 
-    def begin_checkpoint(self, *, timeout: float | None = None) -> Operation[Cut]:
+    def begin_checkpoint(
+        self,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        previous: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[Cut]:
         """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
 
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
+        checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
+        told so.
         """
         yield from self._state.learn()
         while self._state.lost_cuts:
@@ -63,7 +71,10 @@ class CheckpointOperations(Transfers):
                 if not self._state.system.shares_states:
                     fetch_state(self._state.session, name, path)
                 blocks.restore(state_file.read(path)["state"]["blocks"])
-            return Cut(name, reply.origin, path, needed(blocks), reply.origins)
+            cut = Cut(name, reply.origin, path, needed(blocks), reply.origins)
+            if checkpoint_dir is not None:
+                self._state.cuts[os.path.abspath(checkpoint_dir)] = (cut, previous)
+            return cut
         except BaseException as error:
             yield from self._end_badly(name, error)
             raise
@@ -73,6 +84,8 @@ class CheckpointOperations(Transfers):
         external = self._state.settings.storage_backend != "SimpleStorage"  # of which no bytes are copied
         gone = not external and checkpoint_data.stale(cut.blocks, self._state.stale)
         self._forget_copy(cut.name)
+        for folder in [folder for folder, made in list(self._state.cuts.items()) if made[0] is cut]:
+            del self._state.cuts[folder]
         held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
         return bool(held) and not gone
 
@@ -86,6 +99,7 @@ class CheckpointOperations(Transfers):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.draft")
+        cut, _ = self._cut_of(target.parent, cut)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
             with _there():
@@ -116,7 +130,8 @@ class CheckpointOperations(Transfers):
         yield from self._state.learn()
         self._refuse_external()
         folder = Path(checkpoint_dir)
-        older = folder if previous is None else Path(previous)
+        cut, found = self._cut_of(folder, cut)
+        older = Path(previous or found or folder)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
             with checkpoint_folder.replacing(folder / checkpoint_folder.STORAGE) as draft:
@@ -210,6 +225,10 @@ class CheckpointOperations(Transfers):
         yield from self._state.tell_closed()
 
     # ------------------------------------------------------------ shared
+
+    def _cut_of(self, folder: Path, cut: Cut | None) -> tuple[Cut | None, str | os.PathLike[str] | None]:
+        """The cut that is saved into a folder, as given or as `begin_checkpoint` was told, and the older checkpoint."""
+        return (cut, None) if cut is not None else self._state.cuts.get(os.path.abspath(folder), (None, None))
 
     def _forget_copy(self, name: str) -> None:
         """Removes the copy of a state file, which a client on another node than the controller's has made."""

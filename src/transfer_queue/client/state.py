@@ -6,6 +6,7 @@ client makes a state of its own, with an id, extents and locks of its own.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import uuid
@@ -19,7 +20,7 @@ import numpy as np
 
 from transfer_queue.client import stores
 from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.client.checkpoint_data import Loaded
+from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import DistantArena, DistantSpace
 from transfer_queue.client.elsewhere import bring, received
 from transfer_queue.client.renewals import Renewals
@@ -106,6 +107,7 @@ class ClientState:
     """The session of one client id in one process, and what it has learned of its system.
 
     settings, config: known after the first call. space: where it writes. hold: locks a slot file.
+    cuts: by the folder that they are saved into, with the older checkpoint.
     lost_cuts: checkpoints whose saving was interrupted, to be ended by the next. loaded: what is written of one that
     is being loaded. renewals: its leases.
     """
@@ -138,6 +140,7 @@ class ClientState:
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
         self.lost_cuts: set[str] = set()
+        self.cuts: dict[str, tuple[Cut, str | os.PathLike[str] | None]] = {}
         self.loaded: Loaded | None = None
 
     def _resolve(self, target: Target) -> str | tuple[str, int]:

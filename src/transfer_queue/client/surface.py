@@ -1174,19 +1174,35 @@ class Surface(ABC):
             self._operations.declare_rank_gone(partition_id, task_name, dp_rank, timeout=timeout)
         )
 
-    def begin_checkpoint(self, *, timeout: float | None = None) -> Cut:
+    def begin_checkpoint(
+        self,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        previous: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Cut:
         """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
 
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
+        checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
+        told so.
         """
-        return self._run(self._operations.begin_checkpoint(timeout=timeout))
+        return self._run(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
-    async def async_begin_checkpoint(self, *, timeout: float | None = None) -> Cut:
+    async def async_begin_checkpoint(
+        self,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        previous: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Cut:
         """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
 
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
+        checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
+        told so.
         """
-        return await self._run_threaded(self._operations.begin_checkpoint(timeout=timeout))
+        return await self._run_threaded(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
         """Lets go of a cut. True if it held until now, so that what was copied is whole."""
