@@ -73,6 +73,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 
 from transfer_queue.client.arguments import Columns, DataParser, Tags

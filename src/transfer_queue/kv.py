@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 
 from transfer_queue.client.arguments import Columns, DataParser, Tags
@@ -124,17 +125,20 @@ def kv_batch_get(
     select_fields: Sequence[str] | str | None = None,
     *,
     layout: str = "jagged",
+    device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
     Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-    gives all of these. layout: see `get_data`.
+    gives all of these. layout, device: see `get_data`.
 
     Raises:
         InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
     """
-    return current_client().kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+    return current_client().kv_batch_get(
+        keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+    )
 
 
 async def async_kv_batch_get(
@@ -143,17 +147,20 @@ async def async_kv_batch_get(
     select_fields: Sequence[str] | str | None = None,
     *,
     layout: str = "jagged",
+    device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
     Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-    gives all of these. layout: see `get_data`.
+    gives all of these. layout, device: see `get_data`.
 
     Raises:
         InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
     """
-    return await current_client().async_kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+    return await current_client().async_kv_batch_get(
+        keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+    )
 
 
 def kv_batch_get_by_meta(
@@ -161,6 +168,7 @@ def kv_batch_get_by_meta(
     select_fields: Sequence[str] | str | None = None,
     *,
     layout: str = "jagged",
+    device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
@@ -168,7 +176,7 @@ def kv_batch_get_by_meta(
     Raises:
         InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
     """
-    return current_client().kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
+    return current_client().kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
 
 
 async def async_kv_batch_get_by_meta(
@@ -176,6 +184,7 @@ async def async_kv_batch_get_by_meta(
     select_fields: Sequence[str] | str | None = None,
     *,
     layout: str = "jagged",
+    device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
@@ -183,7 +192,9 @@ async def async_kv_batch_get_by_meta(
     Raises:
         InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
     """
-    return await current_client().async_kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
+    return await current_client().async_kv_batch_get_by_meta(
+        meta, select_fields, layout=layout, device=device, timeout=timeout
+    )
 
 
 def kv_list(

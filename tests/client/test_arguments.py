@@ -13,6 +13,7 @@ import torch
 from simulated import numbers
 from transfer_queue import StreamingDataset, consumed_by
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
 
 HUGE = 10**30
@@ -43,6 +44,10 @@ WRONG: list[tuple[str, Callable[[Client], Any]]] = [
     ("tags of int", lambda a: a.kv_batch_put(["k"], "p", tags=3)),
     ("scalar groups", lambda a: a.put(numbers(1), partition_id="p", group_ids=torch.tensor(5))),
     ("no tasks", lambda a: a.create_partition("p", free_when=consumed_by[None])),
+    ("a device that is not here", lambda a: a.kv_batch_get("k", "p", device="cuda:63")),
+    ("a device of no kind", lambda a: a.get_data(BatchMeta(), device="abacus")),
+    ("a device of int", lambda a: a.await_data("x", 1, "p", "t", device=HUGE)),
+    ("a device without values", lambda a: a.kv_batch_get("k", "p", device="meta")),
     ("keep_seconds", lambda a: a.create_partition("p", keep_seconds=HUGE)),
 ]
 

@@ -38,6 +38,19 @@ class TestRows:
         assert [len(row) for row in back["n"].unbind()] == [3, 1, 4, 2]
         assert back.get("o").tolist() == list("wuxv")
 
+    @pytest.mark.parametrize("layout", ["jagged", "list"])
+    def test_on_a_device(self, a: Client, layout: str) -> None:
+        """Fields of tensors come there, whatever holds them; objects stay."""
+        mixed = NonTensorStack(torch.ones(2), torch.ones(2, 3), torch.ones(1))
+        meta = a.put(table(x=torch.arange(3), n=ragged(1, 2, 3), m=mixed, o=list("uvw")), partition_id="p")
+        back = a.get_data(meta, layout=layout, device="cpu")
+        assert back.batch_size == torch.Size([3])
+        plain = a.get_data(meta, layout=layout)
+        for name in "xnmo":
+            assert type(back.get(name)) is type(plain.get(name))
+            assert same(rows_of(back.get(name)), rows_of(plain.get(name)))
+        assert a.get_data(BatchMeta(), device="cpu").batch_size == torch.Size([0])
+
     def test_repeats(self, a: Client) -> None:
         a.put(numbers(3), partition_id="p")
         meta = BatchMeta([2, 0, 2], ["p"] * 3, {"x": {"dtype": torch.int64, "shape": torch.Size([])}})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import device_libraries
 import numpy as np
 import pytest
 from kept import Kept
@@ -71,3 +74,19 @@ def test_a_master_that_runs_is_used_and_left_alone(kept: Kept, tmp_path: Path) -
     assert (into == 3).all()
     store.remove(["guest/1"])
     store.close()
+
+
+@pytest.mark.parametrize("name", ["setup", "register_buffer", "unregister_buffer", "upsert_from", "get_into_ranges"])
+def test_the_stand_in_takes_what_the_library_takes(name: str) -> None:
+    """By which the paths of GPUs are tested where there is none."""
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+    said = str(getattr(MooncakeDistributedStore, name).__doc__)
+    found = re.search(rf"{name}\(self: [\w.]+, (.*)\) -> ", said)
+    assert found is not None
+    real = re.findall(r"(\w+): ", found.group(1))
+    stand_in = inspect.signature(getattr(device_libraries.MooncakeDistributedStore, name))
+    wanted = list(stand_in.parameters)[1:]
+    assert real[: len(wanted)] == wanted
+    assert len(real) == len(wanted) or name == "setup"
+    assert hasattr(ReplicateConfig(), "with_hard_pin")

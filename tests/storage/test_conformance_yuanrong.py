@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import device_libraries
 import pytest
+import torch
 from kept import Kept
 
 from transfer_queue.config import merge
@@ -58,3 +62,27 @@ def test_no_worker_is_told(tmp_path: Path) -> None:
     failure = Kept("Yuanrong", options(auto_init=False, worker_port=9), tmp_path).failure
     assert failure is not None
     assert failure.startswith("StartError: no Yuanrong worker answers at 127.0.0.1:9: start it")
+
+
+@pytest.mark.parametrize("name", ["__init__", "init", "dev_mset", "dev_mget_into_tensor", "dev_local_delete"])
+def test_the_stand_in_takes_what_the_library_takes(name: str) -> None:
+    """By which the path of NPUs is tested where there is none."""
+    from yr.datasystem.ds_tensor_client import CopyRange, DsTensorClient
+
+    real = inspect.signature(getattr(DsTensorClient, name)).parameters
+    stand_in = inspect.signature(getattr(device_libraries.DsTensorClient, name)).parameters
+    assert list(real) == list(stand_in)
+    assert [each.default for each in real.values()] == [each.default for each in stand_in.values()]
+    assert [each.name for each in dataclasses.fields(CopyRange)] == ["src_offset", "dst_offset", "length"]
+
+
+def test_tensors_of_the_host_are_refused_by_the_library(kept: Kept) -> None:
+    """Of the errors that make the path of NPUs rest; to give copies up needs none."""
+    from yr.datasystem.ds_tensor_client import DsTensorClient
+
+    where = kept.address.options["host"], kept.address.options["port"]
+    client = DsTensorClient(*where, 0, connect_timeout_ms=2000, req_timeout_ms=2000)
+    client.init()
+    with pytest.raises(ValueError, match="not a npu"):
+        client.dev_mset(["s:1:npu"], [torch.zeros(1024, dtype=torch.uint8)])
+    assert client.dev_local_delete(["s:1:npu"]) == []

@@ -138,6 +138,22 @@ def seconds(timeout: float | None, what: str = "timeout") -> float | None:
     )
 
 
+def device(wanted: torch.device | str | None) -> torch.device | None:
+    """A device of this process, with its number where it has one; None for the host."""
+    if wanted is None:
+        return None
+    try:
+        found = torch.empty(0, device=wanted).device
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise InvalidArgumentError(
+            f"device {wanted!r} cannot be used: {str(error).partition(chr(10))[0]}; name one that this process has, as "
+            f"torch does, or None for the host"
+        ) from error
+    if found.type == "meta":
+        raise InvalidArgumentError("device 'meta' holds no values; name one that does, or None for the host")
+    return found
+
+
 def partition(name: object) -> None:
     """Refuses what cannot be a partition's name."""
     if not isinstance(name, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import arguments
@@ -28,19 +29,26 @@ class FetchOperations(Transfers):
     """The operations of one client that read values, and what fetches share."""
 
     def get_data(
-        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
+        self,
+        metadata: BatchMeta,
+        *,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
+        timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+        shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
+        store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
 
         Raises:
             StorageKeyNotFoundError: a sample was cleared, or lacks a field.
         """
         arguments.batch_meta(metadata)
+        place = arguments.device(device)
         yield from self._state.learn()
-        return (yield from self._values(metadata, layout, timeout))
+        return (yield from self._values(metadata, layout, place, timeout))
 
     def await_data(
         self,
@@ -55,6 +63,7 @@ class FetchOperations(Transfers):
         lease: float | None = None,
         replicas: int | None = None,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
         """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
@@ -64,19 +73,25 @@ class FetchOperations(Transfers):
         Raises:
             StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
         """
+        place = arguments.device(device)
         found = yield from self._awaited(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
             places=True,
         )  # fmt: skip
         values = None
         if len(found.meta):
-            values = yield from self._values(found.meta, layout, None, found.places)
+            values = yield from self._values(found.meta, layout, place, None, found.places)
         return values, found.meta, found.ended
 
     # ------------------------------------------------------------ shared
 
     def _values(
-        self, metadata: BatchMeta, layout: str, timeout: float | None, places: LookupReply | None = None
+        self,
+        metadata: BatchMeta,
+        layout: str,
+        device: torch.device | None,
+        timeout: float | None,
+        places: LookupReply | None = None,
     ) -> Operation[TensorDict]:
         """See `get_data`. places: where the values lay a moment ago; where they do not any more, they are looked up."""
         if not len(metadata):
@@ -100,7 +115,7 @@ class FetchOperations(Transfers):
                 found.append((yield from self._look_up(request, timeout)))
             return found[0] if len(found) == 1 else joined(found, [positions for _, positions in parts])
 
-        return (yield from self._read(look, layout))
+        return (yield from self._read(look, layout, device))
 
     def _awaited(
         self,

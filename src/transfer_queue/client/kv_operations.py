@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client import arguments, replies
@@ -126,16 +127,18 @@ class KVOperations(Transfers):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
         Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout: see `get_data`.
+        gives all of these. layout, device: see `get_data`.
 
         Raises:
             InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
         """
+        place = arguments.device(device)
         yield from self._state.learn()
         wanted = arguments.keys(keys)
         fields = None if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
@@ -155,7 +158,7 @@ class KVOperations(Transfers):
                 )
             return reply
 
-        return (yield from self._read(look, layout))
+        return (yield from self._read(look, layout, place))
 
     def kv_batch_get_by_meta(
         self,
@@ -163,6 +166,7 @@ class KVOperations(Transfers):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
@@ -183,7 +187,11 @@ class KVOperations(Transfers):
             raise InvalidArgumentError(
                 f"select_fields {absent or fields} not found in the KVBatchMeta, whose fields are {there}"
             )
-        return (yield from self.kv_batch_get(meta.keys, meta.partition_id, fields, layout=layout, timeout=timeout))
+        return (
+            yield from self.kv_batch_get(
+                meta.keys, meta.partition_id, fields, layout=layout, device=device, timeout=timeout
+            )
+        )
 
     def kv_list(
         self,

@@ -303,6 +303,15 @@ class ClientState:
         info = self._units.get(unit)
         return (self.stores.of(info), info) if info is not None and info.store else None
 
+    def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
+        """The store in which all lies that a lookup names, and its unit; None where it is another place, or several."""
+        if len(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())) != 1:
+            return None
+        unit: int = _ONE.unpack_from(reply.blocks.unit)[0]
+        if unit not in self._units:
+            yield from self.learn_again()
+        return self.external(unit)
+
     def _reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
         """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""
         for unit in sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())):

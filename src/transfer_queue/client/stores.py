@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import torch
 
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.errors import UnitLostError
@@ -20,10 +22,11 @@ from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
+from transfer_queue.storage.stores.devices import DevicePath
 from transfer_queue.storage.virtual import key_of
-from transfer_queue.wire.copies import U8
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.ranges import Elsewhere, Pieces
+from transfer_queue.wire.tensors import settle
 
 _inherited: list[dict[str, Store]] = []  # kept for good
 
@@ -58,6 +61,13 @@ class Stores:
             store.close()
 
 
+class Reads(Protocol):
+    """What reads pieces into a buffer of its kind: a `Store`, or on a device."""
+
+    def read(self, pieces: Sequence[Piece], into: Any, within: float) -> list[str]:
+        """See `Store.read`."""
+
+
 def beside(work: Callable[[], None]) -> Call:
     """Has something done that takes a while."""
     return Call(CONTROLLER, Topology(), work=work)
@@ -70,6 +80,10 @@ def write(
     key = key_of(unit.boot_id, reserved.offset)
 
     def work() -> None:
+        path = store.device_path()
+        device = None if path is None else encoded.device(path.kind)
+        if path is not None and device is not None and write_from(path, device, key, encoded, within):
+            return
         with store.buffer(key, encoded.nbytes) as memory:
             encoded.write_into(memory)
             store.write(key, memory, within)
@@ -78,8 +92,19 @@ def write(
         yield beside(work)
 
 
+def write_from(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:
+    """Puts a block together on a device, and writes it from there; False where it cannot be done there."""
+    with path.buffer(device, encoded.nbytes) as memory:
+        if memory is None:
+            return False
+        encoded.write_on(memory)
+        settle(device)
+        path.write(key, memory, within)
+    return True
+
+
 def read(
-    store: Store, unit: UnitInfo, found: Elsewhere, pieces: Pieces, buffer: U8, within: float
+    store: Reads, unit: UnitInfo, found: Elsewhere, pieces: Pieces, buffer: Any, within: float
 ) -> Generator[Call, AnyReply, bool]:
     """Reads the pieces of one unit; False where they are not there any more."""
     wanted = _by_block(unit, found, pieces)

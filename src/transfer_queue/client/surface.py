@@ -754,29 +754,43 @@ class Surface(ABC):
         """Progress of every partition by field and task, and the controller's counters."""
         return await self._run_async(self._operations.status(timeout=timeout))
 
-    def get_data(self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None) -> TensorDict:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
-
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors).
-
-        Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
-        """
-        return self._run(self._operations.get_data(metadata, layout=layout, timeout=timeout))
-
-    async def async_get_data(
-        self, metadata: BatchMeta, *, layout: str = "jagged", timeout: float | None = None
+    def get_data(
+        self,
+        metadata: BatchMeta,
+        *,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
+        timeout: float | None = None,
     ) -> TensorDict:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors).
+        shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
+        store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
 
         Raises:
             StorageKeyNotFoundError: a sample was cleared, or lacks a field.
         """
-        return await self._run_async(self._operations.get_data(metadata, layout=layout, timeout=timeout))
+        return self._run(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
+
+    async def async_get_data(
+        self,
+        metadata: BatchMeta,
+        *,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
+        timeout: float | None = None,
+    ) -> TensorDict:
+        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
+        shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
+        store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+        """
+        return await self._run_async(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
 
     def await_data(
         self,
@@ -791,6 +805,7 @@ class Surface(ABC):
         lease: float | None = None,
         replicas: int | None = None,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
         """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
@@ -812,6 +827,7 @@ class Surface(ABC):
                 lease=lease,
                 replicas=replicas,
                 layout=layout,
+                device=device,
                 timeout=timeout,
             )
         )
@@ -829,6 +845,7 @@ class Surface(ABC):
         lease: float | None = None,
         replicas: int | None = None,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
         """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
@@ -850,6 +867,7 @@ class Surface(ABC):
                 lease=lease,
                 replicas=replicas,
                 layout=layout,
+                device=device,
                 timeout=timeout,
             )
         )
@@ -1003,18 +1021,21 @@ class Surface(ABC):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
         Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout: see `get_data`.
+        gives all of these. layout, device: see `get_data`.
 
         Raises:
             InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
         """
         return self._run(
-            self._operations.kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+            self._operations.kv_batch_get(
+                keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+            )
         )
 
     async def async_kv_batch_get(
@@ -1024,18 +1045,21 @@ class Surface(ABC):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
         Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout: see `get_data`.
+        gives all of these. layout, device: see `get_data`.
 
         Raises:
             InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
         """
         return await self._run_async(
-            self._operations.kv_batch_get(keys, partition_id, select_fields, layout=layout, timeout=timeout)
+            self._operations.kv_batch_get(
+                keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+            )
         )
 
     def kv_batch_get_by_meta(
@@ -1044,6 +1068,7 @@ class Surface(ABC):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
@@ -1051,7 +1076,9 @@ class Surface(ABC):
         Raises:
             InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
         """
-        return self._run(self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout))
+        return self._run(
+            self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
+        )
 
     async def async_kv_batch_get_by_meta(
         self,
@@ -1059,6 +1086,7 @@ class Surface(ABC):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
@@ -1067,7 +1095,7 @@ class Surface(ABC):
             InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
         """
         return await self._run_async(
-            self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, timeout=timeout)
+            self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
         )
 
     def kv_list(

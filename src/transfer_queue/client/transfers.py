@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import torch
 from tensordict import TensorDict
 
 from transfer_queue.batch_leases import BatchLease
@@ -19,6 +20,7 @@ from transfer_queue.client import arguments, replies, stores
 from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.elsewhere import send_to
+from transfer_queue.client.landing import land, moved
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import (
@@ -225,13 +227,19 @@ class Transfers:
         with contextlib.suppress(TransferQueueError):  # it stays queued; why the put failed matters more
             yield from self._state.space.give_back()
 
-    def _read(self, look: Callable[[], Operation[LookupReply]], layout: str) -> Operation[TensorDict]:
+    def _read(
+        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None = None
+    ) -> Operation[TensorDict]:
         """Copies out what a lookup names; looks again where it was replaced or freed meanwhile."""
         failure: Exception | None = None
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
             if not reply.types:
                 return TensorDict({}, batch_size=0)
+            if device is not None:
+                landed = yield from land(self._state, reply, device, layout)
+                if landed is not None:
+                    return landed
             brought = yield from self._state.bring(reply)
             if brought is None:
                 continue
@@ -244,7 +252,7 @@ class Transfers:
             if self._state.unchanged(reply):
                 if failure is not None:
                     raise failure
-                return values
+                return values if device is None else moved(values, reply, device)
         raise StorageKeyNotFoundError(
             f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
         )

@@ -174,9 +174,6 @@ class Supervisor:
             self._bring(Child("store", partial(build_keeper, self._system, settings, seconds), restarts=True))
         elif settings.storage_backend != "SimpleStorage":
             say(self._system, StoreAddress(settings.storage_backend, settings.store_options))
-        for asked in ("use_gdr", "enable_yr_npu_transport"):
-            if settings.store_options.get(asked):
-                self._warnings.append(f"{asked} is of a later release: values go through the memory of the host")
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""

@@ -178,7 +178,7 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = No
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.uint8)
-    runs, run_lengths = _runs(starts, lengths)
+    runs, run_lengths = joined_runs(starts, lengths)
     if len(runs) == 1:
         return copied(memory, int(runs[0]), total, later)
     if len(runs) * RUN <= total or len(runs) <= 8:
@@ -205,7 +205,7 @@ def copied(memory: U8, start: int, length: int, later: Copies | None = None) -> 
     return destination
 
 
-def _runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
+def joined_runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
     """Pieces with neighbours in memory that follow each other are one run."""
     first = np.empty(len(starts), np.bool_)
     first[0] = True

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, Protocol, Union
 
 import numpy as np
@@ -19,7 +20,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages import FieldSpec
-from transfer_queue.wire.copies import LEAST_PART, U8, Copies, copy_all
+from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copy_all
+from transfer_queue.wire.devices import KINDS, flat_on_device
 from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, aligned
 from transfer_queue.wire.lowering import Refusal, encode_parts
 from transfer_queue.wire.object_codes import Buffer
@@ -71,6 +73,38 @@ class EncodedBlock:
         for start, source in self._sources:
             source.write(array, address, start, later)
         copy_all(later)
+
+    def device(self, kind: str) -> torch.device | None:
+        """The device of this kind on which values lie, one of them; None where there are none."""
+        return next((part.tensor.device for _, part in self._parts() if _lies_on(part, kind)), None)
+
+    def write_on(self, memory: torch.Tensor) -> None:
+        """Copies the columns to the start of memory of a device, of at least nbytes; see `devices`.
+
+        Values that lie on such a device never pass the host; what lies there comes in as few copies as it can.
+        """
+        kind = memory.device.type
+        for here, group in groupby(self._parts(), lambda part: _lies_on(part[1], kind)):
+            some = list(group)
+            if here:
+                for start, part in some:
+                    memory[start : start + part.nbytes].copy_(flat_on_device(part.tensor))
+                continue
+            begin, end = some[0][0], some[-1][0] + some[-1][1].nbytes
+            staged = allocate(end - begin)
+            later: Copies = []
+            for start, part in some:
+                part.write(staged, int(staged.ctypes.data), start - begin, later)
+            copy_all(later)
+            memory[begin:end].copy_(torch.from_numpy(staged))
+
+    def _parts(self) -> Iterator[tuple[int, Any]]:
+        """Each source that is none of several, and where it begins."""
+        for start, source in self._sources:
+            if isinstance(source, _Pieces):
+                yield from source.parts(start)
+            else:
+                yield start, source
 
 
 def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
@@ -124,32 +158,53 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
 # ---------------------------------------------------------------- sources
 
 
-class _Memory:
+class _Tensor:
+    """Of the elements of a tensor."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+
+def _lies_on(source: object, kind: str) -> bool:
+    return isinstance(source, _Tensor) and source.tensor.device.type == kind
+
+
+class _Memory(_Tensor):
     """A contiguous host tensor."""
 
-    __slots__ = ("_tensor",)
-
-    def __init__(self, tensor: torch.Tensor):
-        self._tensor = tensor
+    __slots__ = ()
 
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        nbytes = self._tensor.nbytes
+        nbytes = self.tensor.nbytes
         if nbytes < LEAST_PART:
-            ctypes.memmove(address + start, self._tensor.data_ptr(), nbytes)
+            ctypes.memmove(address + start, self.tensor.data_ptr(), nbytes)
         else:
-            later.append((memory[start : start + nbytes], bits(self._tensor).reshape(-1).view(np.uint8)))
+            later.append((memory[start : start + nbytes], bits(self.tensor).reshape(-1).view(np.uint8)))
 
 
-class _Strided:
+class _Strided(_Tensor):
     """A host tensor whose elements are not in C order."""
 
-    __slots__ = ("_tensor",)
-
-    def __init__(self, tensor: torch.Tensor):
-        self._tensor = tensor
+    __slots__ = ()
 
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        copy_elements(memory[start : start + self._tensor.nbytes], self._tensor)
+        copy_elements(memory[start : start + self.tensor.nbytes], self.tensor)
+
+
+class _Distant(_Tensor):
+    """A tensor on a device."""
+
+    __slots__ = ()
+
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
+        if self.nbytes:
+            torch.from_numpy(memory[start : start + self.nbytes]).copy_(flat_on_device(self.tensor))
 
 
 class _Array:
@@ -160,9 +215,12 @@ class _Array:
     def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]):
         self._array, self._dtype = array, dtype
 
+    @property
+    def nbytes(self) -> int:
+        return self._array.size * self._dtype.itemsize
+
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        nbytes = self._array.size * self._dtype.itemsize
-        into = memory[start : start + nbytes]
+        into = memory[start : start + self.nbytes]
         if self._array.dtype == self._dtype and self._array.flags.c_contiguous:
             later.append((into, self._array.reshape(-1).view(np.uint8)))
         else:
@@ -182,6 +240,12 @@ class _Pieces:
             source.write(memory, address, start, later)
             start += nbytes
 
+    def parts(self, start: int) -> Iterator[tuple[int, Source]]:
+        """Each, and where it begins."""
+        for nbytes, source in self._pieces:
+            yield start, source
+            start += nbytes
+
 
 class _Bytes:
     """Encoded objects: buffers one after the other."""
@@ -190,6 +254,10 @@ class _Bytes:
 
     def __init__(self, parts: list[Buffer]):
         self._parts = parts
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self._parts))
 
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         view = memory.data
@@ -353,11 +421,13 @@ def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:
 
 
 def _dense(tensor: torch.Tensor) -> Source:
+    if not tensor.is_cpu:
+        return _Distant(tensor)
     return _Memory(tensor) if tensor.is_contiguous() else _Strided(tensor)
 
 
 def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in host memory; UncarriableValueError where its elements are not bytes in memory."""
+    """The tensor, on the host or a device; UncarriableValueError where its elements are not bytes in memory."""
     if not is_carriable(tensor):
         what = "a meta tensor" if tensor.is_meta else f"layout {tensor.layout}, dtype {dtype_name(tensor.dtype)}"
         raise UncarriableValueError(
@@ -365,7 +435,7 @@ def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
             "put a dense tensor with elements of its own"
         )
     try:
-        return on_host(tensor)
+        return on_host(tensor, KINDS)
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise UncarriableValueError(
             f"field {name!r}, row {row}: a value of type {type(tensor).__name__} cannot be stored: {error}"

@@ -8,6 +8,7 @@ returned: until then the bytes may be overwritten, which shows as wrong values o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,11 +18,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages import FieldType, LookupReply
-from transfer_queue.wire.copies import LARGEST, Copies, allocate, copy_all
+from transfer_queue.wire.copies import LARGEST, U8, Copies, allocate, copy_all
+from transfer_queue.wire.devices import DeviceArena
 from transfer_queue.wire.jagged import Cut, cut_of
 from transfer_queue.wire.layout import ITEM_SIZES
 from transfer_queue.wire.locate import FieldRows, Memory, located
-from transfer_queue.wire.locate import gather as gather_bytes
 from transfer_queue.wire.raising import decode_object
 from transfer_queue.wire.ranges import HERE
 from transfer_queue.wire.runs import Run, runs
@@ -38,6 +39,8 @@ Cuts = dict[bytes, Cut]  # row lengths -> how fields of these lengths are cut
 
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
     """The rows a lookup found, in its order; memory(unit) is a uint8 view of that unit's whole arena.
+
+    Where it is a `DeviceArena`, tensors are made on that device; objects cannot be.
 
     layout, for fields of tensors: "jagged", the default described in the contract; "dense", rows of equal
     shapes stacked; "padded", stacked with zeros up to the largest; "list", a tensor a row.
@@ -61,20 +64,20 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
     """The fields; what is noted in `later` is still to be copied into them."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
-    if layout == "jagged" and (found := runs(reply, memory)) is not None:
+    if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := runs(reply, memory)) is not None:
         for field in reply.types:
             columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts, later)
         return columns
     for rows in located(reply, memory):
         name = rows.type.name
         if rows.type.kind == "object":
-            columns[name] = _stack(_objects(rows, memory, allow_pickle), reply.count)
+            columns[name] = stack_of(_objects(rows, memory, allow_pickle), reply.count)
         elif rows.type.dtype not in DTYPES:
             raise _unknown_dtype(rows.type)
         elif layout == "jagged":
             columns[name] = _by_type(rows, memory, cuts, later)
         elif layout == "list":
-            columns[name] = _stack(_rows(rows, memory), reply.count)
+            columns[name] = stack_of(_rows(rows, memory), reply.count)
         else:
             columns[name] = _dense(rows, memory) if layout == "dense" else _padded(rows, memory)
     return columns
@@ -95,7 +98,7 @@ def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Cop
     """The default container of a field whose rows follow one another in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
-        return _stack(_objects(run.rows(), memory, allow_pickle), run.count)
+        return stack_of(_objects(run.rows(), memory, allow_pickle), run.count)
     if field.dtype not in DTYPES:
         raise _unknown_dtype(field)
     ragged = max(field.differs.bit_length() - 1, 0)
@@ -125,19 +128,28 @@ def _tensor(run: Run, memory: Memory, shape: tuple[int, ...], later: Copies) -> 
 # ---------------------------------------------------------------- tensors
 
 
+def _bytes(rows: FieldRows, memory: Memory, later: Copies | None = None) -> U8 | torch.Tensor:
+    """All rows, one after the other, in fresh memory; on a device where they lie there."""
+    if isinstance(memory, DeviceArena):
+        return memory.taken(rows.starts, rows.lengths)
+    return rows.bytes(memory, later)
+
+
 def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
     """The default container of a field's rows."""
     field = rows.type
     if field.mixed_rank:
-        return _stack(_rows(rows, memory), len(rows.starts))
+        return stack_of(_rows(rows, memory), len(rows.starts))
     if rows.shapes.shape[1] != field.ndim or (rows.shapes < 0).any():
         raise ProtocolError(f"field {field.name!r}: rows of {field.ndim} dimensions by their type, not in their blocks")
     if field.ndim == 0:
-        return tensor_over(rows.bytes(memory, later), field.dtype, (len(rows.starts),))
+        return tensor_over(_bytes(rows, memory, later), field.dtype, (len(rows.starts),))
     if field.differs & (field.differs - 1):
         flat = _flat(rows, memory)
         # an empty strided nested tensor has no rank of its own
-        return nested_over(flat, rows.shapes) if len(rows.starts) else torch.nested.nested_tensor([], dtype=flat.dtype)
+        if len(rows.starts):
+            return nested_over(flat, rows.shapes)
+        return torch.nested.nested_tensor([], dtype=flat.dtype, device=flat.device)
     return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), cuts, later)
 
 
@@ -148,15 +160,17 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Cop
     key = lengths.tobytes()
     cut = cuts.get(key)
     if cut is None:
-        cut = cuts[key] = cut_of(key)
+        cut = cut_of(key)
+        cut = cuts[key] = cut.on(memory.device) if isinstance(memory, DeviceArena) else cut
     leading = math.prod(shape[:ragged])
     if leading == 1 or not len(lengths):
-        flat = rows.bytes(memory, later)
+        flat = _bytes(rows, memory, later)
     else:
         # such values have the leading dimensions outside: a row is as many pieces as these have elements
         pieces = rows.lengths // max(leading, 1)
         starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
-        flat = gather_bytes(memory, np.tile(rows.units, leading), starts, np.tile(pieces, leading))
+        outside = replace(rows, units=np.tile(rows.units, leading), starts=starts, lengths=np.tile(pieces, leading))
+        flat = _bytes(outside, memory)
     shape[ragged] = cut.total
     return cut.over(tensor_over(flat, rows.type.dtype, shape), ragged + 1)
 
@@ -175,7 +189,7 @@ def _common_shape(rows: FieldRows, ragged: int) -> list[int]:
 
 def _flat(rows: FieldRows, memory: Memory) -> torch.Tensor:
     """All elements of all rows."""
-    flat = rows.bytes(memory)
+    flat = _bytes(rows, memory)
     return tensor_over(flat, rows.type.dtype, (len(flat) // ITEM_SIZES[rows.type.dtype],))
 
 
@@ -194,7 +208,7 @@ def _dense(rows: FieldRows, memory: Memory) -> torch.Tensor:
         shape = [size for size in rows.shapes[0].tolist() if size >= 0]
     else:
         shape = list(rows.type.shape or [0] * max(rows.type.ndim, 0))
-    return tensor_over(rows.bytes(memory), rows.type.dtype, (len(rows.starts), *shape))
+    return tensor_over(_bytes(rows, memory), rows.type.dtype, (len(rows.starts), *shape))
 
 
 def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
@@ -212,6 +226,8 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
             f'field {rows.type.name!r}: layout "padded" would take {nbytes} bytes for {count} rows, more than this '
             'machine has; ask for "jagged" or "list"'
         )
+    if isinstance(memory, DeviceArena):
+        return _padded_on(memory.device, _rows(rows, memory), (count, *sizes), DTYPES[rows.type.dtype])
     memory_of_all = allocate(nbytes)
     memory_of_all[:] = 0
     flat = rows.bytes(memory)
@@ -233,6 +249,15 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
             whole[row][corner] = flat[end : end + nbytes].view(item).reshape(size_of_row)
             end += nbytes
     return tensor_over(memory_of_all, rows.type.dtype, (count, *sizes))
+
+
+def _padded_on(
+    device: torch.device, rows: list[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    made = torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype).view(shape)
+    for whole, row in zip(made, rows, strict=True):
+        whole[tuple(slice(size) for size in row.shape)] = row
+    return made
 
 
 def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
@@ -264,7 +289,7 @@ def _objects(rows: FieldRows, memory: Memory, allow_pickle: bool) -> list[Any]:
     return result
 
 
-def _stack(values: list[Any], count: int) -> NonTensorStack:
+def stack_of(values: list[Any], count: int) -> NonTensorStack:
     """A NonTensorStack of one value a row."""
     if not count:
         # tensordict makes no empty stack, but cuts one down to it

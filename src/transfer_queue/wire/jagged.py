@@ -66,6 +66,10 @@ class Cut:
         made: torch.Tensor = ways.kind(values, self._offsets, _ragged_idx=ragged, _metadata_cache=dict(self._seqlens))
         return made
 
+    def on(self, device: torch.device) -> Cut:
+        """The same for values on a device."""
+        return Cut(self._offsets.to(device, copy=True), self._shortest, self._longest, self.total)
+
     @property
     def place(self) -> int:
         """Where its offsets lie in memory; they move when torch shares them with another process."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 # integers of the same width keep every bit on the way through numpy, which has no bfloat16, float8 or complex32
-_BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 _forked = False
 
@@ -49,8 +49,10 @@ def is_carriable(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.dtype in NAMES
 
 
-def on_host(tensor: torch.Tensor) -> torch.Tensor:
+def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
     """The same elements in host memory, without graph, pending conjugation or negation; itself where that is so.
+
+    stays: kinds of devices on which a tensor stays where it is, complete.
 
     Raises:
         TypeError: the tensor has no memory of its own (a traced, fake or distributed one).
@@ -60,7 +62,10 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.requires_grad:
         tensor = tensor.detach()
     if not tensor.is_cpu:
-        tensor = tensor.cpu()
+        if tensor.device.type in stays:
+            settle(tensor.device)  # what makes it may be under way, on a stream that who copies it knows nothing of
+        else:
+            tensor = tensor.cpu()
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
@@ -68,10 +73,16 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def settle(device: torch.device) -> None:
+    """Waits until what this thread has begun on a device is done."""
+    if device.type != "cpu":
+        getattr(torch, device.type).current_stream(device).synchronize()
+
+
 def bits(tensor: torch.Tensor) -> NDArray[Any]:
     """A host tensor as an array over the same memory, with elements of the same width."""
     width = tensor.element_size()
-    array: NDArray[Any] = tensor.detach().view(_BITS[width]).numpy()
+    array: NDArray[Any] = tensor.detach().view(BITS[width]).numpy()
     return array
 
 
@@ -102,8 +113,11 @@ def copy_elements(destination: U8, tensor: torch.Tensor) -> None:
         np.copyto(into, source)
 
 
-def tensor_over(memory: U8, name: str, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of this dtype and shape over writable memory of just its length (ValueError, KeyError otherwise)."""
+def tensor_over(memory: U8 | torch.Tensor, name: str, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor of this dtype and shape over writable memory of just its length (ValueError, KeyError otherwise).
+
+    memory: of the host, or a flat uint8 tensor of a device.
+    """
     dtype = DTYPES[name]
     count = 1
     for size in shape:
@@ -113,7 +127,10 @@ def tensor_over(memory: U8, name: str, shape: Sequence[int]) -> torch.Tensor:
     if count * ITEM_SIZES[name] != len(memory):
         raise ValueError(f"{len(memory)} bytes are no {name} of shape {shape}")
     # numpy's empty arrays have stride 0, which torch views as no other dtype
-    flat = torch.from_numpy(memory) if count else torch.empty(0, dtype=torch.uint8)
+    if isinstance(memory, torch.Tensor):
+        flat = memory
+    else:
+        flat = torch.from_numpy(memory) if count else torch.empty(0, dtype=torch.uint8)
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
 
 

@@ -13,13 +13,16 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.storage.base import Bytes
+
+if TYPE_CHECKING:
+    from transfer_queue.storage.stores.devices import DevicePath
 
 BUILT_IN = {
     "MooncakeStore": "transfer_queue.storage.stores.mooncake:MooncakeStore",
@@ -75,6 +78,10 @@ class Store(ABC):
     @abstractmethod
     def missing(self, keys: Sequence[str]) -> list[str]:
         """Those of these keys that will certainly never be read again. It may take seconds to be certain."""
+
+    def device_path(self) -> DevicePath | None:
+        """How values of a device come and go past the host's memory; None where they do not."""
+        return None
 
     def life(self) -> str:
         """Another text in each life of what keeps the bytes, where these end with it. To be told without waiting."""

@@ -20,6 +20,8 @@ from transfer_queue.config import process_environment
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.devices import DevicePath
+from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
 NO_ROOM, NOT_FOUND, DEAD_OWNER = -200, -704, -800
 LEAST_BUFFER = 64 * 1024
@@ -69,6 +71,7 @@ class MooncakeStore(Store):
         device_name: str = "",
         local_buffer_size: int = 1 << 30,
         hard_pin: bool = True,
+        use_gdr: bool = False,
         segment: int = 0,
     ) -> None:
         self._master = master_server_address
@@ -77,6 +80,9 @@ class MooncakeStore(Store):
             master_server_address,
         )  # fmt: skip
         self._hard_pin = hard_pin
+        self._protocol = protocol
+        self._wants_gdr = use_gdr
+        self._gdr: DevicePath | None = None
         self._lock = threading.Lock()
         self._store: Any = None
         self._closed = False
@@ -104,6 +110,14 @@ class MooncakeStore(Store):
                 self._config.with_hard_pin = self._hard_pin
                 self._store = store
         return self._store
+
+    def device_path(self) -> DevicePath | None:
+        """See `Store.device_path`: of GPUs, with `use_gdr`."""
+        with self._lock:
+            if self._wants_gdr:
+                self._wants_gdr = False
+                self._gdr = gpu_direct(self, self._protocol, self._most)
+            return self._gdr
 
     # ------------------------------------------------------------ registered memory
 
@@ -153,23 +167,36 @@ class MooncakeStore(Store):
 
     def write(self, key: str, data: Bytes, within: float) -> None:
         """See `Store.write`."""
+        self.write_from(key, data.ctypes.data, data.size, within)
+
+    def write_from(self, key: str, address: int, nbytes: int, within: float) -> None:
+        """See `Store.write`: out of registered memory."""
         store = self.connect()
 
         def attempt() -> Exception | None:
-            code = store.upsert_from(key, data.ctypes.data, data.size, self._config)
+            code = store.upsert_from(key, address, nbytes, self._config)
             if not code:
                 return None
             if code == NO_ROOM:
                 return CapacityError(
-                    f"no capacity in the Mooncake store at {self._master} for {data.size} bytes; clear samples, let "
+                    f"no capacity in the Mooncake store at {self._master} for {nbytes} bytes; clear samples, let "
                     f"consumers catch up, or raise backend.MooncakeStore.global_segment_size"
                 )
-            return self._lost(f"{data.size} bytes cannot be written", code)
+            return self._lost(f"{nbytes} bytes cannot be written", code)
 
         again_and_again(within, attempt)
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
         """See `Store.read`."""
+        with self._registered(into) as memory:
+            missing = self.read_to(pieces, memory.ctypes.data, within)
+            if memory is not into:
+                for piece in pieces:
+                    into[piece.at : piece.at + piece.length] = memory[piece.at : piece.at + piece.length]
+        return missing
+
+    def read_to(self, pieces: Sequence[Piece], address: int, within: float) -> list[str]:
+        """See `Store.read`: into registered memory that begins at this address."""
         store = self.connect()
         keys: list[str] = []
         starts: list[list[int]] = []
@@ -184,11 +211,7 @@ class MooncakeStore(Store):
         missing: list[str] = []
 
         def attempt() -> Exception | None:
-            with self._registered(into) as memory:
-                found = store.get_into_ranges([memory.ctypes.data], [keys], [places], [starts], [lengths])
-                if memory is not into:
-                    for piece in pieces:
-                        into[piece.at : piece.at + piece.length] = memory[piece.at : piece.at + piece.length]
+            found = store.get_into_ranges([address], [keys], [places], [starts], [lengths])
             codes = [min((got for got in parts if got < 0), default=0) for parts in found[0]]
             missing[:] = [key for key, code in zip(keys, codes, strict=True) if code]
             failed = [code for code in codes if code not in (0, NOT_FOUND)]
@@ -236,7 +259,10 @@ class MooncakeStore(Store):
         """See `Store.close`."""
         with self._lock:
             store, self._store, self._closed = self._store, None, True
+            path, self._gdr, self._wants_gdr = self._gdr, None, False
             self._pool.clear()
+        if path is not None:
+            path.close()
         if store is not None:
             store.close()
 

@@ -22,7 +22,7 @@ from transfer_queue.storage.stores.keeping import (
 from transfer_queue.storage.stores.mooncake import MooncakeStore, load
 
 CLIENT_SECONDS = 30  # after which the master forgets a process that is silent
-_SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "local_buffer_size", "hard_pin")
+_SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "local_buffer_size", "hard_pin", "use_gdr")
 
 
 class MooncakeKeeper(Keeper):

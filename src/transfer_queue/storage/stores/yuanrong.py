@@ -17,22 +17,25 @@ import numpy as np
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.devices import DevicePath
 
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 2.0
 MOST_KEYS = 1000  # of one request
 
-_forks = Forks("openYuanrong")
+NOT_FOUND = "[Key not found]"
 
-_NOT_FOUND = "[Key not found]"
+_forks = Forks("openYuanrong")
 _FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
 
 
 class YuanrongStore(Store):
-    """See `Store`. host, port: of the worker of this node."""
+    """See `Store`. host, port: of the worker of this node. npu_transport: whether NPUs send blocks to each other."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, npu_transport: bool = False) -> None:
         self._where = host, port
+        self._wants_npus = npu_transport
+        self._npus: DevicePath | None = None
         self._lock = threading.Lock()
         self._client: Any = None
         self._closed = False
@@ -62,6 +65,16 @@ class YuanrongStore(Store):
                 self._client = client
         return self._client
 
+    def device_path(self) -> DevicePath | None:
+        """See `Store.device_path`: of NPUs, with `npu_transport`."""
+        with self._lock:
+            if self._wants_npus:
+                from transfer_queue.storage.stores.yuanrong_npu import npu_transport
+
+                self._wants_npus = False
+                self._npus = npu_transport(self, self._where)
+            return self._npus
+
     def _lost(self, what: str, error: Exception) -> ConnectionLostError:
         said = str(error).partition("\n")[0][:300]
         return ConnectionLostError(
@@ -80,7 +93,7 @@ class YuanrongStore(Store):
         """See `Store.buffer`: the worker's own memory, where there is room for it now."""
         client = self.connect()
         try:
-            (made,) = client.mcreate([_name(key)], [nbytes])
+            (made,) = client.mcreate([name_of(key)], [nbytes])
             memory = np.frombuffer(made.MutableData(), np.uint8)
         except RuntimeError:  # `write` tries again, with this
             yield np.empty(nbytes, np.uint8)
@@ -104,7 +117,7 @@ class YuanrongStore(Store):
             nonlocal made
             try:
                 if made is None:
-                    (made,) = client.mcreate([_name(key)], [data.size])
+                    (made,) = client.mcreate([name_of(key)], [data.size])
                     np.frombuffer(made.MutableData(), np.uint8)[:] = data
                 client.mset_buffer([made])
             except RuntimeError as error:
@@ -127,9 +140,9 @@ class YuanrongStore(Store):
 
             def attempt(some: list[str] = some, found: list[Any] = found) -> Exception | None:
                 try:
-                    found[:] = client.get_buffers([_name(key) for key in some])
+                    found[:] = client.get_buffers([name_of(key) for key in some])
                 except RuntimeError as error:
-                    if _NOT_FOUND not in str(error):
+                    if NOT_FOUND not in str(error):
                         return self._lost("does not answer", error)
                     found[:] = [None] * len(some)
                 return None
@@ -148,9 +161,9 @@ class YuanrongStore(Store):
         """See `Store.remove`."""
         for first in range(0, len(keys), MOST_KEYS):
             try:
-                self.connect().delete([_name(key) for key in keys[first : first + MOST_KEYS]])
+                self.connect().delete([name_of(key) for key in keys[first : first + MOST_KEYS]])
             except RuntimeError as error:
-                if _NOT_FOUND not in str(error):
+                if NOT_FOUND not in str(error):
                     raise self._lost("does not remove blocks", error) from error
 
     def missing(self, keys: Sequence[str]) -> list[str]:
@@ -162,9 +175,9 @@ class YuanrongStore(Store):
 
             def attempt(some: list[str] = some, there: list[bool] = there) -> Exception | None:
                 try:
-                    there[:] = self.connect().exist([_name(key) for key in some])
+                    there[:] = self.connect().exist([name_of(key) for key in some])
                 except RuntimeError as error:
-                    if _NOT_FOUND not in str(error):
+                    if NOT_FOUND not in str(error):
                         return self._lost("does not answer", error)
                     there[:] = [False] * len(some)
                 return None
@@ -176,10 +189,14 @@ class YuanrongStore(Store):
     def close(self) -> None:
         """See `Store.close`."""
         with self._lock:
+            path, self._npus, self._wants_npus = self._npus, None, False
+        if path is not None:
+            path.close()
+        with self._lock:
             self._client, self._closed = None, True
             self._created.clear()
 
 
-def _name(key: str) -> str:
+def name_of(key: str) -> str:
     """The key, of letters that the worker takes."""
     return key.replace("/", ":")

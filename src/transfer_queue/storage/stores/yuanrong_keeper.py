@@ -52,7 +52,8 @@ class YuanrongKeeper(Keeper):
                 f"no Yuanrong worker answers at {HOST}:{port}: start it (dscli start), set "
                 f"backend.Yuanrong.worker_port, or auto_init: true to have it started here"
             )
-        self.address = StoreAddress("Yuanrong", {"host": HOST, "port": port}, uuid.uuid4().hex, capacity)
+        where = {"host": HOST, "port": port, "npu_transport": bool(options["enable_yr_npu_transport"])}
+        self.address = StoreAddress("Yuanrong", where, uuid.uuid4().hex, capacity)
 
     def _start(self, arguments: Mapping[str, str], folder: Path, seconds: float) -> None:
         try:

@@ -1,0 +1,125 @@
+"""Gets whose tensors are wanted on a device: received there where their store can send them there.
+
+Tensors are received in memory of the device and copied out of it within the device. Objects are made on the host, as
+ever; and where anything is in the way, so are tensors, which go to the device then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from transfer_queue.client import stores
+from transfer_queue.client.calls import Call
+from transfer_queue.client.state import ClientState
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.messages import AnyReply, LookupReply, UnitInfo
+from transfer_queue.storage.stores.base import Piece
+from transfer_queue.storage.stores.devices import DevicePath
+from transfer_queue.wire.copies import U8
+from transfer_queue.wire.devices import DeviceArena, Packed
+from transfer_queue.wire.gather import gather, stack_of, table_of
+from transfer_queue.wire.ranges import Elsewhere, Pieces, elsewhere
+from transfer_queue.wire.tensors import settle
+
+_NOTHING: U8 = np.empty(0, np.uint8)
+
+
+def land(
+    state: ClientState, reply: LookupReply, device: torch.device, layout: str
+) -> Generator[Call, AnyReply, TensorDict | None]:
+    """What a lookup names, tensors on the device; None where it is to be had by way of the host, or not any more."""
+    external = yield from state.only_store(reply)
+    path = None if external is None else external[0].device_path()
+    if external is None or path is None or path.kind != device.type:
+        return None
+    tensors, objects = _by_kind(reply)
+    columns = yield from _received(path, external[1], tensors, device, layout, state.settings.call_timeout)
+    if columns is None:
+        return None
+    if objects.types:
+        brought = yield from state.bring(objects)
+        if brought is None:
+            return None
+        columns.update(gather(*brought, layout, allow_pickle=state.settings.allow_pickle).items())
+    return table_of({field.name: columns[field.name] for field in reply.types}, reply.count)
+
+
+def moved(values: TensorDict, reply: LookupReply, device: torch.device) -> TensorDict:
+    """The same with the fields of tensors on a device; what is an object stays on the host."""
+    columns: dict[str, Any] = {}
+    for field in reply.types:
+        column = values.get(field.name)
+        if field.kind == "tensor" and isinstance(column, torch.Tensor):
+            column = column.to(device)
+        elif field.kind == "tensor":
+            column = stack_of([row.to(device) for row in column.tolist()], reply.count)
+        columns[field.name] = column
+    return table_of(columns, reply.count)
+
+
+def _by_kind(reply: LookupReply) -> tuple[LookupReply, LookupReply]:
+    """The same for the fields of tensors, and for those of objects."""
+    tensors = {field.name for field in reply.types if field.kind == "tensor"}
+    return _of(reply, tensors), _of(reply, {field.name for field in reply.types} - tensors)
+
+
+def _of(reply: LookupReply, names: set[str]) -> LookupReply:
+    fields = [[name for name in placement.fields if name in names] for placement in reply.placements]
+    placements = [
+        msgspec.structs.replace(placement, fields=some)
+        for placement, some in zip(reply.placements, fields, strict=True)
+        if some
+    ]
+    types = [field for field in reply.types if field.name in names]
+    return msgspec.structs.replace(reply, types=types, placements=placements)
+
+
+def _received(
+    path: DevicePath, unit: UnitInfo, reply: LookupReply, device: torch.device, layout: str, within: float
+) -> Generator[Call, AnyReply, dict[str, Any] | None]:
+    """The columns of tensors on the device, received from a store; None as in `land`."""
+    found = elsewhere(reply, (unit.unit,))
+    pieces = found.pieces(lambda unit: _NOTHING) if found is not None and reply.types else []
+    if found is None or not pieces:  # nothing is worth a detour
+        return None
+    landing = _Landing(path, found, pieces[0], device, layout)
+    try:
+        yield from stores.read(landing, unit, found, pieces[0], None, within)
+    except ConnectionLostError:  # the host's way knows what to make of it
+        return None
+    return landing.columns
+
+
+class _Landing:
+    """Reads pieces of blocks into memory of a device that they fill, and makes tensors of them.
+
+    columns: by field, once `read` has found all of them; None where there is no memory for that.
+    """
+
+    def __init__(self, path: DevicePath, found: Elsewhere, pieces: Pieces, device: torch.device, layout: str) -> None:
+        self.columns: dict[str, Any] | None = None
+        self._path = path
+        self._found = found
+        self._device = device
+        self._layout = layout
+        self._packed = Packed(pieces)
+
+    def read(self, pieces: Sequence[Piece], into: None, within: float) -> list[str]:
+        """See `Store.read`. In one thread to the end, so that nobody gives the memory up while it is received into."""
+        places = self._packed.places(np.array([piece.at for piece in pieces], np.int64)).tolist()
+        wanted = [piece._replace(at=at) for piece, at in zip(pieces, places, strict=True)]
+        with self._path.buffer(self._device, self._packed.nbytes) as memory:
+            if memory is None:
+                return []
+            missing = self._path.read(wanted, memory, within)
+            if not missing:
+                arena = DeviceArena(memory, self._found.nbytes, self._packed)
+                self.columns = dict(gather(self._found.reply, arena, self._layout).items())
+                settle(self._device)
+        return missing

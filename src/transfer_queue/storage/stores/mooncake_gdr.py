@@ -1,0 +1,129 @@
+"""GPUDirect RDMA with a Mooncake store: blocks leave the memory of a GPU, and enter it, without going through the host.
+
+What the library writes from and reads into is memory of the device that is registered with it. To register that takes
+milliseconds, as the driver has to map it for the network card; so it is kept, and values are copied within the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.storage.stores.base import Piece
+from transfer_queue.storage.stores.devices import DevicePath, through_the_host
+
+if TYPE_CHECKING:
+    import torch
+
+    from transfer_queue.storage.stores.mooncake import MooncakeStore
+
+SETTING = "backend.MooncakeStore.use_gdr"
+WITHOUT_CUDA = "mooncake-transfer-engine-non-cuda"
+LEAST = 1 << 20  # bytes that are registered at once
+
+
+def gpu_direct(store: MooncakeStore, protocol: str, most: int) -> GpuDirect | None:
+    """None, and a line in the log, where this process cannot have it. most: bytes of registered memory to be kept."""
+    found = obstacle(protocol)
+    if found is None:
+        return GpuDirect(store, most)
+    through_the_host(SETTING, *found)
+    return None
+
+
+def obstacle(protocol: str) -> tuple[str, str] | None:
+    """What is in the way, and what to do about it; None where nothing is."""
+    if protocol != "rdma":
+        return f"protocol is {protocol}", "set backend.MooncakeStore.protocol: rdma, with device_name"
+    try:
+        importlib.metadata.version(WITHOUT_CUDA)
+        return (
+            f"the library is its build without CUDA ({WITHOUT_CUDA})",
+            "install mooncake-transfer-engine in its place",
+        )
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    import torch
+
+    if not torch.cuda.is_available():
+        return "this process has no GPU (torch.cuda.is_available() is false)", "nothing, where it is to have none"
+    return None
+
+
+class GpuDirect(DevicePath):
+    """See `DevicePath`. most: bytes of registered memory that are kept, over all devices."""
+
+    kind = "cuda"
+
+    def __init__(self, store: MooncakeStore, most: int) -> None:
+        self._store = store
+        self._most = most
+        self._lock = threading.Lock()
+        self._pool: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+        """(Device, size) -> registered memory of it that nobody uses; all together no more than `_most` bytes."""
+        self._pooled = 0
+        self._refused = False
+        """Whether the library did not register memory of a device: it is not asked again."""
+
+    @contextlib.contextmanager
+    def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
+        """See `DevicePath.buffer`: registered memory, of a pool."""
+        memory = self._take(device, max(LEAST, 1 << (nbytes - 1).bit_length()))
+        try:
+            yield None if memory is None else memory[:nbytes]
+        finally:
+            if memory is not None:
+                self._give(memory)
+
+    def _take(self, device: torch.device, size: int) -> torch.Tensor | None:
+        from transfer_queue.wire.devices import allocated
+
+        with self._lock:
+            free = self._pool.get((device, size))
+            if free:
+                self._pooled -= size
+                return free.pop()
+            if self._refused:
+                return None
+        memory = allocated(device, size)
+        if memory is None:
+            return None
+        code = self._store.connect().register_buffer(memory.data_ptr(), size)
+        if not code:
+            return memory
+        with self._lock:
+            told, self._refused = self._refused, True
+        if not told:
+            through_the_host(
+                SETTING, f"{size} bytes of {device} cannot be registered (code {code})",
+                "load nvidia-peermem, or see that the driver exports memory by dma-buf",
+            )  # fmt: skip
+        return None
+
+    def _give(self, memory: torch.Tensor) -> None:
+        size = memory.numel()
+        with self._lock:
+            if self._pooled + size <= self._most:
+                self._pool.setdefault((memory.device, size), []).append(memory)
+                self._pooled += size
+                return
+        with contextlib.suppress(ConnectionLostError):  # the library ends with its registrations
+            self._store.connect().unregister_buffer(memory.data_ptr())
+
+    def write(self, key: str, data: torch.Tensor, within: float) -> None:
+        """See `DevicePath.write`."""
+        self._store.write_from(key, data.data_ptr(), data.numel(), within)
+
+    def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
+        """See `DevicePath.read`."""
+        return self._store.read_to(pieces, into.data_ptr(), within)
+
+    def close(self) -> None:
+        """See `DevicePath.close`. The library ends with its registrations."""
+        with self._lock:
+            self._pool.clear()
+            self._most = 0

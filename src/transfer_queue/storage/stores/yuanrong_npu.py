@@ -1,0 +1,248 @@
+"""Blocks of an openYuanrong worker that NPUs send to each other: a reader's NPU gets them from the writer's.
+
+What the library sends between NPUs lies in memory of the process that has written it, ends with that process, and
+cannot be read by another process on the same NPU, nor by one without. So each block is written to the worker, too, as
+ever. What its writer keeps on its NPU is a copy that may go at any time, of the newest and large blocks; who cannot
+have it, or has failed to a moment ago, reads from the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transfer_queue.storage.stores.base import Piece
+from transfer_queue.storage.stores.devices import DevicePath, through_the_host
+from transfer_queue.storage.stores.yuanrong import (
+    CONNECT_SECONDS,
+    MOST_KEYS,
+    NOT_FOUND,
+    REQUEST_SECONDS,
+    YuanrongStore,
+    name_of,
+)
+from transfer_queue.utils.logging_utils import get_logger
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+SETTING = "backend.Yuanrong.enable_yr_npu_transport"
+LEAST = 64 << 10  # bytes of a block that a copy is worth
+MOST = 1 << 30  # bytes of copies that a process keeps on its NPU
+REST_SECONDS = 60.0  # after a failure, for which values come from the worker
+MOST_ROUNDS = 8  # requests for the pieces of one block, as each request may name it once
+MOST_OFFSET = 2**31 - 1  # in a copy: the library counts in 32 bits
+
+_FAILURES = (ImportError, RuntimeError, TypeError, ValueError)  # what the library raises
+
+
+def npu_transport(store: YuanrongStore, where: tuple[str, int]) -> NpuTransport | None:
+    """None, and a line in the log, where this process cannot have it. where: host and port of the worker."""
+    found = obstacle()
+    if found is None:
+        return NpuTransport(store, where)
+    through_the_host(SETTING, *found)
+    return None
+
+
+def obstacle() -> tuple[str, str] | None:
+    """What is in the way, and what to do about it; None where nothing is."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is missing", "install it where a process has an NPU"
+    import torch_npu
+
+    if not torch_npu.npu.is_available():
+        return "this process has no NPU (torch.npu.is_available() is false)", "nothing, where it is to have none"
+    return None
+
+
+class NpuTransport(DevicePath):
+    """See `DevicePath`."""
+
+    kind = "npu"
+
+    def __init__(self, store: YuanrongStore, where: tuple[str, int]) -> None:
+        self._store = store
+        self._where = where
+        self._lock = threading.Lock()
+        self._clients: dict[int, Any] = {}
+        """Number of an NPU -> the library's client for it."""
+        self._copies: dict[str, torch.Tensor] = {}
+        """Key -> the copy of its block in this process, the oldest first; all together no more than MOST bytes."""
+        self._bytes = 0
+        self._rests_until = 0.0
+
+    @contextlib.contextmanager
+    def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
+        """See `DevicePath.buffer`. Where the NPU is full, copies make room."""
+        from transfer_queue.wire.devices import allocated
+
+        memory = allocated(device, nbytes)
+        if memory is None and self._copies:
+            self._forget(list(self._copies))
+            memory = allocated(device, nbytes)
+        yield memory
+
+    # ------------------------------------------------------------ blocks
+
+    def write(self, key: str, data: torch.Tensor, within: float) -> None:
+        """See `DevicePath.write`: to the worker, and kept here for readers on other NPUs."""
+        import torch
+
+        with self._store.buffer(key, data.numel()) as memory:
+            torch.from_numpy(memory).copy_(data)
+            self._store.write(key, memory, within)
+        if not LEAST <= data.numel() <= MOST:
+            return
+        if self._tried(lambda: self._client(data.device).dev_mset([_copy_of(key)], [data])) == []:
+            with self._lock:
+                self._copies[key] = data
+                self._bytes += data.numel()
+            self._make_room()
+
+    def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
+        """See `DevicePath.read`: from NPU to NPU what can be had so, the rest from the worker."""
+        from transfer_queue.wire.tensors import settle
+
+        left: list[Piece] = []
+        for piece in pieces:
+            copy = self._copies.get(piece.key)
+            if copy is None:
+                left.append(piece)
+            else:  # the library sends nothing within one NPU
+                into[piece.at : piece.at + piece.length].copy_(copy[piece.start : piece.start + piece.length])
+        left = self._read_copies(left, into)
+        missing = self._read_from_worker(left, into, within) if left else []
+        settle(into.device)
+        return missing
+
+    def _read_copies(self, pieces: Sequence[Piece], into: torch.Tensor) -> list[Piece]:
+        """Reads what other NPUs have; what is left to read."""
+        from yr.datasystem.ds_tensor_client import CopyRange
+
+        rounds: list[list[Piece]] = []
+        left: list[Piece] = []
+        for _, group in groupby(pieces, key=lambda piece: piece.key):
+            some = list(group)
+            if len(some) > MOST_ROUNDS or max(piece.start for piece in some) > MOST_OFFSET:
+                left += some
+                continue
+            for number, piece in enumerate(some):
+                if number == len(rounds):
+                    rounds.append([])
+                rounds[number].append(piece)
+        for one in rounds:
+            for first in range(0, len(one), MOST_KEYS):
+                asked = one[first : first + MOST_KEYS]
+                names = [_copy_of(piece.key) for piece in asked]
+                ranges = [CopyRange(piece.start, piece.at, piece.length) for piece in asked]
+                failed = self._tried(partial(self._get, names, into, ranges))
+                absent = set(names if failed is None else failed)
+                left += [piece for piece, name in zip(asked, names, strict=True) if name in absent]
+        return sorted(left)  # pieces of one key follow one another
+
+    def _get(self, names: list[str], into: torch.Tensor, ranges: list[Any]) -> list[str]:
+        failed: list[str] = self._client(into.device).dev_mget_into_tensor(names, into, ranges, 0)
+        return failed
+
+    def _read_from_worker(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
+        import torch
+
+        from transfer_queue.wire.copies import allocate
+
+        end, staged = 0, []
+        for piece in pieces:
+            staged.append(piece._replace(at=end))
+            end += piece.length
+        memory = allocate(end)
+        missing = self._store.read(staged, memory, within)
+        received = torch.from_numpy(memory)
+        for piece, here in zip(pieces, staged, strict=True):
+            into[piece.at : piece.at + piece.length].copy_(received[here.at : here.at + here.length])
+        return missing
+
+    # ------------------------------------------------------------ copies
+
+    def _make_room(self) -> None:
+        """Where there are more than MOST bytes: forgets what was removed, then the oldest down to half of it."""
+        if self._bytes <= MOST:
+            return
+        with self._lock:
+            keys = list(self._copies)
+        self._forget(self._store.missing(keys))
+        with self._lock:
+            sizes = [(key, copy.numel()) for key, copy in self._copies.items()]
+            over = self._bytes - MOST // 2 if self._bytes > MOST else 0
+        oldest = []
+        for key, nbytes in sizes:
+            if over <= 0:
+                break
+            oldest.append(key)
+            over -= nbytes
+        self._forget(oldest)
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        """Gives copies up: nobody finds them any more, then their memory is free."""
+        with self._lock:
+            gone = {key: self._copies.pop(key) for key in keys if key in self._copies}
+            self._bytes -= sum(copy.numel() for copy in gone.values())
+        for device in {copy.device for copy in gone.values()}:
+            names = [_copy_of(key) for key, copy in gone.items() if copy.device == device]
+            for first in range(0, len(names), MOST_KEYS):
+                self._tried(partial(self._delete, device, names[first : first + MOST_KEYS]))
+
+    def _delete(self, device: torch.device, names: list[str]) -> None:
+        self._client(device).dev_local_delete(names)
+
+    # ------------------------------------------------------------ the library
+
+    def _client(self, device: torch.device) -> Any:
+        """The library's client for an NPU, connected at the first use."""
+        number = device.index or 0
+        with self._lock:
+            found = self._clients.get(number)
+            if found is None:
+                from yr.datasystem.ds_tensor_client import DsTensorClient
+
+                milliseconds = int(CONNECT_SECONDS * 1000), int(REQUEST_SECONDS * 1000)
+                found = DsTensorClient(
+                    *self._where, number, connect_timeout_ms=milliseconds[0], req_timeout_ms=milliseconds[1]
+                )
+                found.init()
+                self._clients[number] = found
+        return found
+
+    def _tried(self, call: Callable[[], T]) -> T | None:
+        """What the library answers; None where it cannot, and it is left alone for REST_SECONDS."""
+        if time.monotonic() < self._rests_until:
+            return None
+        try:
+            return call()
+        except _FAILURES as error:
+            if NOT_FOUND not in str(error):
+                self._rests_until = time.monotonic() + REST_SECONDS
+                said = str(error).partition("\n")[0][:300]
+                get_logger(__name__).warning(
+                    "NPUs do not send blocks to each other (%s): values come from the worker for %g s; see that the "
+                    "library is built for NPUs, or set %s: false", said, REST_SECONDS, SETTING,
+                )  # fmt: skip
+            return None
+
+    def close(self) -> None:
+        """See `DevicePath.close`."""
+        self._forget(list(self._copies))
+        with self._lock:
+            self._clients.clear()
+
+
+def _copy_of(key: str) -> str:
+    """The name of the copy of a block."""
+    return name_of(f"{key}/npu")

@@ -1,0 +1,170 @@
+"""Blocks that are put together on a device and taken apart there. The host's memory stands for a device's."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from carried_values import TORCH_DTYPES, pattern
+from codec_arenas import Arenas
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack
+from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_rows
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import FieldSpec
+from transfer_queue.wire import encode
+from transfer_queue.wire.devices import DeviceArena, Packed, allocated, flat_on_device
+from transfer_queue.wire.encode import encode_columns, encode_row
+from transfer_queue.wire.gather import gather
+from transfer_queue.wire.jagged import cut_of
+from transfer_queue.wire.ranges import elsewhere
+from transfer_queue.wire.tensors import settle
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+
+
+def on_device(block):
+    """The block, put together on a device, as bytes."""
+    memory = allocated(CPU, block.nbytes + 64)
+    memory[:] = 0xA5
+    block.write_on(memory)
+    assert (memory[block.nbytes :] == 0xA5).all()
+    return memory[: block.nbytes].numpy()
+
+
+def landed(arenas, reply, layout="jagged"):
+    """The rows of a lookup, gathered on a device on which only their pieces are."""
+    units = range(len(arenas.memories))
+    found = elsewhere(reply, units)
+    columns = {}
+    for each in found.pieces(arenas.memory):
+        # a landing is of one unit
+        packed = Packed(each)
+        memory = allocated(CPU, packed.nbytes)
+        memory[:] = 0xA5
+        for start, length, at in zip(
+            each.starts.tolist(), each.lengths.tolist(), packed.places(each.at).tolist(), strict=True
+        ):
+            memory[at : at + length] = torch.from_numpy(arenas.memory(each.unit)[start : start + length])
+        table = gather(found.reply, DeviceArena(memory, found.nbytes, packed), layout)
+        memory[:] = 0x5A  # what was gathered is a copy
+        columns.update(table.items())
+    return columns
+
+
+@pytest.mark.parametrize("name", TENSOR_COLUMNS)
+def test_a_block_is_the_same_on_a_device(name):
+    """Columns of tensors, beside columns that come from the host."""
+    column, _ = TENSOR_COLUMNS[name]
+    rows = 2 if name == "jagged gradient" else 3
+    if name == "strided view":
+        rows = column.size(0)
+    objects, numbers = [f"{row}" * 5000 for row in range(rows)], np.arange(rows)[::-1]
+    fields = {"o": objects, "x": column, "n": numbers, "empty": torch.ones(rows, 0), "last": objects}
+    block = encode_columns(fields, rows)
+    assert block.device("cpu") == CPU
+    assert block.device("cuda") is None
+    arenas = Arenas()
+    arenas.write(block)
+    arenas.memories[0][: block.nbytes] = on_device(block)
+    table = gather(arenas.reply(), arenas.memory)
+    assert same_rows(table.get("x"), rows_of(gather_on_host(fields, rows).get("x")))
+    assert table.get("o").tolist() == table.get("last").tolist() == objects
+    assert rows_of(table.get("n")) == rows_of(torch.from_numpy(numbers.copy()))
+
+
+def gather_on_host(fields, rows):
+    arenas = Arenas()
+    arenas.write(encode_columns(fields, rows))
+    return gather(arenas.reply(), arenas.memory)
+
+
+def test_a_block_without_tensors_needs_no_device():
+    block = encode_columns({"o": ["a", "b"], "n": np.arange(2)}, 2)
+    assert block.device("cpu") is None
+    assert encode_row({"x": torch.ones(2)}).device("cpu") == CPU
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+@pytest.mark.parametrize("strided", [False, True])
+def test_tensors_of_a_device_are_written_to_the_host(monkeypatch, dtype, strided):
+    """As they are where their block is put together on the host; every dtype."""
+    tensor = pattern(dtype, (4, 5, 3), seed=1)
+    tensor = tensor.permute(1, 2, 0)[1:] if strided else tensor
+    wanted = np.zeros(encode_row({"x": tensor}).nbytes, np.uint8)
+    encode_row({"x": tensor}).write_into(wanted)
+    monkeypatch.setattr(encode, "_dense", encode._Distant)
+    found = np.zeros_like(wanted)
+    encode_row({"x": tensor}).write_into(found)
+    assert np.array_equal(found, wanted)
+    encode_row({"x": tensor[:0]}).write_into(found)
+
+
+@given(batches(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_rows_are_gathered_on_a_device(blocks, data):
+    """As on the host, in each layout."""
+    arenas = Arenas()
+    for _, fields in blocks:
+        arenas.write(encode_columns({"a": fields["a"], "b": fields["b"]}, len(fields["b"])))
+    places = [(block, row) for block, (_, fields) in enumerate(blocks) for row in range(len(fields["b"]))]
+    wanted = data.draw(st.one_of(st.just(places), st.lists(st.sampled_from(places), min_size=1, max_size=9)))
+    layout = data.draw(st.sampled_from(["jagged", "dense", "padded", "list"]))
+    reply = arenas.reply(wanted)
+    try:
+        expected = gather(reply, arenas.memory, layout)
+    except InvalidArgumentError as error:
+        with pytest.raises(InvalidArgumentError, match=re.escape(str(error))):
+            landed(arenas, reply, layout)
+        return
+    columns = landed(arenas, reply, layout)
+    for name in "ab":
+        assert type(columns[name]) is type(expected.get(name))
+        assert same_rows(columns[name], rows_of(expected.get(name)))
+    if layout == "jagged":
+        check_container(columns["a"], reply.types[0], [blocks[block][1]["a"][row] for block, row in wanted])
+
+
+def test_only_what_is_wanted_takes_memory():
+    """Of a large block a field, and rows of it that lie far from each other."""
+    arenas = Arenas(size=8 << 20)
+    fields = {"small": torch.arange(64), "large": torch.arange(64 * 16384).reshape(64, 16384)}
+    arenas.write(encode_columns(fields, 64))
+    (pieces,) = elsewhere(arenas.reply(fields=["small"]), (0,)).pieces(arenas.memory)
+    assert Packed(pieces).nbytes == 512
+    reply = arenas.reply([(0, 60), (0, 3)], ["large"])
+    (pieces,) = elsewhere(reply, (0,)).pieces(arenas.memory)
+    assert Packed(pieces).nbytes == 2 * 16384 * 8
+    assert same_rows(landed(arenas, reply, "dense")["large"], [fields["large"][60], fields["large"][3]])
+
+
+def test_jagged_tensors_have_their_offsets_on_their_device():
+    """A device that has shapes and no values is enough to see it."""
+    lengths = np.array([3, 1, 4], np.int64).tobytes()
+    made = cut_of(lengths).on(torch.device("meta")).over(torch.empty(8, 2, device="meta"), 1)
+    assert made.is_nested
+    assert made.shape[0] == 3
+    assert made.offsets().device.type == made.values().device.type == "meta"
+    assert cut_of(lengths).over(torch.zeros(8, 2), 1).offsets().tolist() == [0, 3, 4, 8]
+
+
+def test_memory_that_cannot_be_had():
+    assert allocated(CPU, 1 << 60) is None
+    settle(CPU)
+    assert flat_on_device(torch.arange(6).reshape(2, 3).t()).numel() == 48
+
+
+def test_the_fields_of_a_type_are_told_apart():
+    """A stack of tensors of mixed rank is one of tensors on the device."""
+    arenas = Arenas()
+    rows = [torch.ones(2), torch.ones(2, 3)]
+    block = encode_columns({"x": rows}, 2)
+    assert block.schema == [FieldSpec("x", "tensor", "float32", -1, True)]
+    arenas.write(block)
+    found = landed(arenas, arenas.reply())["x"]
+    assert isinstance(found, NonTensorStack)
+    assert same_rows(found, rows)
