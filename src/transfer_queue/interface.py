@@ -164,13 +164,13 @@ def save_checkpoint(
     stays until the new one is whole and on the disk, also if this process or the machine dies; samples that it holds
     already, of the same running system, are linked to and not written again.
 
-    include_storage: of other stores; SimpleStorage always saves its samples. metadata: JSON values of the user's, kept
-    under "user_metadata" in the folder's metadata.json.
+    include_storage: makes no difference: samples are saved whatever the backend. metadata: JSON values of the user's,
+    kept under "user_metadata" in the folder's metadata.json.
 
     Raises:
         NotInitializedError: there is no system. CheckpointError: the folder holds other things, somebody saves there
-        at this moment, or a server was restarted meanwhile. OSError: the disk is full, or refuses. Nothing has
-        changed then.
+        at this moment, a server was restarted meanwhile, or an external store has lost what was to be saved. OSError:
+        the disk is full, or refuses. Nothing has changed then.
     """
     client = _checkpoint_client()
     target = Path(os.path.realpath(checkpoint_dir))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import CheckpointError
 from transfer_queue.storage import block_file
-from transfer_queue.storage.block_file import BlockFile, aligned, write_blocks
+from transfer_queue.storage.block_file import BlockFile, Mapped, aligned, write_blocks
 
 MEMORY = {unit: np.random.default_rng(unit).integers(0, 256, 1 << 16, np.uint8) for unit in (0, 3)}
 
@@ -19,7 +19,7 @@ MEMORY = {unit: np.random.default_rng(unit).integers(0, 256, 1 << 16, np.uint8) 
 def write(path: Path, blocks: list[tuple[int, int, int, int]], origin: str = "here") -> int:
     """blocks: (number, unit, offset, nbytes) each."""
     columns = np.array(blocks, "i8").reshape(-1, 4).T
-    return write_blocks(path, origin, columns[0], columns[1], columns[2], columns[3], lambda unit: MEMORY[unit])
+    return write_blocks(path, origin, columns[0], columns[1], columns[2], columns[3], lambda unit: Mapped(MEMORY[unit]))
 
 
 def contents(path: Path) -> dict[int, bytes]:

@@ -22,15 +22,13 @@ from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import Columns
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.storage.base import Bytes, Reserved
-from transfer_queue.storage.block_file import BlockFile, aligned, write_blocks
+from transfer_queue.storage.block_file import BlockFile, Held, aligned, write_blocks
+from transfer_queue.storage.extents import GRANULE
 
 PIECE = 16 << 20
 """Bytes that a load reserves at once; a larger block is reserved alone."""
 LEAST_PIECE = 1 << 20  # so that each piece is an extent of its own
 MOST_FILES = 32  # of one checkpoint; what is beyond is written anew, the smallest first
-
-Memory = Callable[[int], Bytes]
-
 
 # ------------------------------------------------------------ saving
 
@@ -50,25 +48,25 @@ class Cut:
     origins: dict[str, int] = field(default_factory=dict)
 
 
-def save_blocks(draft: Path, cut: Cut, previous: Path | None, memory: Memory) -> None:
+def save_blocks(draft: Path, cut: Cut, previous: Path | None, held: Callable[[int], Held]) -> None:
     """Fills a folder with all blocks of a cut, and says in its manifest which files they are in.
 
-    previous: a folder of an older checkpoint; its files are shared where they hold enough that is needed. All is
-    synced, but the folder itself. OSError where the disk refuses.
+    previous: a folder of an older checkpoint; its files are shared where they hold enough that is needed. held: what a
+    unit has. All is synced, but the folder itself. OSError where the disk refuses.
     """
     numbers = cut.blocks["number"]
     left = np.ones(len(numbers), bool)
     entries: list[Entry] = []
-    for path, held in reusable(previous, cut) if previous is not None else ():
+    for path, shared in reusable(previous, cut) if previous is not None else ():
         with contextlib.suppress(OSError):  # a file system without links: it is written anew
             os.link(path, draft / path.name, follow_symlinks=False)
-            left[np.searchsorted(numbers, held)] = False
-            entries.append(Entry(len(entries), path.stem, path.name, len(held), path.stat().st_size))
+            left[np.searchsorted(numbers, shared)] = False
+            entries.append(Entry(len(entries), path.stem, path.name, len(shared), path.stat().st_size))
     if left.any():
         name = uuid.uuid4().hex
         columns = [cut.blocks[column][left] for column in ("number", "unit", "offset", "nbytes")]
         number, unit, offset, nbytes = columns
-        size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, memory)
+        size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
         entries.append(Entry(len(entries), name, f"{name}{SUFFIX}", int(left.sum()), size))
     write_manifest(draft, entries)
 
@@ -138,16 +136,24 @@ def sources(files: list[BlockFile], numbers: np.ndarray | None) -> Source:
     return Source(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
 
 
-def pieces(source: Source) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """(piece of each block, where in it, bytes of each piece): how the blocks are laid out where they are loaded."""
+def pieces(source: Source, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """(piece of each block, where in it, bytes of each piece): how the blocks are laid out where they are loaded.
+
+    external: in a store, where an extent is one object, freed whole: large blocks have one of their own.
+    """
     taken = aligned(source.nbytes)
     end = np.cumsum(taken)
-    piece = (end - taken) // PIECE
+    piece = (end - taken) // (GRANULE if external else PIECE)
+    if external:
+        large = taken >= GRANULE
+        apart = (np.diff(piece, prepend=-1) != 0) | large
+        apart[1:] |= large[:-1]
+        piece = np.cumsum(apart)
     _, first, piece = np.unique(piece, return_index=True, return_inverse=True)
     within = end - taken - (end - taken)[first][piece]
     sizes = np.zeros(len(first), "i8")
     np.maximum.at(sizes, piece, within + taken)
-    return piece, within, np.maximum(sizes, LEAST_PIECE).tolist()
+    return piece, within, (sizes if external else np.maximum(sizes, LEAST_PIECE)).tolist()
 
 
 def copy_in(source: Source, piece: np.ndarray, within: np.ndarray, spaces: list[list[Bytes]]) -> None:

@@ -20,11 +20,11 @@ from transfer_queue.client import checkpoint_data, checkpoint_folder
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import fetch_state, remove_sent, send_state
-from transfer_queue.client.transfers import UNCERTAIN, Operation, Transfers
+from transfer_queue.client.transfers import FREEING_SECONDS, UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import saved, trusted
-from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, NotBuiltError, TransferQueueError
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
 from transfer_queue.storage.base import Reserved
@@ -36,15 +36,6 @@ STATE_SECONDS = 600.0  # for the controller to write its state, or to take one o
 
 class CheckpointOperations(Transfers):
     """The operations of one client that save and load."""
-
-    def _refuse_external(self) -> None:
-        """NotBuiltError where the samples' bytes are in an external store."""
-        backend = self._state.settings.storage_backend
-        if backend != "SimpleStorage":
-            raise NotBuiltError(
-                f"a checkpoint of samples in {backend} comes with a later release: save what you need of them, or use "
-                f"SimpleStorage; save_controller_checkpoint saves the state without their bytes"
-            )
 
     def begin_checkpoint(
         self,
@@ -81,8 +72,7 @@ class CheckpointOperations(Transfers):
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
         """Lets go of a cut. True if it held until now, so that what was copied is whole."""
-        external = self._state.settings.storage_backend != "SimpleStorage"  # of which no bytes are copied
-        gone = not external and checkpoint_data.stale(cut.blocks, self._state.stale)
+        gone = checkpoint_data.stale(cut.blocks, self._state.stale)
         self._forget_copy(cut.name)
         for folder in [folder for folder, made in list(self._state.cuts.items()) if made[0] is cut]:
             del self._state.cuts[folder]
@@ -128,14 +118,13 @@ class CheckpointOperations(Transfers):
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
         """
         yield from self._state.learn()
-        self._refuse_external()
         folder = Path(checkpoint_dir)
         cut, found = self._cut_of(folder, cut)
         older = Path(previous or found or folder)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
             with checkpoint_folder.replacing(folder / checkpoint_folder.STORAGE) as draft:
-                checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.memory_anywhere)
+                checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.held)
                 if cut is None and not (yield from self.end_checkpoint(made, timeout=timeout)):
                     raise checkpoint_folder.broken(folder)
         except BaseException as error:
@@ -155,24 +144,27 @@ class CheckpointOperations(Transfers):
             damaged. CapacityError: no room for the samples beside those that there are.
         """
         yield from self._state.learn()
-        self._refuse_external()
         folder = Path(checkpoint_dir)
         entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
         numbers = needed(_state_of(state)[1].blocks)["number"] if state.exists() else None
         yield from self._forget_loaded()
+        seconds = max(timeout or 0.0, FREEING_SECONDS)
         with contextlib.ExitStack() as opened:
             files = [
                 opened.enter_context(BlockFile(folder / checkpoint_folder.STORAGE / entry.file)) for entry in entries
             ]
             source = checkpoint_data.sources(files, numbers)
-            piece, within, sizes = checkpoint_data.pieces(source)
+            external = self._state.settings.storage_backend != "SimpleStorage"
+            piece, within, sizes = checkpoint_data.pieces(source, external)
             reserved: list[Reserved] = []
             try:
                 for size in sizes:
                     # what is loaded is not published yet, so that it is no use to wait until it is moved to disk
                     reserved.append((yield from self._reserve(size, timeout, patience=0.0)))
-                spaces = [[self._state.space_in(place, space.nbytes) for place in space.places] for space in reserved]
+                spaces = [
+                    [self._state.space_in(place, space.nbytes, seconds) for place in space.places] for space in reserved
+                ]
                 checkpoint_data.copy_in(source, piece, within, spaces)
             except Exception:
                 for space in reserved:
@@ -204,6 +196,7 @@ class CheckpointOperations(Transfers):
             _check_loaded(state.blocks, loaded, path)
             lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
             relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
+            state.units, state.draining = dict(self._state.units), set()
             state_file.write(sent, {**tree, "state": saved(state)}, sync=False)
             if not self._state.system.shares_states:
                 send_state(self._state.session, sent, name)

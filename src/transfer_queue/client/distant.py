@@ -6,6 +6,7 @@ For saving and loading, whose work is done in a thread that may wait: there whol
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,30 +17,32 @@ from transfer_queue.messages import AnyReply, Done, FetchState, ReadPieces, Send
 from transfer_queue.net.blocking import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.block_file import Held, runs
 from transfer_queue.storage.serving import MOST_WRITTEN
 
+MOST_READ = 16 << 20  # bytes in one round trip
 
-class DistantArena:
-    """The arena of a unit on another node, to be read: slices of it are fetched."""
+
+class DistantArena(Held):
+    """The arena of a unit on another node, to be saved."""
 
     def __init__(self, session: Session, unit: int) -> None:
         self._session = session
         self._unit = unit
 
-    @property
-    def data(self) -> DistantArena:
-        """It is its own view."""
-        return self
+    def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
+        """See `Held.pieces`."""
+        for start, length in zip(*runs(offset, nbytes)):
+            for begin in range(0, length, MOST_READ):
+                yield [self._fetch(start + begin, min(MOST_READ, length - begin))]
 
-    def __getitem__(self, piece: slice) -> memoryview:
-        start, length = piece.start, piece.stop - piece.start
+    def _fetch(self, start: int, length: int) -> memoryview:
         into = memoryview(bytearray(length))
-        if length:
-            where, many = (np.array([value], "<i8").tobytes() for value in (start, length))
-            request = ReadPieces(self._unit, where, many, b"", b"")
-            reply = exchange(self._session, Call(("unit", self._unit), request, into=[into]))
-            if not _is_done(reply):
-                raise CheckpointError(f"what was to be saved is gone from storage unit {self._unit}; save again")
+        where, many = (np.array([value], "<i8").tobytes() for value in (start, length))
+        request = ReadPieces(self._unit, where, many, b"", b"")
+        reply = exchange(self._session, Call(("unit", self._unit), request, into=[into]))
+        if not _is_done(reply):
+            raise CheckpointError(f"what was to be saved is gone from storage unit {self._unit}; save again")
         return into
 
     def unchanged(self, offsets: np.ndarray, generations: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ import struct
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -24,8 +24,9 @@ from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import DistantArena, DistantSpace
 from transfer_queue.client.elsewhere import bring, received
 from transfer_queue.client.renewals import Renewals
-from transfer_queue.client.space import Held, Space
-from transfer_queue.client.stores import Stores
+from transfer_queue.client.space import Held as HeldSlot
+from transfer_queue.client.space import Space
+from transfer_queue.client.stores import StoredBlocks, StoredSpace, Stores
 from transfer_queue.config import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -51,6 +52,7 @@ from transfer_queue.node.paths import host_and_port
 from transfer_queue.node.presence import Presence
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.block_file import Held, Mapped
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
 from transfer_queue.storage.stores.base import Store
@@ -113,7 +115,7 @@ class ClientState:
     """
 
     def __init__(
-        self, system: SystemAddress, client_id: str | None = None, hold: Callable[[Path], Held] = hold_slot
+        self, system: SystemAddress, client_id: str | None = None, hold: Callable[[Path], HeldSlot] = hold_slot
     ) -> None:
         self.system = system
         self.client_id = client_id or uuid.uuid4().hex
@@ -168,6 +170,11 @@ class ClientState:
         if self._settings is None:
             raise NotInitializedError("the client has not reached its system yet")
         return self._settings
+
+    @property
+    def units(self) -> Mapping[int, UnitInfo]:
+        """The storage units that there are, as far as this client knows."""
+        return self._units
 
     @property
     def space(self) -> Space:
@@ -348,18 +355,29 @@ class ClientState:
                     self._arenas[unit] = found
         return found
 
-    def memory_anywhere(self, unit: int) -> Any:
-        """The bytes of a unit, to be read in slices; of one on another node each slice is a round trip that blocks."""
-        return DistantArena(self.session, unit) if unit in self._remote else self.memory(unit)
+    def held(self, unit: int) -> Held:
+        """What a unit has, to be saved; where it lies elsewhere it comes in round trips that block."""
+        external = self.external(unit)
+        if external is not None:
+            return StoredBlocks(self.session, *external, self.settings.call_timeout)
+        return DistantArena(self.session, unit) if unit in self._remote else Mapped(self.memory(unit))
 
-    def space_in(self, place: Reserved, nbytes: int) -> Any:
-        """Reserved space, to be filled in slices; on another node each is a round trip that blocks."""
+    def space_in(self, place: Reserved, nbytes: int, within: float) -> Any:
+        """Reserved space, to be filled in slices; elsewhere that takes round trips that block.
+
+        within: seconds for an external store to have room.
+        """
+        external = self.external(place.unit)
+        if external is not None:
+            return StoredSpace(*external, place, nbytes, within)
         if place.session:
             return DistantSpace(self.session, place)
         return self.arena(place.unit).view(place.offset, nbytes)
 
     def stale(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
         """Whether some block of a unit is not there any more; of a unit on another node after a round trip."""
+        if self.external(unit) is not None:
+            return False  # a name stands for one block for ever: what was read was it
         if unit in self._remote:
             return not DistantArena(self.session, unit).unchanged(offsets, generations)
         return bool((self.arena(unit).generations[offsets // GRANULE] != generations.view("<u8")).any())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,16 +17,22 @@ import numpy as np
 import torch
 
 from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.errors import UnitLostError
+from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
-from transfer_queue.storage.base import Reserved
+from transfer_queue.net.blocking import exchange
+from transfer_queue.net.session import Session
+from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.block_file import Held, aligned
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
 from transfer_queue.storage.stores.devices import DevicePath
-from transfer_queue.storage.virtual import key_of
+from transfer_queue.storage.virtual import key_of, number_of
+from transfer_queue.wire.copies import U8
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.ranges import Elsewhere, Pieces
 from transfer_queue.wire.tensors import settle
+
+MOST_READ = 16 << 20  # bytes of what is saved, in one request
 
 _inherited: list[dict[str, Store]] = []  # kept for good
 
@@ -112,15 +118,19 @@ def read(
     yield beside(lambda: missing.extend(store.read(wanted, buffer, within)))
     if not missing:
         return True
-    names = {key_of(unit.boot_id, offset): offset // GRANULE for offset in found.offsets[found.of(unit.unit)].tolist()}
-    extents = np.array([names[key] for key in missing], "<i8").tobytes()
     with contextlib.suppress(UnitLostError):
-        yield Call(("unit", unit.unit), Missed(unit.unit, extents))
+        yield _missed(unit, missing)
     return False
 
 
+def _missed(unit: UnitInfo, keys: list[str]) -> Call:
+    """Tells a unit what was not there."""
+    extents = np.array([number_of(key) for key in keys], "<i8").tobytes()
+    return Call(("unit", unit.unit), Missed(unit.unit, extents))
+
+
 def _by_block(unit: UnitInfo, found: Elsewhere, pieces: Pieces) -> list[Piece]:
-    """The same pieces, cut where blocks end: each block is an object of its own in the store."""
+    """The same pieces, cut where blocks end: each extent is an object of its own in the store."""
     begins = found.at
     wanted = []
     for at, length in zip(pieces.at.tolist(), pieces.lengths.tolist(), strict=True):
@@ -130,7 +140,77 @@ def _by_block(unit: UnitInfo, found: Elsewhere, pieces: Pieces) -> list[Piece]:
             stop = min(end, int(begins[block] + found.lengths[block]))
             if stop > at:
                 key = key_of(unit.boot_id, int(found.offsets[block]))
-                wanted.append(Piece(key, at - int(begins[block]), stop - at, at))
+                start = int(found.offsets[block]) % GRANULE + at - int(begins[block])
+                wanted.append(Piece(key, start, stop - at, at))
             block += 1
             at = int(begins[block]) if block < len(begins) else end
     return wanted
+
+
+class StoredBlocks(Held):
+    """The blocks of a unit in an external store, to be saved. within: seconds for the store to answer."""
+
+    def __init__(self, session: Session, store: Store, unit: UnitInfo, within: float) -> None:
+        self._session = session
+        self._store = store
+        self._unit = unit
+        self._within = within
+
+    def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
+        """See `Held.pieces`. Many small blocks are read at once, of large ones some MiB."""
+        wanted: list[Piece] = []
+        filled = 0
+        for start, length, taken in zip(offset.tolist(), nbytes.tolist(), aligned(nbytes).tolist()):
+            key, done = key_of(self._unit.boot_id, start), 0
+            while done < length:
+                some = min(length - done, MOST_READ - filled)
+                wanted.append(Piece(key, start % GRANULE + done, some, filled))
+                done, filled = done + some, filled + some
+                if filled == MOST_READ:
+                    yield [self._read(wanted, filled)]
+                    wanted, filled = [], 0
+            filled += taken - length
+            if filled >= MOST_READ:
+                yield [self._read(wanted, filled)]
+                wanted, filled = [], 0
+        if filled:
+            yield [self._read(wanted, filled)]
+
+    def _read(self, wanted: list[Piece], nbytes: int) -> memoryview:
+        into = np.zeros(nbytes, np.uint8)
+        missing = self._store.read(wanted, into, self._within) if wanted else []
+        if missing:
+            with contextlib.suppress(UnitLostError):
+                exchange(self._session, _missed(self._unit, missing))
+            raise CheckpointError(
+                f"{len(missing)} blocks that were to be saved are gone from the store of storage unit "
+                f"{self._unit.unit}; what is gone is told as lost: save again, and it is left out"
+            )
+        return into.data
+
+
+class StoredSpace:
+    """Reserved space in an external store, to be filled: what is assigned to slices of it is written once all is there.
+
+    within: seconds for the store to have room.
+    """
+
+    def __init__(self, store: Store, unit: UnitInfo, place: Reserved, nbytes: int, within: float) -> None:
+        self._store = store
+        self._key = key_of(unit.boot_id, place.offset)
+        self._within = within
+        self._nbytes = self._left = nbytes
+        self._memory: U8 | None = None
+
+    def __setitem__(self, piece: slice, values: Bytes) -> None:
+        if len(values) < self._nbytes:
+            if self._memory is None:
+                self._memory = np.empty(self._nbytes, np.uint8)
+            self._memory[piece] = values
+            self._left -= len(values)
+            if self._left:
+                return
+            values, self._memory = self._memory, None
+        with self._store.buffer(self._key, self._nbytes) as memory:
+            memory[:] = values
+            self._store.write(self._key, memory, self._within)

@@ -39,7 +39,7 @@ def check(state: State) -> None:
 def check_loaded(state: State) -> None:
     """The same of a state of a file, of which nothing is known. Costs some seconds for a million rows."""
     soundness.check(state)
-    soundness.check_apart(state.blocks)
+    soundness.check_apart(state)
     _all_else(state)
 
 

@@ -176,22 +176,27 @@ def _shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.nd
             raise BrokenInvariant(str(error)) from None
 
 
-def check_apart(table: BlockTable) -> None:
-    """Raises BrokenInvariant where two needed blocks lie in the same bytes of a unit."""
-    found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "offset", "nbytes")}
-    for chunk in table.chunks.values():
+def check_apart(state: State) -> None:
+    """Raises BrokenInvariant where two needed blocks lie in the same bytes of a unit.
+
+    Where an extent of an external store begins is but its name, so that blocks are compared inside of each alone.
+    """
+    found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "offset", "nbytes")}
+    for chunk in state.blocks.chunks.values():
         at = np.flatnonzero(chunk.columns["live"])
         for columns in (chunk.columns, chunk.second):
             if columns:
                 some = at[columns["extent"][at] != 0] if columns is chunk.second else at
-                found["unit"].append(columns["unit"][some])
-                found["offset"].append(columns["offset"][some])
+                for name in ("unit", "extent", "offset"):
+                    found[name].append(columns[name][some])
                 found["nbytes"].append(chunk.columns["nbytes"][some])
-    unit, offset, nbytes = (np.concatenate(parts) for parts in found.values())
-    unit, offset, nbytes = unit[nbytes > 0], offset[nbytes > 0], nbytes[nbytes > 0]
-    order = np.lexsort((offset, unit))
-    unit, start, end = unit[order], offset[order], (offset + nbytes)[order]
-    over = (unit[1:] == unit[:-1]) & (start[1:] < end[:-1])
+    unit, extent, offset, nbytes = (np.concatenate(parts) for parts in found.values())
+    external = np.isin(unit, [each.unit for each in state.units.values() if each.store])
+    within = np.where(external, extent, 0)
+    some = np.flatnonzero(nbytes > 0)
+    order = some[np.lexsort((offset[some], within[some], unit[some]))]
+    unit, within, start, end = unit[order], within[order], offset[order], (offset + nbytes)[order]
+    over = (unit[1:] == unit[:-1]) & (within[1:] == within[:-1]) & (start[1:] < end[:-1])
     if over.any():
         first = int(np.flatnonzero(over)[0])
         raise BrokenInvariant(f"two blocks overlap at byte {int(start[first + 1])} of unit {int(unit[first])}")

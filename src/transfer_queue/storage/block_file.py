@@ -4,7 +4,8 @@
     data              blocks, each from a multiple of 64 bytes on, in segments of some MiB with a checksum each
     index             which blocks lie where (`BlockIndex`)
 
-A file is written once, in one pass, straight out of the arenas, and its head last; what is not whole is no such file.
+A file is written once, in one pass, straight out of mapped arenas, or piece by piece from where blocks lie else, and
+its head last; what is not whole is no such file.
 Blocks never change and have numbers for ever, so later checkpoints link to a file that still holds enough of theirs.
 This module knows nothing of what a block contains, nor of folders.
 """
@@ -14,9 +15,10 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -74,14 +76,41 @@ def aligned(nbytes: Numbers) -> Numbers:
     return taken
 
 
+class Held(Protocol):
+    """The blocks of one unit, wherever they are."""
+
+    def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
+        """What these blocks take (`aligned`), one after the other, and never much of it at once."""
+
+
+class Mapped(Held):
+    """Those of an arena that is mapped here: memory is all of it."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory.data
+
+    def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
+        """See `Held.pieces`. Nothing is copied."""
+        starts, lengths = runs(offset, nbytes)
+        for at in range(0, len(starts), _PIECES):
+            some = slice(at, at + _PIECES)
+            yield [self._memory[start : start + length] for start, length in zip(starts[some], lengths[some])]
+
+
+def runs(offset: Numbers, nbytes: Numbers) -> tuple[list[int], list[int]]:
+    """Where pieces of blocks begin that lie side by side, and how long they are."""
+    taken = aligned(nbytes)
+    first = np.flatnonzero(np.concatenate([[-1], offset[:-1] + taken[:-1]]) != offset)
+    return offset[first].tolist(), np.add.reduceat(taken, first).tolist()
+
+
 def write_blocks(
     path: Path, origin: str, number: Numbers, unit: Numbers, offset: Numbers, nbytes: Numbers,
-    memory: Callable[[int], Bytes],
+    held: Callable[[int], Held],
 ) -> int:  # fmt: skip
     """Writes these blocks (columns of equal length) into a new file, and syncs it; how many bytes it has.
 
-    memory: all bytes of a unit. Blocks that lie side by side are written as one piece. OSError where the disk refuses;
-    what was written is left to the caller then.
+    held: what a unit has. OSError where the disk refuses; what was written is left to the caller then.
     """
     order = np.lexsort((offset, unit))
     number, unit, offset, nbytes = number[order], unit[order], offset[order], nbytes[order]
@@ -90,15 +119,12 @@ def write_blocks(
     position = end - taken
     segment = (position - ALIGNMENT) // SEGMENT
     first = np.flatnonzero(np.diff(segment, prepend=-1)) if len(number) else np.zeros(0, "i8")
-    apart = (np.diff(unit, prepend=-1) != 0) | (offset != np.concatenate([[-1], offset[:-1] + taken[:-1]]))
-    apart[first] = True
-    starts = np.flatnonzero(apart)
-    pieces = _Pieces(unit[starts], offset[starts], np.add.reduceat(taken, starts) if len(starts) else starts, memory)
-    bounds = np.searchsorted(starts, [*first.tolist(), len(number)]).tolist()
+    units = {one: held(one) for one in np.unique(unit).tolist()}
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _write(file, [bytes(ALIGNMENT)])
-        checksums = [pieces.write(file, a, b) for a, b in pairwise(bounds)]
+        segments = [slice(a, b) for a, b in pairwise([*first.tolist(), len(number)])]
+        checksums = [_write_segment(file, unit[some], offset[some], nbytes[some], units) for some in segments]
         total = int(end[-1]) if len(end) else ALIGNMENT
         packed = [column.astype("<i8").tobytes() for column in (number, position, nbytes, first)]
         index = msgspec.msgpack.encode(
@@ -113,23 +139,16 @@ def write_blocks(
     return total + len(index)
 
 
-class _Pieces:
-    """What is written as one: runs of bytes of the arenas."""
-
-    def __init__(self, unit: Numbers, offset: Numbers, nbytes: Numbers, memory: Callable[[int], Bytes]) -> None:
-        self._columns = unit.tolist(), offset.tolist(), nbytes.tolist()
-        self._memory = {number: memory(number).data for number in set(self._columns[0])}
-
-    def write(self, file: int, first: int, last: int) -> int:
-        """Writes these pieces; their checksum."""
-        checksum = 0
-        for at in range(first, last, _PIECES):
-            some = []
-            for unit, offset, nbytes in zip(*(column[at : min(at + _PIECES, last)] for column in self._columns)):
-                some.append(self._memory[unit][offset : offset + nbytes])
-                checksum = zlib.crc32(some[-1], checksum)
+def _write_segment(file: int, unit: Numbers, offset: Numbers, nbytes: Numbers, units: Mapping[int, Held]) -> int:
+    """Writes the blocks of one segment; its checksum."""
+    checksum = 0
+    for one in np.unique(unit).tolist():
+        mine = unit == one
+        for some in units[one].pieces(offset[mine], nbytes[mine]):
+            for piece in some:
+                checksum = zlib.crc32(piece, checksum)
             _write(file, some)
-        return checksum
+    return checksum
 
 
 def _write(file: int, pieces: list[memoryview] | list[bytes]) -> None:

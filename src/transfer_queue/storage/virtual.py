@@ -59,6 +59,11 @@ def key_of(boot_id: str, offset: int) -> str:
     return f"tq/{boot_id}/{offset // GRANULE}"
 
 
+def number_of(key: str) -> int:
+    """Of the extent that is called so."""
+    return int(key.rpartition("/")[2])
+
+
 class Header(msgspec.Struct, frozen=True):
     """What the header file says."""
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,15 @@ from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
 from transfer_queue.client.calls import Call
+from transfer_queue.client.checkpoint_folder import STATE
+from transfer_queue.client.stores import StoredBlocks
+from transfer_queue.config import Settings
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.errors import CapacityError, NotBuiltError, StorageKeyNotFoundError
+from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotFoundError
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.node.launcher import start_local
 from transfer_queue.node.paths import SystemFolder
 
 SECONDS = 60.0
@@ -135,8 +140,12 @@ def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
 
 def leased(client: tq.TransferQueueClient) -> int:
     """Bytes that units have leased, or that a store has still to remove."""
-    external = any(unit.store for unit in client.storage_manager._units.values())
+    external = is_external(client)
     return sum(unit.held if external else unit.leased for unit in status(client))
+
+
+def is_external(client: tq.TransferQueueClient) -> bool:
+    return any(unit.store for unit in client.storage_manager._units.values())
 
 
 def mixed(rows: int, seed: int = 0) -> TensorDict:
@@ -343,22 +352,130 @@ def test_a_full_store(client: tq.TransferQueueClient) -> None:
     assert torch.equal(client.get_data(metas[-1], layout="dense")["x"], block["x"])
 
 
-def test_checkpoints(case: Case, client: tq.TransferQueueClient, tmp_path: Path) -> None:
+# ---------------------------------------------------------------- checkpoints
+
+
+def found_in(client: tq.TransferQueueClient, partition: str, fields: list[str]) -> tq.BatchMeta:
+    return client.get_meta(fields, None, partition, mode="force_fetch")
+
+
+def put_all_kinds(client: tq.TransferQueueClient) -> TensorDict:
+    """Many small blocks, one of several pieces, and rows with keys and tags; the large one's values."""
+    for seed in range(0, 90, 3):
+        client.put(mixed(3, seed), partition_id="small")
+    large = TensorDict({"x": torch.rand(5, 5 * MIB // 4)}, batch_size=5)  # 25 MiB
+    client.put(large, partition_id="large")
+    keys = [f"k{n}" for n in range(6)]
+    client.kv_batch_put(keys, "kv", mixed(6), tags=[{"of": key} for key in keys])
+    client.get_meta(["scalar"], 2, "kv", task_name="t")
+    return large
+
+
+def assert_all_kinds(client: tq.TransferQueueClient, large: TensorDict) -> None:
+    names = list(mixed(1).keys())
+    small = found_in(client, "small", names)
+    assert small.size == 90
+    for at in range(0, 90, 3):
+        assert_same(client.get_data(small[at : at + 3]), mixed(3, at))
+    assert client.get_data(small)["scalar"].tolist() == list(range(90))
+    (values,) = client.get_data(found_in(client, "large", ["x"]), layout="dense").values()
+    assert torch.equal(values, large["x"])
+    assert client.kv_list("kv")["kv"] == {f"k{n}": {"of": f"k{n}"} for n in range(6)}
+    assert_same(client.kv_batch_get(["k4", "k1"], "kv"), mixed(6), [4, 1])
+    assert int(client.get_consumption_status("t", "kv")[1].sum()) == 2
+
+
+def save(client: tq.TransferQueueClient, folder: Path, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """What `tq.save_checkpoint` does, by any client. meanwhile: between the cut and the copy."""
+    cut = client.begin_checkpoint()
+    meanwhile()
+    client.save_storage_checkpoint(folder, cut=cut)
+    client.save_controller_checkpoint(folder / STATE, cut=cut)
+    assert client.end_checkpoint(cut)
+
+
+def load(client: tq.TransferQueueClient, folder: Path) -> None:
+    client.load_storage_checkpoint(folder)
+    client.load_controller_checkpoint(folder / STATE)
+
+
+def test_checkpoints(client: tq.TransferQueueClient, tmp_path: Path) -> None:
+    large = put_all_kinds(client)
+    for _ in range(2):  # the second links to the files of the first
+        tq.save_checkpoint(tmp_path / "one")
+        client.clear_partition("large")
+        client.put(mixed(5), partition_id="small")
+        tq.load_checkpoint(tmp_path / "one")
+        assert_all_kinds(client, large)
+    before = leased(client)
+    client.clear_samples(found_in(client, "large", ["x"]))
+    client.clear_samples(found_in(client, "small", ["scalar"])[10:80])
+    if is_external(client):  # in an arena small blocks lie beside the large one
+        until(lambda: leased(client) <= before - 25 * MIB, "the space of what was loaded and cleared")
+    left = found_in(client, "small", ["scalar"])
+    assert client.get_data(left)["scalar"].tolist() == [*range(10), *range(80, 90)]
+
+
+def test_checkpoints_between_backends(client: tq.TransferQueueClient, tmp_path: Path) -> None:
+    """What is saved here is loaded by a system of SimpleStorage, and the other way round."""
+    config = {"settings": Settings.from_config(SIMPLE).to_json()}
+    large = put_all_kinds(client)
+    save(client, tmp_path / "here", meanwhile=lambda: client.clear_partition("large"))
+    other = start_local(f"other-{uuid.uuid4().hex[:8]}", config)
+    try:
+        with tq.TransferQueueClient(other) as elsewhere:
+            load(elsewhere, tmp_path / "here")
+            assert_all_kinds(elsewhere, large)
+            elsewhere.put(mixed(7), partition_id="more")
+            save(elsewhere, tmp_path / "there")
+    finally:
+        other.stop()
+    load(client, tmp_path / "there")
+    assert_all_kinds(client, large)
+    assert_same(client.get_data(found_in(client, "more", list(mixed(7).keys()))), mixed(7))
+
+
+def test_a_checkpoint_without_room(client: tq.TransferQueueClient, tmp_path: Path) -> None:
+    """It must fit beside what there is; where it does not, nothing of it stays."""
+    block = TensorDict({"x": torch.rand(8, MIB)}, batch_size=8)  # 32 MiB
+    metas = [client.put(block, partition_id="p", timeout=SECONDS) for _ in range(4)]
+    tq.save_checkpoint(tmp_path / "full")
+    before = leased(client)
+    with pytest.raises(CapacityError):
+        tq.load_checkpoint(tmp_path / "full")
+    until(lambda: leased(client) == before, "what was written of the checkpoint is freed")
+    assert torch.equal(client.get_data(metas[3], layout="dense")["x"], block["x"])
+
+
+def test_a_store_that_dies_in_the_middle_of_a_save(
+    case: Case, client: tq.TransferQueueClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save fails in words, and the checkpoint before it stays as it was."""
+    if not case.owner:
+        return  # as below
     data = mixed(12)
-    meta = client.put(data, partition_id="p")
-    if any(unit.store for unit in client.storage_manager._units.values()):
-        with pytest.raises(NotBuiltError, match="comes with a later release"):
-            tq.save_checkpoint(tmp_path / "checkpoint")
-        with pytest.raises(NotBuiltError, match="comes with a later release"):
-            client.load_storage_checkpoint(tmp_path / "checkpoint")
-        client.save_controller_checkpoint(tmp_path / "state")
-        assert_same(client.get_data(meta), data)
-        return
-    tq.save_checkpoint(tmp_path / "checkpoint")
-    client.clear_partition("p")
-    tq.load_checkpoint(tmp_path / "checkpoint")
-    found = client.get_meta(list(data.keys()), None, "p", mode="force_fetch")
-    assert_same(client.get_data(found), data)
+    client.put(data, partition_id="p")
+    tq.save_checkpoint(tmp_path / "one")
+    lost = client.put(data, partition_id="q")
+    pieces = StoredBlocks.pieces
+
+    def killing(self: StoredBlocks, offset: Any, nbytes: Any) -> Iterator[list[memoryview]]:
+        kill(case.owner)
+        return pieces(self, offset, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredBlocks, "pieces", killing)
+        with pytest.raises(CheckpointError, match="gone from the store of storage unit 0"):
+            tq.save_checkpoint(tmp_path / "one")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    until(lambda: not client.check_production_status(["dense"], "p"), "what was lost is told")
+    tq.save_checkpoint(tmp_path / "two")
+    client.put(data, metadata=lost)
+    tq.load_checkpoint(tmp_path / "one")
+    assert client.get_partition_list() == ["p"]
+    assert_same(client.get_data(found_in(client, "p", list(data.keys()))), data)
+    tq.load_checkpoint(tmp_path / "two")
+    assert not client.check_production_status(["dense"], "p")
 
 
 # ---------------------------------------------------------------- deaths

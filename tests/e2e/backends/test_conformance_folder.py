@@ -39,7 +39,7 @@ class TestFolderStore(StoreConformance):
         return self.where
 
 
-def test_a_system_over_it(folder: Path) -> None:
+def test_a_system_over_it(folder: Path, tmp_path: Path) -> None:
     tq.init({"runtime": "local", "backend": {"storage_backend": KIND, "options": {"folder": str(folder)}}})
     try:
         client = tq.get_client()
@@ -47,10 +47,14 @@ def test_a_system_over_it(folder: Path) -> None:
         meta = client.put(data, partition_id="p")
         assert len(list(folder.iterdir())) == 1
         assert torch.equal(client.get_data(meta, layout="dense")["x"], data["x"])
+        tq.save_checkpoint(tmp_path / "saved")
         for path in folder.iterdir():
             path.unlink()
         with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 0"):
             client.get_data(meta)
+        tq.load_checkpoint(tmp_path / "saved")
+        found = client.get_meta(["x"], None, "p", mode="force_fetch")
+        assert torch.equal(client.get_data(found, layout="dense")["x"], data["x"])
     finally:
         tq.close()
 
