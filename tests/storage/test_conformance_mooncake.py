@@ -15,6 +15,7 @@ from kept import Kept
 
 from transfer_queue.config import merge
 from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
+from transfer_queue.storage.stores.mooncake import NOT_WHOLE, MooncakeStore
 from transfer_queue.testing.conformance import StoreConformance
 
 ROOM = 256 << 20
@@ -41,6 +42,16 @@ class TestMooncake(StoreConformance):
 
     def address(self) -> StoreAddress:
         return self.where
+
+
+def test_what_a_writer_has_only_begun_is_removed(kept: Kept) -> None:
+    store = connect(kept.address)
+    assert isinstance(store, MooncakeStore)
+    assert store.connect().batch_put_session_start(["half"], [100]) == [0]
+    assert store.connect().remove("half", True) == NOT_WHOLE
+    store.remove(["half", "none"])
+    assert store.missing(["half"]) == ["half"]
+    store.close()
 
 
 def test_a_port_in_use_is_told(kept: Kept, tmp_path: Path) -> None:

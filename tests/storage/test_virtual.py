@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.effects import Effect
 from transfer_queue.storage.extents import Extent
 from transfer_queue.storage.stores.base import Piece, Store
-from transfer_queue.storage.virtual import Names, VirtualRoom, key_of
+from transfer_queue.storage.virtual import RETRY_SECONDS, Names, VirtualRoom, key_of
 
 
 class Memory(Store):
@@ -37,6 +38,8 @@ class Memory(Store):
         self.names -= set(keys)
 
     def missing(self, keys: Sequence[str]) -> list[str]:
+        if self.down:
+            raise ConnectionLostError("down")
         return [key for key in keys if key not in self.names]
 
 
@@ -156,6 +159,15 @@ def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
     lives.append("two")
     room.turn(room.due() or 0.0)
     assert asked == [[here.number, gone.number]]
+    store.down = True  # who asks is not told that it is there, nor that it is lost
+    room.look_for([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    later.done()
+    assert found[1][0] == []
+    asked.clear()
+    room.turn(time.monotonic())
+    assert asked == []
+    room.turn(time.monotonic() + RETRY_SECONDS)
+    assert asked == [[gone.number]]
     room.close()
 
 

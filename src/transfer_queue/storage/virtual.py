@@ -196,6 +196,9 @@ class VirtualRoom(Room):
         self._life = life
         self._lives = life()
         self._look = 0.0  # when the store's life is asked next
+        self._unsure: dict[int, None] = {}
+        """Extents of which the store could not say whether they are there."""
+        self._ask = 0.0  # when it is asked for these next
         leased, doomed = names.read()
         self._table = Leased(names.next_extent)
         for extent in leased:
@@ -299,7 +302,9 @@ class VirtualRoom(Room):
 
         def looked(outcome: Any) -> list[Effect]:
             if isinstance(outcome, Exception):
-                logger.warning("the store cannot be asked what it has: %s", outcome)
+                logger.warning("the store cannot be asked what it has, and is asked again: %s", outcome)
+                self._unsure.update(dict.fromkeys(numbers))
+                self._ask = time.monotonic() + RETRY_SECONDS
                 outcome = []
             return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"))
 
@@ -334,10 +339,12 @@ class VirtualRoom(Room):
         times = [] if self._retry is None or self._busy else [self._retry]
         if self._table.leased:
             times.append(self._look)
+        if self._unsure:
+            times.append(self._ask)
         return min(times, default=None)
 
     def turn(self, now: float) -> bool:
-        """See `Room.turn`: asks again for what could not be removed, and whether the store is still the same."""
+        """See `Room.turn`: asks again for what could not be removed or found, and whether the store is the same."""
         if self._retry is not None and now >= self._retry:
             self._retry = None
             self._remove()
@@ -347,6 +354,9 @@ class VirtualRoom(Room):
             if life != self._lives:
                 self._lives = life
                 self._lost([extent.number for extent in self._table.leased_extents()])
+        if self._unsure and now >= self._ask:
+            numbers, self._unsure = list(self._unsure), {}
+            self._lost(numbers)
         return False
 
     def idle(self, short: bool) -> bool:

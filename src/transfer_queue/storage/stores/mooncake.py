@@ -23,7 +23,7 @@ from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_ag
 from transfer_queue.storage.stores.devices import DevicePath
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
-NO_ROOM, NOT_FOUND, DEAD_OWNER = -200, -704, -800
+NO_ROOM, NOT_WHOLE, NOT_FOUND, DEAD_OWNER = -200, -703, -704, -800
 LEAST_BUFFER = 64 * 1024
 LARGE = 1024 * 1024  # what is read into is registered itself from this size on; less goes through a buffer of the pool
 DEAD_SECONDS = 2.0  # for which bytes cannot be had from their owner before they count as lost
@@ -225,8 +225,15 @@ class MooncakeStore(Store):
 
     def remove(self, keys: Sequence[str]) -> None:
         """See `Store.remove`. By force: a reader's lease on what nobody needs counts for nothing."""
-        codes = self.connect().batch_remove(list(keys), True)
-        failed = [code for code in codes if code not in (0, NOT_FOUND)]
+        store = self.connect()
+        codes = dict(zip(keys, store.batch_remove(list(keys), True), strict=True))
+        begun = [key for key, code in codes.items() if code == NOT_WHOLE]
+        if begun:  # by a writer that died: only what was written to its end is removed
+            with self.buffer("", 1) as memory:
+                for key in begun:
+                    store.upsert_from(key, memory.ctypes.data, 1, self._config)
+            codes.update(zip(begun, store.batch_remove(begun, True), strict=True))
+        failed = [code for code in codes.values() if code not in (0, NOT_FOUND)]
         if failed:
             raise self._lost(f"{len(failed)} blocks cannot be removed", failed[0])
 
@@ -244,7 +251,9 @@ class MooncakeStore(Store):
                 over = time.monotonic() >= end
                 lost = [key for key, code in codes.items() if code == NOT_FOUND or (over and code == DEAD_OWNER)]
                 gone += lost
-                left = [key for key, code in codes.items() if code == DEAD_OWNER and key not in set(lost)]
+                left = [key for key, code in codes.items() if code < 0 and key not in set(lost)]
+                if left and over:
+                    raise self._lost(f"{len(left)} blocks cannot be looked for", codes[left[0]])
                 if left:
                     time.sleep(DEAD_SECONDS / 8)
         return gone
