@@ -263,6 +263,8 @@ class TestSettings:
             ("MooncakeStore", "use_gdr", "yes"),
             ("Yuanrong", "worker_port", 70000),
             ("Yuanrong", "worker_args", None),
+            ("RayStore", "direct_transport", "gloo"),
+            ("RayStore", "direct_transport", True),
         ],
     )
     def test_options_of_a_store(self, backend, key, value):
@@ -286,6 +288,15 @@ class TestSettings:
         for wrong in ({"options": 5}, {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}):
             with pytest.raises(InvalidArgumentError):
                 Settings.from_config({"backend": {**conf["backend"], **wrong}})
+
+    def test_a_direct_transport_needs_a_capacity(self):
+        """As what lies in the keeper's memory Ray does not spill."""
+        conf = {"storage_backend": "RayStore", "RayStore": {"direct_transport": "nixl"}}
+        with pytest.raises(InvalidArgumentError, match=r"backend\.RayStore\.capacity is None; allowed: bytes where"):
+            Settings.from_config({"backend": conf})
+        conf["RayStore"]["capacity"] = 1 << 30
+        options = Settings.from_config({"backend": conf}).store_options
+        assert options == {"capacity": 1 << 30, "direct_transport": "nixl"}
 
     def test_a_store_that_needs_ray(self):
         settings = Settings.from_config({"backend": {"storage_backend": "RayStore"}})

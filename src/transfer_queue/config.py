@@ -232,7 +232,10 @@ _STORES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
         "enable_yr_npu_transport": checked_bool,
         "worker_args": checked_any_text,
     },
-    "RayStore": {"capacity": lambda key, value: None if value is None else checked_int(key, value, LEAST_ARENA)},
+    "RayStore": {
+        "capacity": lambda key, value: None if value is None else checked_int(key, value, LEAST_ARENA),
+        "direct_transport": lambda key, value: None if value is None else checked_choice(key, value, ("nixl",)),
+    },
 }  # a section's keys, and how each is checked
 
 
@@ -246,7 +249,10 @@ def _store_options(merged: Any, backend: str) -> dict[str, Any]:
         raise refuse(section, plain, "a mapping")
     if backend not in _STORES:
         return mapping(section, plain)
-    return {name: check(f"{section}.{name}", _select(plain, name)) for name, check in _STORES[backend].items()}
+    options = {name: check(f"{section}.{name}", _select(plain, name)) for name, check in _STORES[backend].items()}
+    if options.get("direct_transport") and options["capacity"] is None:
+        raise refuse(f"{section}.capacity", None, f"bytes where {section}.direct_transport is set: Ray spills nothing")
+    return options
 
 
 def _checked_replicas(value: Any, units: int | None, backend: str) -> int:

@@ -38,7 +38,7 @@ from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
 from transfer_queue.node.startup import Seat
-from transfer_queue.on_ray.keeper import end_keeper
+from transfer_queue.on_ray.keepers import end_keeper
 from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, NodeOrder, Nodes, Place, all_nodes, folder_name
 from transfer_queue.partition_snapshot import PartitionSnapshot
 

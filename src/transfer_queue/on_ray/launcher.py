@@ -18,8 +18,9 @@ from transfer_queue.node import samplers
 from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.launcher import find as find_local
 from transfer_queue.on_ray.actor import ControllerActor, Order
-from transfer_queue.on_ray.keeper import end_keeper, start_keeper
+from transfer_queue.on_ray.keepers import end_keeper, start_keeper
 from transfer_queue.on_ray.nodes import Place
+from transfer_queue.storage.stores.ray_direct import LEAST
 
 ACTOR = "TransferQueueController"
 NAMESPACE = "transfer_queue"  # where a conf names no other
@@ -220,11 +221,14 @@ def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[d
     if settings.storage_backend != "RayStore":
         return plain, None
     name = f"TransferQueueKeeper-{uuid.uuid4().hex[:12]}"
+    given = settings.store_options
     try:
-        handle, options = start_keeper(ray, name, settings.ray_namespace, settings.ray_detached, settings.start_timeout)
+        handle, options = start_keeper(
+            ray, name, settings.ray_namespace, settings.ray_detached, settings.start_timeout, given["capacity"] or 0,
+            LEAST if given["direct_transport"] else 0,
+        )  # fmt: skip
     except ray.exceptions.RayError as error:
         raise StartError(f"the actor {name}, which keeps the blocks of RayStore, did not come up: {error}") from error
-    options["capacity"] = settings.store_options["capacity"] or 0
     return {**plain, "settings": {**plain["settings"], "store_options": options}}, handle
 
 

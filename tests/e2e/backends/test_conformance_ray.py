@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from transfer_queue.on_ray.keeper import end_keeper, start_keeper
+from transfer_queue.on_ray.keepers import end_keeper, start_keeper
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.conformance import StoreConformance
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +21,7 @@ import msgspec
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.ray_direct import DirectClient
 
 ASK_SECONDS = 5.0  # for an answer over the socket
 
@@ -67,9 +68,12 @@ class RayStore(Store):
     """See `Store`. address: of the Ray cluster. actor, namespace: of the keeper. listens: the name of its socket.
 
     capacity: most bytes of all blocks; 0 where Ray is to decide, which spills to disk what it has no memory for.
+    direct: bytes from which on blocks go by Ray's direct transport, see `ray_direct`; 0: it is not used.
     """
 
-    def __init__(self, address: str, namespace: str, actor: str, listens: str, capacity: int = 0) -> None:
+    def __init__(
+        self, address: str, namespace: str, actor: str, listens: str, capacity: int = 0, direct: int = 0
+    ) -> None:
         self.capacity = capacity
         self._address = address
         self._namespace = namespace
@@ -79,6 +83,7 @@ class RayStore(Store):
         self._keeper: Any = None
         self._closed = False
         self._life = ""
+        self._direct = DirectClient(direct) if direct else None
 
     def _connected(self) -> tuple[Any, Any]:
         """Ray, and the keeper."""
@@ -104,14 +109,30 @@ class RayStore(Store):
     def _lost(self, error: object) -> ConnectionLostError:
         return ConnectionLostError(f"the actor {self._actor}, which keeps the blocks, does not answer: {error}")
 
+    @contextlib.contextmanager
+    def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
+        """See `Store.buffer`."""
+        if self._direct is None:
+            with super().buffer(key, nbytes) as memory:
+                yield memory
+        else:
+            with self._direct.buffer(self._connected()[0], nbytes) as memory:
+                yield memory
+
     def write(self, key: str, data: Bytes, within: float) -> None:
         """See `Store.write`."""
         ray, keeper = self._connected()
+        seconds = max(within, ASK_SECONDS)
 
         def attempt() -> Exception | None:
             try:
-                reference = ray.put(data)
-                ray.get(keeper.hold.remote(key, [reference]), timeout=max(within, ASK_SECONDS))
+                if self._direct is None:
+                    ray.get(keeper.hold.remote(key, [ray.put(data)]), timeout=seconds)
+                elif not self._direct.write(ray, keeper, key, data, seconds):
+                    return CapacityError(
+                        f"no capacity for {data.nbytes} bytes in one piece with the actor {self._actor}; clear "
+                        f"samples, let consumers catch up, or raise backend.RayStore.capacity"
+                    )
             except ray.exceptions.ObjectStoreFullError as error:
                 return CapacityError(
                     f"no capacity in Ray's object store for {data.nbytes} bytes ({error}); clear samples, let "
@@ -126,25 +147,19 @@ class RayStore(Store):
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
         """See `Store.read`."""
         ray, keeper = self._connected()
-        wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
+        seconds = max(within, ASK_SECONDS)
         missing: list[str] = []
 
         def attempt() -> Exception | None:
             try:
-                references = ray.get(keeper.references.remote(list(wanted)), timeout=max(within, ASK_SECONDS))
+                if self._direct is None:
+                    missing[:] = _read_references(ray, keeper, pieces, into, seconds)
+                else:
+                    missing[:] = self._direct.read(ray, keeper, pieces, into, seconds)
             except (ray.exceptions.RayError, RuntimeError) as error:
                 return self._lost(error)
-            missing[:] = [key for key, reference in zip(wanted, references, strict=True) if reference is None]
-            for key, reference in zip(wanted, references, strict=True):
-                if reference is None:
-                    continue
-                try:
-                    content: Bytes = ray.get(reference, timeout=max(within, ASK_SECONDS))
-                except ray.exceptions.RayError:  # its owner or its node has died
-                    missing.append(key)
-                    continue
-                for piece in wanted[key]:
-                    into[piece.at : piece.at + piece.length] = content[piece.start : piece.start + piece.length]
+            except TimeoutError as error:  # what is late may still arrive there: no second try into the same memory
+                raise self._lost(error) from error
             return None
 
         again_and_again(within, attempt)
@@ -185,3 +200,21 @@ class RayStore(Store):
         """See `Store.close`. Ray itself is left as it is: it is the program's."""
         with self._lock:
             self._keeper, self._closed = None, True
+
+
+def _read_references(ray: Any, keeper: Any, pieces: Sequence[Piece], into: Bytes, seconds: float) -> list[str]:
+    """Reads out of the object store; the keys that are missing."""
+    wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
+    references = ray.get(keeper.references.remote(list(wanted)), timeout=seconds)
+    missing: list[str] = []
+    for key, reference in zip(wanted, references, strict=True):
+        try:
+            content: Bytes | None = None if reference is None else ray.get(reference, timeout=seconds)
+        except ray.exceptions.RayError:  # its owner or its node has died
+            content = None
+        if content is None:
+            missing.append(key)
+            continue
+        for piece in wanted[key]:
+            into[piece.at : piece.at + piece.length] = content[piece.start : piece.start + piece.length]
+    return missing

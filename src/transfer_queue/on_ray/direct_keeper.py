@@ -1,0 +1,161 @@
+"""The keeper of a RayStore with direct transport: blocks lie in registered memory of its own.
+
+A writer offers its memory, and the keeper reads it at once, so that blocks outlive who has put them. A reader is
+offered the keeper's, reads it without the keeper taking part, and then asks whether what it has read was still there:
+who is killed in the middle leaves nothing behind. Whoever has no transport calls `keep` and `pieces`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.errors import StartError
+from transfer_queue.on_ray.keeper import Keeper
+from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.extents import GRANULE, ExtentTable, round_up
+from transfer_queue.storage.stores.ray_direct import HOW, LEAST, NO_ROOM, NixlTransport, Offer, load, transport
+from transfer_queue.wire.copies import allocate
+
+Wanted = Sequence[tuple[str, int, int]]  # (key, start, length) of each piece
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is kept. stamp: of this content of the key. attempt: the writer's. extent: its number, in the arena."""
+
+    memory: Bytes
+    stamp: int
+    attempt: int
+    extent: int | None = None
+    offset: int = 0
+
+
+def arena_bytes(capacity: int) -> int:
+    """Of blocks of `capacity` bytes together: an eighth more, as what is free does not lie in one piece."""
+    return round_up(capacity + capacity // 8)
+
+
+class DirectKeeperActor(Keeper):
+    """listens: see `Keeper`. capacity: bytes of all blocks together. least: bytes of a block that may go directly."""
+
+    def __init__(self, listens: str, capacity: int, least: int = LEAST) -> None:
+        super().__init__(listens)
+        self._least = least
+        self._stamps = itertools.count(1)
+        self._table = ExtentTable()
+        self._table.grow(arena_bytes(capacity) // GRANULE)
+        self._making = threading.Lock()
+        self._transport: NixlTransport | None = None
+        self._failure = ""
+        try:
+            load()
+            self._arena = allocate(self._table.held)
+        except MemoryError as error:
+            self._failure = f"{error}; lower backend.RayStore.capacity"
+        except ImportError as error:
+            self._failure = f"nixl cannot be used ({error}): {HOW}"
+
+    def check(self) -> None:
+        """StartError where the transport or memory is not to be had."""
+        if self._failure:
+            raise StartError(f"backend.RayStore.direct_transport: {self._failure}")
+
+    def _nixl(self) -> NixlTransport:
+        """The transport, made when somebody first needs it, as it costs a core from then on."""
+        with self._making:
+            if self._transport is None:
+                made = transport()
+                made.register(self._arena)
+                self._transport = made
+            return self._transport
+
+    def keep(self, key: str, data: Bytes, attempt: int) -> bool:
+        """Keeps a copy; False where there is no room."""
+        if data.nbytes < self._least:
+            self._hold(key, Block(np.array(data), next(self._stamps), attempt))
+            return True
+        block = self._lease(data.nbytes, attempt)
+        if block is None:
+            return False
+        block.memory[:] = data
+        self._hold(key, block)
+        return True
+
+    def fetch(self, key: str, nbytes: int, offer: Offer, attempt: int, within: float) -> str:
+        """Keeps what a writer offers. "", NO_ROOM, or why it could not be read within so many seconds."""
+        block = self._lease(nbytes, attempt)
+        if block is None:
+            return NO_ROOM
+        try:
+            self._nixl().fetch(offer, self._arena, [(block.offset, nbytes)], within)
+        except TimeoutError as error:  # what is late may still arrive: the place is not used again
+            return f"nothing came from the writer: {error}"
+        except Exception as error:  # Ray's, or the library's
+            self._let_go([block])
+            return f"the writer's memory cannot be read: {error}"
+        self._hold(key, block)
+        return ""
+
+    def _lease(self, nbytes: int, attempt: int) -> Block | None:
+        with self._lock:
+            extent = self._table.lease(1, nbytes)
+        if extent is None:
+            return None
+        memory = self._arena[extent.offset : extent.offset + nbytes]
+        return Block(memory, next(self._stamps), attempt, extent.number, extent.offset)
+
+    def _hold(self, key: str, block: Block) -> None:
+        """An earlier attempt of the writer's that ends later than the one after it counts for nothing."""
+        with self._lock:
+            there = self._held.get(key)
+            stale = there is not None and there.attempt > block.attempt
+            if not stale:
+                self._held[key] = block
+        self._let_go([block if stale else there])
+
+    def _let_go(self, gone: list[Any]) -> None:
+        with self._lock:
+            for block in gone:
+                if block is not None and block.extent is not None:
+                    self._table.free(block.extent)
+
+    def _find(self, wanted: Wanted) -> tuple[dict[str, Block], list[str]]:
+        with self._lock:
+            found = {key: self._held.get(key) for key in dict.fromkeys(key for key, _, _ in wanted)}
+        return (
+            {key: block for key, block in found.items() if block is not None},
+            [key for key, block in found.items() if block is None],
+        )
+
+    def pieces(self, wanted: Wanted) -> tuple[Bytes, list[str]]:
+        """The bytes of all pieces whose key is there, one after the other; and the keys that are not."""
+        while True:
+            blocks, missing = self._find(wanted)
+            parts = [blocks[key].memory[start : start + length] for key, start, length in wanted if key in blocks]
+            found: Bytes = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+            if not self.changed([(key, block.stamp) for key, block in blocks.items()]):
+                return found, missing
+
+    def offer(self, wanted: Wanted) -> tuple[Offer | None, list[tuple[str, int]], list[str]]:
+        """The pieces, offered; what `changed` is to be asked when they were read; and the keys that are not there.
+
+        None where nothing is there, or a block is too small to lie where it can be offered.
+        """
+        blocks, missing = self._find(wanted)
+        if not blocks or any(block.extent is None for block in blocks.values()):
+            return None, [], missing if not blocks else []
+        places = [(blocks[key].offset + start, length) for key, start, length in wanted if key in blocks]
+        with self._nixl().offering(self._arena, places) as offer:
+            return offer, [(key, block.stamp) for key, block in blocks.items()], missing
+
+    def changed(self, stamps: Sequence[tuple[str, int]]) -> list[str]:
+        """The keys of these whose block is another one, or gone."""
+        with self._lock:
+            blocks = [(key, stamp, self._held.get(key)) for key, stamp in stamps]
+        return [key for key, stamp, block in blocks if block is None or block.stamp != stamp]
