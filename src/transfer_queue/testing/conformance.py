@@ -15,7 +15,7 @@ import sys
 import threading
 import uuid
 import zlib
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -38,6 +38,12 @@ if what == "write":
         store.write(key, memory, 10.0)
     print("written", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
+if what == "begin":
+    for n in range(1000):  # until it is killed
+        with store.buffer(key + str(n), nbytes) as memory:
+            print("writes", flush=True)
+            store.write(key + str(n), memory, 10.0)
+        store.remove([key + str(n)])
 into = np.zeros(nbytes, np.uint8)
 missing = store.read([Piece(key, 0, nbytes, 0)], into, 10.0)
 print(zlib.crc32(into), missing, flush=True)
@@ -195,12 +201,19 @@ class StoreConformance:
 
     # ------------------------------------------------------------ several processes
 
-    def _elsewhere(self, what: str, key: str, nbytes: int) -> str:
+    def _process(self, what: str, key: str, nbytes: int) -> subprocess.Popen[str]:
         where = msgspec.json.encode(self._both()[0]).decode()
         command = [sys.executable, "-c", _OTHER, where, what, key, str(nbytes)]
-        run: Any = subprocess.run(command, capture_output=True, text=True, timeout=OTHER_SECONDS)
-        assert run.stdout, run.stderr
-        return str(run.stdout).strip()
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def _elsewhere(self, what: str, key: str, nbytes: int) -> str:
+        with self._process(what, key, nbytes) as process:
+            try:
+                said, trouble = process.communicate(timeout=OTHER_SECONDS)
+            finally:
+                process.kill()
+        assert said, trouble
+        return said.strip()
 
     def test_another_process_reads_it(self) -> None:
         """By the same address."""
@@ -217,6 +230,19 @@ class StoreConformance:
         assert found is not None
         assert np.array_equal(found, np.arange(250_000) % 251)
         self.store.remove([key])
+
+    def test_what_a_killed_writer_has_begun_is_removed(self) -> None:
+        """A writer that is killed in the middle of `write`."""
+        key = f"conformance/{uuid.uuid4().hex}/"
+        with self._process("begin", key, 16 << 20) as process:
+            assert process.stdout is not None
+            for _ in range(3):
+                assert process.stdout.readline() == "writes\n"
+            process.kill()
+            said = 3 + process.communicate(timeout=OTHER_SECONDS)[0].count("writes")
+        keys = [f"{key}{n}" for n in range(said)]
+        self.store.remove(keys)
+        assert self.store.missing(keys) == keys
 
     # ------------------------------------------------------------ the end of the store
 

@@ -50,8 +50,11 @@ BLOCK = 1000
 
 
 def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
-    """The reply to a request."""
-    (effect,) = controller.handle("client", 1, Envelope(sequence, sequence - 1, request), 0.0)
+    """The reply to a request, in whatever number of steps."""
+    effects = controller.handle("client", 1, Envelope(sequence, sequence - 1, request), 0.0)
+    while controller.making:
+        effects += controller.tick(0.0)
+    (effect,) = effects
     controller.take_records()
     assert isinstance(effect, Send)
     return effect.reply

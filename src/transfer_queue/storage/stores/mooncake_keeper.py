@@ -22,6 +22,7 @@ from transfer_queue.storage.stores.keeping import (
 from transfer_queue.storage.stores.mooncake import MooncakeStore, load
 
 CLIENT_SECONDS = 30  # after which the master forgets a process that is silent
+RELEASE_SECONDS = 120  # after which it gives away the memory of what a killed writer had begun; longer than any write
 _SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "local_buffer_size", "hard_pin", "use_gdr")
 
 
@@ -71,6 +72,7 @@ class MooncakeKeeper(Keeper):
         command = [
             program(folder, "mooncake_master", "mooncake-transfer-engine"), f"-client_ttl={CLIENT_SECONDS}",
             f"--rpc_address={host}", f"--rpc_port={port}", f"--metrics_port={free_port()}",
+            f"--put_start_release_timeout_sec={RELEASE_SECONDS}",
         ]  # fmt: skip
         metadata = urlparse(str(options["metadata_server"]))
         serves = metadata.scheme in ("http", "https") and metadata.port is not None
