@@ -304,6 +304,33 @@ def test_finite_ends_with_the_partition_consumed(h: Harness) -> None:
     assert h.dealt(2) == []
 
 
+def test_what_was_consumed_and_cleared_stays_consumed(h: Harness) -> None:
+    h.put(2)
+    assert h.dealt(2, "t") == [0, 1]
+    assert h.dealt(2, "u") == [0, 1]
+    others = h.claim(3, "v", finite=True, wait=10)
+    h.clear([0, 1])
+    assert h.parked(others), "a task that has consumed nothing waits for what may come"
+    for task, consumed in (("t", True), ("u", True), ("v", False)):
+        assert h.ask(CheckConsumption("p", task)).value is consumed
+        assert (h.dealt(1, task, finite=True) is None) is consumed
+    h.ask(ResetConsumption("p", "t"))
+    assert h.ask(CheckConsumption("p", "t")).value is False
+    h.put(3)
+    assert h.got(others) == [2, 3, 4]
+    assert h.ask(CheckConsumption("p", "u")).value is False
+
+
+def test_a_clear_ends_who_waits_for_the_rest(h: Harness) -> None:
+    h.put(3)
+    assert h.dealt(2) == [0, 1]
+    waiting = h.claim(2, finite=True, wait=10)
+    h.clear([0, 1])
+    assert h.parked(waiting), "a row is left that this task has not consumed"
+    h.clear([2])
+    assert h.got(waiting) is None
+
+
 def test_probes_deal_nothing(h: Harness) -> None:
     waiting = [h.claim(2, wait=10, probe=True, name=name) for name in "ab"]
     h.put(1)

@@ -107,6 +107,10 @@ class Model:
         done = self.consumed.get(task, set())
         return [i for i, row in self.rows.items() if i not in done and all(f in row.values for f in fields)]
 
+    def finished(self, task: str) -> bool:
+        """Whether the task has consumed something, and nothing else is left."""
+        return self.consumed.get(task) == set(self.rows)
+
     def group_of(self, index: int) -> Any:
         if self.declared:
             return self.rows[index].group
@@ -227,8 +231,7 @@ class Interleavings(RuleBasedStateMachine):
         rows = rows_of(reply)
         if reply.ended:
             assert model is not None
-            finished = len(model.consumed.get(claim.task, ())) == len(model.rows) > 0
-            assert model.sealed or (claim.finite and finished), "an end that is none"
+            assert model.sealed or (claim.finite and model.finished(claim.task)), "an end that is none"
             for task, everything, ready in {
                 (k[0], tuple(w[0]), id(w[1])): (k[0], *w) for k, w in fresh.items()
             }.values():
@@ -569,7 +572,7 @@ class Interleavings(RuleBasedStateMachine):
                 assert len(ready) < claim.count, "its rows are ready"
             assert not model.sealed or rest, "nothing more will come"
             if claim.finite:
-                assert not model.rows or set(model.rows) != model.consumed.get(claim.task)
+                assert not model.finished(claim.task), "all is consumed"
 
     @invariant()
     def everything_is_as_in_the_model(self) -> None:
@@ -590,7 +593,7 @@ class Interleavings(RuleBasedStateMachine):
             for task in "tu":
                 done = model.consumed.get(task, set())
                 assert list(h.look(ConsumptionStatus(name, task)).matrix) == [int(i in done) for i in model.rows]
-                assert h.look(CheckConsumption(name, task)).value == (bool(model.rows) and done == set(model.rows))
+                assert h.look(CheckConsumption(name, task)).value == model.finished(task)
             keyed = {row.key: (i, row) for i, row in model.rows.items() if row.key is not None}
             reply = h.look(RetrieveMeta(name, [*keyed, "nobody"]))
             assert rows_of(reply) == [i for i, _ in keyed.values()]

@@ -130,6 +130,15 @@ class TestEnds:
         a.put(numbers(12), partition_id="p")
         assert values(list(dataset())) == list(range(12))
 
+    def test_finite_though_everything_is_cleared_as_it_goes(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="p")
+        got = []
+        for data, meta in dataset(micro_batch_size=4):
+            got += data["x"].tolist()
+            a.clear_samples(meta)
+        assert got == list(range(8))
+        assert a.check_consumption_status("train", "p")
+
     @pytest.mark.design("a loader ends when its partition is sealed and no dealt batch for it remains")
     def test_sealed(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")

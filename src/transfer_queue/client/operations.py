@@ -474,7 +474,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
     def check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> Operation[bool]:
-        """Whether the task has consumed every sample; False for an unknown partition."""
+        """Whether the task has consumed every sample, those cleared since too; False for an unknown partition."""
         request = CheckConsumption(partition_id, arguments.text(task_name, "task_name"))
         return bool((yield from self._ask(request, Done, timeout)).value)
 

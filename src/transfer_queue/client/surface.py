@@ -681,13 +681,13 @@ class Surface(ABC):
         )
 
     def check_consumption_status(self, task_name: str, partition_id: str, *, timeout: float | None = None) -> bool:
-        """Whether the task has consumed every sample; False for an unknown partition."""
+        """Whether the task has consumed every sample, those cleared since too; False for an unknown partition."""
         return self._run(self._operations.check_consumption_status(task_name, partition_id, timeout=timeout))
 
     async def async_check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether the task has consumed every sample; False for an unknown partition."""
+        """Whether the task has consumed every sample, those cleared since too; False for an unknown partition."""
         return await self._run_async(
             self._operations.check_consumption_status(task_name, partition_id, timeout=timeout)
         )

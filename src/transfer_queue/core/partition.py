@@ -220,8 +220,11 @@ class Partition:
         return sorted(common)
 
     def wholly_consumed(self, task: str) -> bool:
-        """Whether the task has consumed every row, reserved ones included; False without any row."""
-        return self.rows.count > 0 and self.tasks.get(task, 0) == self.rows.count
+        """Whether the task has consumed every row that is left, reserved ones included, and any row at all.
+
+        Rows that were cleared once the task had consumed them leave it so.
+        """
+        return self.tasks.get(task) == self.rows.count and (self.rows.count or self.consumed_ever.get(task, 0)) > 0
 
     # ------------------------------------------------------------ changing (apply only)
 

@@ -149,7 +149,7 @@ def check_production(state: State, request: CheckProduction) -> AnyReply:
 
 
 def check_consumption(state: State, request: CheckConsumption) -> AnyReply:
-    """Whether the task has consumed every row; False for an unknown partition and for no rows at all."""
+    """Whether the task has consumed every row that is left, and any at all; False for an unknown partition."""
     partition = state.partitions.get(request.partition)
     return Done(partition is not None and partition.wholly_consumed(request.task))
 
