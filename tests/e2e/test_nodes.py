@@ -7,7 +7,8 @@ import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,10 @@ from transfer_queue.config import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.connection import Pool
 from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.session import Session
+from transfer_queue.net.together import make
 from transfer_queue.node.launcher import RunningSystem, start_local
 from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.startup import Seat
@@ -44,11 +48,19 @@ class Nodes:
 
     def lose(self, node: int) -> None:
         """Kills everything on a node, and says so, as the runtime does whose node it is."""
+        self.kill(node)
+        self.tell_gone(node)
+
+    def kill(self, node: int) -> None:
+        """Kills everything on a node."""
         system = self.systems[node]
         supervisor = psutil.Process(system.description.pid)
         supervisor.suspend()  # or it would start the others anew, and these would remove files while they are killed
         for process in [*supervisor.children(), supervisor]:
             process.kill()
+
+    def tell_gone(self, node: int) -> None:
+        """Says that a node is gone."""
         with Onlooker(self.systems[0]) as asking:
             asking.ask(NodeGone(f"node-{node}", "just now"), Done)
 
@@ -138,6 +150,26 @@ def test_rows_of_many_blocks_and_nodes_come_in_order(three: Nodes) -> None:
         picked = third.get_data(whole[::-7], layout="list")
         assert [int(value) for value in picked["x"]] == list(range(200))[::-7]
         first.clear_partition("many")
+
+
+def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two rounds, however many units there are: for the values, and whether these still were what was wanted."""
+    rounds: list[list[tuple[str, int]]] = []
+
+    def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
+        rounds.append([call.target for call in calls])
+        make(session, pool, calls)
+
+    monkeypatch.setattr("transfer_queue.net.together.make", noted)
+    units = {("unit", unit) for unit in three.units().values()}
+    with three.client(0) as first, three.client(1) as second, three.client(2) as third:
+        data = TensorDict({"x": torch.arange(3 << 18).view(6, -1)}, [6])
+        metas = [client.put(data[at : at + 3], partition_id="at once") for at, client in ((0, first), (3, second))]
+        whole = metas[0].concat(metas)
+        for get in (third.get_data, lambda meta: asyncio.run(third.async_get_data(meta))):
+            assert equal(get(whole)["x"], data["x"])
+        assert [set(asked) for asked in rounds] == [units] * 4
+        first.clear_partition("at once")
 
 
 def test_large_values_arrive_whole_in_both_drivers(three: Nodes) -> None:
@@ -258,6 +290,29 @@ def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
 
 
 PEM = Path(__file__).parent.parent / "net" / "certificates"
+
+
+def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known_to_be_gone() -> None:
+    nodes = start([1, 1, 0], arena_bytes=16 << 20)
+    try:
+        with nodes.client(0) as first, nodes.client(1) as second, nodes.client(2) as third:
+            metas = [client.put(TensorDict({"x": torch.arange(5) + n}, [5]), partition_id="p")
+                     for n, client in enumerate((first, second))]  # fmt: skip
+            whole = metas[0].concat(metas)
+            assert third.get_data(whole)["x"].tolist() == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
+            dead = nodes.units()["node-1"]
+            nodes.kill(1)
+            with ThreadPoolExecutor(1) as pool:
+                reading = pool.submit(third.get_data, whole)
+                limit = time.monotonic() + SECONDS
+                while dead not in third.storage_manager.unreachable:
+                    assert time.monotonic() < limit
+                nodes.tell_gone(1)
+                with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):
+                    reading.result(SECONDS)
+            assert third.get_data(metas[0])["x"].tolist() == [0, 1, 2, 3, 4]
+    finally:
+        nodes.stop()
 
 
 def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None:

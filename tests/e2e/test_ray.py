@@ -21,6 +21,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.current import CURRENT
 from transfer_queue.node.paths import runtime_dir
 
 ray = pytest.importorskip("ray")
@@ -259,8 +261,6 @@ def test_another_driver_attaches_and_leaves(cluster: str, tmp_path: Path) -> Non
 
 def tq_pid(server: str) -> int:
     """The process of a server: the one that has its log open."""
-    from transfer_queue.current import CURRENT
-
     assert CURRENT.system is not None
     log = str(CURRENT.system.logs / f"{server}.log")
     for child in psutil.Process(CURRENT.system.description.pid).children():
@@ -269,13 +269,8 @@ def tq_pid(server: str) -> int:
     raise AssertionError(f"nobody writes {log}")
 
 
-def test_a_killed_actor_is_restarted_and_takes_its_system_over() -> None:
-    tq.init({"ray": {"restart_seconds": SECONDS}})
-    tq.kv_batch_put(keys(3), "p", numbers(3))
-    process = call("process")
-    supervisor = ray.get(Worker.remote().start.remote(), timeout=SECONDS)[0]
-    os.kill(process, signal.SIGKILL)
-    tq.kv_batch_put(["late"], "p", numbers(1, 9))  # nobody needs the actor for that
+def until_restarted(process: int) -> None:
+    """Waits for the actor to have another process than this one."""
     handle = actor()
 
     def again() -> bool:
@@ -285,12 +280,71 @@ def test_a_killed_actor_is_restarted_and_takes_its_system_over() -> None:
             return False
 
     until(again, "the actor was not restarted")
+
+
+def test_a_killed_actor_is_restarted_and_takes_its_system_over() -> None:
+    tq.init({"ray": {"restart_seconds": SECONDS}})
+    tq.kv_batch_put(keys(3), "p", numbers(3))
+    process = call("process")
+    supervisor = ray.get(Worker.remote().start.remote(), timeout=SECONDS)[0]
+    os.kill(process, signal.SIGKILL)
+    tq.kv_batch_put(["late"], "p", numbers(1, 9))  # nobody needs the actor for that
+    until_restarted(process)
     assert call("list_partitions") == ["p"]
     assert read(3) == [0, 1, 2]
     assert ray.get(Worker.remote().start.remote(), timeout=SECONDS) == (supervisor, False)
     ended = [psutil.Process(call("process")), psutil.Process(supervisor)]
     tq.close()
     assert not psutil.wait_procs(ended, timeout=SECONDS)[1]
+
+
+def cold(number: int) -> torch.Tensor:
+    """A MiB, int32: no two are alike."""
+    return torch.arange(1 << 18, dtype=torch.int32) * 7 + number * 1_000_003
+
+
+@ray.remote(num_cpus=0)
+def write_cold(numbers: range) -> None:
+    """Puts these, as another process of the cluster."""
+    for number in numbers:
+        tq.kv_put(f"c{number}", "cold", {"x": cold(number)})
+
+
+@ray.remote(num_cpus=0)
+def wrong(count: int) -> list[int]:
+    """Which of these are not read as they were put."""
+    read = {number: tq.kv_batch_get([f"c{number}"], "cold")["x"][0] for number in range(count)}
+    return [number for number, value in read.items() if not torch.equal(value, cold(number))]
+
+
+def test_cold_blocks_move_to_disk_and_are_read_from_there(tmp_path: Path) -> None:
+    """40 MiB through 8 of memory, by two processes; then the unit on disk is killed, and the actor."""
+    storage = {"num_data_storage_units": 1, "arena_bytes": 8 << 20}
+    offload = {"enabled": True, "path": str(tmp_path)}
+    tq.init({"ray": {"restart_seconds": SECONDS}, "backend": {"SimpleStorage": {**storage, "offload": offload}}})
+    written = write_cold.remote(range(20))
+    for number in range(20, 40):
+        tq.kv_put(f"c{number}", "cold", {"x": cold(number)})
+    ray.get(written, timeout=SECONDS)
+    assert CURRENT.system is not None
+    with Onlooker(CURRENT.system) as onlooker:
+        status = onlooker.status()
+    assert [unit.tier for unit in status.units] == ["memory", "disk"]
+    (partition,) = status.partitions
+    assert sum(partition.stored.values()) == partition.nbytes >= 40 << 20
+    assert partition.stored["memory"] <= 8 << 20
+    assert len(list(tmp_path.iterdir())) == 1
+    assert ray.get(wrong.remote(40), timeout=SECONDS) == []
+    psutil.Process(tq_pid("unit-1")).kill()
+    assert ray.get(wrong.remote(40), timeout=SECONDS) == []
+    process = call("process")
+    os.kill(process, signal.SIGKILL)
+    assert ray.get(wrong.remote(40), timeout=SECONDS) == []
+    until_restarted(process)
+    tq.kv_put("c40", "cold", {"x": cold(40)})
+    assert ray.get(wrong.remote(41), timeout=SECONDS) == []
+    tq.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_death_of_a_driver_ends_its_system(cluster: str, tmp_path: Path) -> None:

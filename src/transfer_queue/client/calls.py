@@ -6,12 +6,16 @@ as the exception that it names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Union
 
-from transfer_queue.messages import AnyRequest
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import AnyReply, AnyRequest, Topology
 
 CONTROLLER = ("controller", 0)
+
+Outcome = Union[AnyReply, TransferQueueError]
 
 
 @dataclass(slots=True)
@@ -23,8 +27,9 @@ class Call:
     within: seconds for the whole call instead, where the caller has set a limit. payload: bytes that go with the
     request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. work: what
     is done instead of asking anybody, and answered with Done: it takes a while, and an event loop goes on meanwhile;
-    where that is cancelled it is still done to its end. sequence: under which the driver has sent the request, so that
-    its operation can take back one that was interrupted; 0 until then.
+    where that is cancelled it is still done to its end. together: calls that are made instead, all at once; answered
+    with Done when each of them has its outcome, the reply or the exception that it would have raised. sequence: under
+    which the driver has sent the request, so that its operation can take back one that was interrupted; 0 until then.
     """
 
     target: tuple[str, int]
@@ -34,4 +39,26 @@ class Call:
     payload: memoryview | None = None
     into: Sequence[memoryview] = ()
     work: Callable[[], None] | None = None
+    together: Sequence[Call] = ()
+    outcome: Outcome | None = field(default=None, compare=False)
     sequence: int = field(default=0, compare=False)
+
+
+def together(calls: Sequence[Call]) -> Call:
+    """Has all of these made at once."""
+    return Call(CONTROLLER, Topology(), together=calls)
+
+
+def answers(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[AnyReply]]:
+    """The replies to these, made at once. Raises as the first of them that failed."""
+    if len(calls) == 1:
+        return [(yield calls[0])]
+    yield together(calls)
+    return [_reply(call.outcome) for call in calls]
+
+
+def _reply(outcome: Outcome | None) -> AnyReply:
+    if isinstance(outcome, TransferQueueError):
+        raise outcome
+    assert outcome is not None
+    return outcome

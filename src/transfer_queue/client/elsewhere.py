@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 
-from transfer_queue.client.calls import Call
-from transfer_queue.errors import ProtocolError, UnitLostError
+from transfer_queue.client.calls import Call, Outcome, answers, together
+from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages import AnyReply, Done, Keep, KeptReply, LookupReply, ReadPieces, WriteBytes
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.serving import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
@@ -22,7 +23,8 @@ from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces, elsewhere
 
 LEAST_KEPT = 64 << 10  # bytes of a block that is worth a copy for this node
 _PLACE = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"))
-AT_ONCE = 256 << 20  # bytes of one request, so that each has its own deadline
+AT_ONCE = 256 << 20  # bytes of the requests that are made at once, so that each has its own deadline
+LEAST_AT_ONCE = 16 << 20  # of each of them
 
 
 Receive = Callable[[Elsewhere, Pieces, U8], Generator[Call, AnyReply, bool]]
@@ -47,10 +49,38 @@ def bring(
         if kept is not reply:
             return (yield from bring(kept, units, (), memory, receive))
     buffer = _buffer(found.nbytes, sum(each.nbytes for each in pieces))
-    for each in pieces:
-        if not (yield from receive(found, each, buffer)):
-            return None
+    if not (yield from at_once([receive(found, each, buffer) for each in pieces])):
+        return None
     return found.reply, lambda unit: buffer if unit == HERE else memory(unit)
+
+
+def at_once(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
+    """Whether all of these come to True: what they ask for at the same time is asked at once. Ends with the first that
+    does not, or fails."""
+    if len(operations) == 1:
+        return (yield from operations[0])
+    steps: list[tuple[Generator[Call, AnyReply, bool], Callable[[], Call]]]
+    steps = [(each, partial(next, each)) for each in operations]
+    while steps:
+        asked: list[tuple[Generator[Call, AnyReply, bool], Call]] = []
+        for operation, step in steps:
+            try:
+                asked.append((operation, step()))
+            except StopIteration as stop:
+                if not stop.value:
+                    return False
+        if asked:
+            yield together([call for _, call in asked])
+        steps = [(operation, _answer(operation, call.outcome)) for operation, call in asked]
+    return True
+
+
+def _answer(operation: Generator[Call, AnyReply, bool], outcome: Outcome | None) -> Callable[[], Call]:
+    """What tells an operation how its call has ended."""
+    if isinstance(outcome, TransferQueueError):
+        return partial(operation.throw, outcome)
+    assert outcome is not None
+    return partial(operation.send, outcome)
 
 
 def _kept(
@@ -65,6 +95,7 @@ def _kept(
     columns = {name: np.frombuffer(getattr(blocks, name), kind).copy() for name, kind in _PLACE}
     by = np.array(keepers)[found.units % len(keepers)]
     changed = False
+    asked: list[tuple[np.ndarray, Call]] = []
     for keeper in dict.fromkeys(by[wanted].tolist()):
         mine = wanted & (by == keeper)
         remotes = {unit: units[unit] for unit in set(found.units[mine].tolist())}
@@ -72,7 +103,10 @@ def _kept(
             found.units[mine].tobytes(), found.offsets[mine].tobytes(), found.generations[mine].tobytes(),
             found.lengths[mine].tobytes(), remotes,
         )  # fmt: skip
-        answer = yield Call(("unit", keeper), request)
+        asked.append((mine, Call(("unit", keeper), request)))
+    replies = yield from answers([call for _, call in asked])
+    for (mine, call), answer in zip(asked, replies, strict=True):
+        _, keeper = call.target
         if not isinstance(answer, KeptReply):
             raise ProtocolError(f"storage unit {keeper} answered Keep with {type(answer).__name__}")
         offsets, generations = np.frombuffer(answer.offsets, "<i8"), np.frombuffer(answer.generations, "<i8")
@@ -109,7 +143,9 @@ def received(found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, An
     mine = found.of(pieces.unit)
     blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()
     none = np.empty(0, np.int64)
-    parts = [*_parts(pieces), Pieces(pieces.unit, none, none, none)]  # the last asks whether all was as it should be
+    most = max(AT_ONCE // len(np.unique(found.units)), LEAST_AT_ONCE)
+    last = Pieces(pieces.unit, none, none, none)  # which asks whether all was as it should be
+    parts = [*_parts(pieces, most), last]
     for part in parts:
         views = [
             buffer[at : at + length].data for at, length in zip(part.at.tolist(), part.lengths.tolist(), strict=True)
@@ -126,13 +162,16 @@ def received(found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, An
     return True
 
 
-def _parts(pieces: Pieces) -> Iterator[Pieces]:
-    """The same in requests that a unit takes: large pieces are cut, small ones asked for in numbers."""
+def _parts(pieces: Pieces, at_once: int) -> Iterator[Pieces]:
+    """The same in requests that a unit takes: large pieces are cut, small ones asked for in numbers.
+
+    at_once: bytes of one request.
+    """
     starts, lengths, at = pieces.starts, pieces.lengths, pieces.at
     if pieces.nbytes < SMALL * len(starts) or len(starts) > MOST_PIECES:
         limit, most = MOST_COPIED, MOST_PIECES
     else:
-        limit, most = AT_ONCE, MOST_PIECES
+        limit, most = at_once, MOST_PIECES
     first = done = 0  # the piece to go on with, and what was asked for of it
     while first < len(starts):
         left = limit

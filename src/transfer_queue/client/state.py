@@ -12,6 +12,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -244,8 +245,7 @@ class ClientState:
         patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
         try:
             addresses = {unit: self._units[unit].remote if unit in self._remote else "" for unit in self._elsewhere}
-            found = bring(reply, addresses, self._keepers, self.memory, self._receive)
-            return (yield from self.minding(found, patient))
+            return (yield from bring(reply, addresses, self._keepers, self.memory, partial(self._receive, patient)))
         except UnitLostError:
             return None
         except ConnectionLostError:
@@ -298,12 +298,14 @@ class ClientState:
         self.unreachable.discard(unit)
         return UnitLostError(f"storage unit {unit} is lost with its node: {error}")
 
-    def _receive(self, found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
-        """Brings the pieces of one unit: from its store, or from its node."""
+    def _receive(self, patient: bool, found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+        """Brings the pieces of one unit: from its store, or from its node. patient: see `minding`."""
         external = self.external(pieces.unit)
         if external is None:
-            return (yield from received(found, pieces, buffer))
-        return (yield from stores.read(*external, found, pieces, buffer, self.settings.call_timeout))
+            operation = received(found, pieces, buffer)
+        else:
+            operation = stores.read(*external, found, pieces, buffer, self.settings.call_timeout)
+        return (yield from self.minding(operation, patient))
 
     def external(self, unit: int) -> tuple[Store, UnitInfo] | None:
         """The store of a unit whose blocks are in an external one."""

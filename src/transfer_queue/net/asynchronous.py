@@ -70,7 +70,7 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 
 async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
-    if call.into or call.payload is not None:
+    if call.into or call.payload is not None or call.together:
         # bytes by the gigabyte, which would hold up a connection that others share, and the loop
         return await to_the_end(partial(exchange_blocking, session, call))
     if call.work is not None:

@@ -47,22 +47,42 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     if call.work is not None:
         call.work()
         return Done()
+    if call.together:
+        from transfer_queue.net.together import make  # which needs this module
+
+        make(session, pool, call.together)
+        return Done()
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
     call.sequence = sequence
     try:
-        while True:
-            try:
-                return outcome(_try(session, pool, call, attempts.deadline, sequence, frame))
-            except TransferQueueError:
-                raise
-            except OSError as error:
-                delay = attempts.failed(error)
+        return until_answered(session, pool, call, attempts, sequence, frame)
+    finally:
+        session.finish(sequence)
+
+
+def until_answered(
+    session: Session,
+    pool: Pool,
+    call: Call,
+    attempts: Attempts,
+    sequence: int,
+    frame: bytes,
+    broken: OSError | None = None,
+) -> AnyReply:
+    """The reply to a call that was begun. broken: how it has failed, where it was tried before."""
+    while True:
+        if broken is not None:
+            delay = attempts.failed(broken)
             if delay:
                 time.sleep(delay)
             frame = attempts.again(sequence, frame)
-    finally:
-        session.finish(sequence)
+        try:
+            return outcome(_try(session, pool, call, attempts.deadline, sequence, frame))
+        except TransferQueueError:
+            raise
+        except OSError as error:
+            broken = error
 
 
 def _try(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:

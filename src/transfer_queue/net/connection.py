@@ -14,16 +14,16 @@ import os
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
+from transfer_queue.net.incoming import Incoming
 from transfer_queue.net.limits import out_of_files
 from transfer_queue.net.listening import set_tcp_options
 from transfer_queue.net.session import Session, Target
-from transfer_queue.wire.framing import HEADER, FrameReader
+from transfer_queue.wire.framing import FrameReader
 
 if TYPE_CHECKING:
     import ssl
@@ -35,7 +35,6 @@ Address = Union[str, tuple[str, int]]
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 MAX_IDLE = 64  # connections kept per target; more threads than this at once pay for their own
-MAX_PIECES = 64  # of one recvmsg
 BUSY_SECONDS = 0.005  # between two tries at a UNIX socket whose queue of connections is full
 LONGEST_POLL = 86400.0  # seconds; the kernel takes 24 days at most
 MAX_PATH = 107  # bytes of a UNIX socket's path
@@ -167,10 +166,7 @@ class Connection:
 
     def exchange(self, frame: bytes, deadline: float, payload: memoryview | None = None) -> bytes:
         """Sends one frame, with the payload that it announces, and returns the body of the one that answers it."""
-        self._send(frame, deadline)
-        if payload is not None:
-            for begin in range(0, len(payload), LARGE_READ):
-                self._send(payload[begin : begin + LARGE_READ], deadline)
+        self.send(frame, deadline, payload)
         while True:
             frames = self.reader.feed(self._receive(deadline))
             if frames:
@@ -181,53 +177,12 @@ class Connection:
     def exchange_into(self, frame: bytes, deadline: float, into: Sequence[memoryview]) -> bytes:
         """Like `exchange`, of an answer with a payload, which goes into these parts; an answer without one may come."""
         self._send(frame, deadline)
-        start = bytearray()
-        while len(start) < HEADER.size or len(start) < HEADER.size + HEADER.unpack_from(start)[0]:
-            start += self._receive(deadline)
-        length, payload = HEADER.unpack_from(start)
-        body = bytes(start[HEADER.size : HEADER.size + length])
-        more = memoryview(start)[HEADER.size + length :]
-        room = sum(map(len, into))
-        if payload not in (0, room) or len(more) > payload:
-            raise ProtocolError(
-                f"a server answers with {payload} bytes where {room} were asked for, and sends {len(more)}"
-            )
-        if payload:
-            self._fill(into, more, deadline)
-        return body
-
-    def _fill(self, into: Sequence[memoryview], have: memoryview, deadline: float) -> None:
-        """Receives into these parts, the first of whose bytes are here already."""
-        parts = deque(into)
-
-        def took(count: int) -> None:
-            while count:
-                first = parts.popleft()
-                if count < len(first):
-                    parts.appendleft(first[count:])
-                    return
-                count -= len(first)
-
-        def put(data: memoryview) -> None:
-            while data:
-                count = min(len(data), len(parts[0]))
-                parts[0][:count] = data[:count]
-                took(count)
-                data = data[count:]
-
-        put(have)
-        while parts:
-            if self.tls is not None:
-                put(memoryview(self._receive(deadline)))
-                continue
+        incoming = Incoming(self, into, deadline)
+        while not incoming.whole:
             self._wait(select.POLLIN, deadline)
-            try:
-                count = self.sock.recvmsg_into([parts[i] for i in range(min(len(parts), MAX_PIECES))])[0]
-            except BlockingIOError:
-                continue
-            if not count:
-                raise ConnectionResetError("the server closed the connection")
-            took(count)
+            incoming.receive()
+        assert incoming.body is not None
+        return incoming.body
 
     def exchange_with_more(self, frame: bytes, deadline: float) -> list[bytes]:
         """Sends one frame to a server that also speaks unasked; the bodies of the answer and of what came with it."""
@@ -236,6 +191,13 @@ class Connection:
         while not bodies or not self.reader.clean:
             bodies += [body for body, _ in self.reader.feed(self._receive(deadline))]
         return bodies
+
+    def send(self, frame: bytes, deadline: float, payload: memoryview | None = None) -> None:
+        """Sends one frame, with the payload that it announces."""
+        self._send(frame, deadline)
+        if payload is not None:
+            for begin in range(0, len(payload), LARGE_READ):
+                self._send(payload[begin : begin + LARGE_READ], deadline)
 
     def _send(self, data: bytes | memoryview, deadline: float) -> None:
         self._push(data if self.tls is None else self.sealed(bytes(data)), deadline)
@@ -254,6 +216,10 @@ class Connection:
 
     def _receive(self, deadline: float) -> bytes:
         self._wait(select.POLLIN, deadline)
+        return self.read(deadline)
+
+    def read(self, deadline: float) -> bytes:
+        """What is there; b"" where nothing is."""
         try:
             data = self.sock.recv(min(max(READ_SIZE, self.reader.missing), LARGE_READ))
         except BlockingIOError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -210,12 +210,31 @@ class Client(Subscriptions):
             call.work()
             task.resume(Done())
             return
+        if call.together:
+            self._ask_together(task, call.together)
+            return
         sequence, frame = self.state.session.begin(call.request)
         task.call, task.sequence = call, sequence
         call.sequence = sequence
         self._tasks[sequence] = task
         self._frames[sequence] = (call.target, frame)
         self._send(call.target, frame)
+
+    def _ask_together(self, task: Task[Any], calls: Sequence[Call]) -> None:
+        """Makes these at once, and goes on when all of them have ended."""
+        left = list(calls)
+
+        def made(call: Call) -> Operation[None]:
+            try:
+                call.outcome = yield call
+            except TransferQueueError as error:
+                call.outcome = error
+            left.remove(call)
+            if not left:
+                task.resume(Done())
+
+        for call in calls:
+            self.start(made(call))
 
     def _send(self, target: Target, frame: bytes) -> None:
         connection = self._connections.get(target)

@@ -1,0 +1,86 @@
+"""One answer as it is received: its body, and its payload straight to where it is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transfer_queue.errors import ProtocolError
+from transfer_queue.wire.framing import HEADER
+
+if TYPE_CHECKING:
+    from transfer_queue.net.connection import Connection
+
+MAX_PIECES = 64  # of one recvmsg
+
+
+class Incoming:
+    """The next answer on a connection. into: where its payload goes, one part after the other; one without may come.
+
+    body: None until all of it is here. whole: nothing is missing. deadline: see `Connection`.
+    """
+
+    __slots__ = ("_connection", "_deadline", "_parts", "_start", "body")
+
+    def __init__(self, connection: Connection, into: Sequence[memoryview], deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._start = bytearray()
+        self._parts = deque(into)
+        self.body: bytes | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether body and payload are here."""
+        return self.body is not None and not self._parts
+
+    def receive(self) -> None:
+        """Takes in what the socket has, which should be readable. Raises as the connection does, and ProtocolError."""
+        if self.body is None:
+            self._begin(self._connection.read(self._deadline))
+        elif self._connection.tls is not None:
+            self._put(memoryview(self._connection.read(self._deadline)))
+        else:
+            parts = [self._parts[i] for i in range(min(len(self._parts), MAX_PIECES))]
+            try:
+                count = self._connection.sock.recvmsg_into(parts)[0]
+            except BlockingIOError:
+                return
+            if not count:
+                raise ConnectionResetError("the server closed the connection")
+            self._took(count)
+
+    def _begin(self, data: bytes) -> None:
+        start = self._start
+        start += data
+        if len(start) < HEADER.size or len(start) < HEADER.size + HEADER.unpack_from(start)[0]:
+            return
+        length, payload = HEADER.unpack_from(start)
+        more = memoryview(start)[HEADER.size + length :]
+        room = sum(map(len, self._parts))
+        if payload not in (0, room) or len(more) > payload:
+            raise ProtocolError(
+                f"a server answers with {payload} bytes where {room} were asked for, and sends {len(more)}"
+            )
+        self.body = bytes(start[HEADER.size : HEADER.size + length])
+        if payload:
+            self._put(more)
+        else:
+            self._parts.clear()
+
+    def _put(self, data: memoryview) -> None:
+        while data:
+            first = self._parts[0]
+            count = min(len(data), len(first))
+            first[:count] = data[:count]
+            self._took(count)
+            data = data[count:]
+
+    def _took(self, count: int) -> None:
+        while count:
+            first = self._parts.popleft()
+            if count < len(first):
+                self._parts.appendleft(first[count:])
+                return
+            count -= len(first)
