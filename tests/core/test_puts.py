@@ -120,6 +120,14 @@ def test_refused_puts_leave_nothing(h: Harness, more: dict[str, object], error: 
     assert h.state.snapshot() == before
 
 
+def test_what_is_named_twice_is_said(h: Harness) -> None:
+    with pytest.raises(DuplicateError, match=r"Got duplicated keys in one put: \['a'\]"):
+        h.put(3, keys=["a", "b", "a"])
+    h.put(8)
+    with pytest.raises(DuplicateError, match=r"names samples twice: \[1, 2, 3, 4, 5\] and 1 more"):
+        h.put(14, rows=[*range(8), *range(1, 7)])
+
+
 @pytest.mark.parametrize("count", [0, -1, 1 << 40])
 def test_numbers_of_rows_that_cannot_be(h: Harness, count: int) -> None:
     request = h.publish(1, None, tags=[{}])

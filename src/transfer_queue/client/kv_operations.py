@@ -179,14 +179,15 @@ class KVOperations(Transfers):
         if meta.partition_id is None:
             raise InvalidArgumentError("the KVBatchMeta has no partition_id; a put returns one that has")
         there = meta.fields
-        fields = (
-            list(there or []) if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
-        )
-        absent = [name for name in fields if name not in (there or [])]
-        if there is None or absent:
+        if there is None:
             raise InvalidArgumentError(
-                f"select_fields {absent or fields} not found in the KVBatchMeta, whose fields are {there}"
+                f"select_fields {select_fields} not found in the KVBatchMeta, whose fields are None: set meta.fields, "
+                f"as a put returns them, or ask kv_batch_get"
             )
+        fields = there if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
+        absent = [name for name in fields if name not in there]
+        if absent:
+            raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
         return (
             yield from self.kv_batch_get(
                 meta.keys, meta.partition_id, fields, layout=layout, device=device, timeout=timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 from typing import Any
@@ -309,6 +310,12 @@ def _check_places(state: State, writer: str, block: NewBlock) -> None:
             )
 
 
+def _twice(names: Collection[str] | Collection[int]) -> str:
+    """Those that are there more than once, for a message: not too many of them."""
+    found = [name for name, times in Counter[str | int](names).items() if times > 1]
+    return f"{found[:5]!r}" + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
 def _check_shape(request: Publish) -> None:
     count = request.count
     if not 0 < count <= MAX_RESERVED:
@@ -317,7 +324,7 @@ def _check_shape(request: Publish) -> None:
         if len(request.keys) != count:
             raise InvalidArgumentError(f"{len(request.keys)} keys for {count} rows")
         if len(set(request.keys)) != count:
-            raise DuplicateError("Got duplicated keys in one put; every key names one sample")
+            raise DuplicateError(f"Got duplicated keys in one put: {_twice(request.keys)}; every key names one sample")
     if request.rows is not None and request.keys is not None:
         raise InvalidArgumentError("a put names its samples by global index or by key, not by both")
     if request.rows is not None and len(request.rows) != 8 * count:
@@ -333,7 +340,9 @@ def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
     assert request.rows is not None
     indexes = np.frombuffer(request.rows, "<i8")
     if len(indexes) > 1 and len(np.unique(indexes)) != len(indexes):
-        raise DuplicateError("a put names a sample twice; each row of a put is another sample")
+        raise DuplicateError(
+            f"a put names samples twice: {_twice(indexes.tolist())}; each row of a put is another sample"
+        )
     positions = np.full(len(indexes), -1) if partition is None else partition.rows.positions_of(indexes)
     if (positions < 0).any():
         gone = indexes[positions < 0][:5].tolist()
