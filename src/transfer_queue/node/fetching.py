@@ -1,8 +1,9 @@
-"""Receives blocks of units on other nodes. Blocking: a thread of a unit's process does it."""
+"""Receives blocks of units on other nodes, of several at once. Blocking: a thread of a unit's process does it."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CALL_SECONDS = 30.0  # for one answer of another unit
 AT_ONCE = 256 << 20  # bytes of one answer
+MOST_LANES = 8  # units that are received from at once
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +33,24 @@ def fetched(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[
 
     Left out are those that were gone before they were here, or whose unit cannot be reached.
     """
-    good: set[int] = set()
-    for unit in dict.fromkeys(block[0] for block in order.wanted):
-        wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
-        try:
-            good.update(_from(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
-        except (OSError, KeyError, TransferQueueError) as error:
-            logger.warning("%d blocks of storage unit %d cannot be fetched: %s", len(wanted), unit, error)
-    return good
+    units = list(dict.fromkeys(block[0] for block in order.wanted))
+    good: list[int] = []
+
+    def receive(lane: list[int]) -> None:
+        for unit in lane:
+            wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
+            try:
+                good.extend(_from(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
+            except (OSError, KeyError, TransferQueueError) as error:
+                logger.warning("%d blocks of storage unit %d cannot be fetched: %s", len(wanted), unit, error)
+
+    lanes = [units[first::MOST_LANES] for first in range(min(MOST_LANES, len(units)))]
+    threads = [threading.Thread(target=receive, args=(lane,), name="fetch blocks", daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return set(good)
 
 
 def _from(
