@@ -11,6 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.current import CURRENT
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.conformance import StoreConformance
@@ -39,13 +41,20 @@ class TestFolderStore(StoreConformance):
         return self.where
 
 
-def test_a_system_over_it(folder: Path, tmp_path: Path) -> None:
+def test_a_system_over_it(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"  # of its own: killed writers of the suite leave drafts in the other
+    folder.mkdir()
     tq.init({"runtime": "local", "backend": {"storage_backend": KIND, "options": {"folder": str(folder)}}})
     try:
         client = tq.get_client()
         data = TensorDict({"x": torch.rand(8, 1000)}, batch_size=8)
         meta = client.put(data, partition_id="p")
         assert len(list(folder.iterdir())) == 1
+        assert CURRENT.system is not None
+        with Onlooker(CURRENT.system) as onlooker:
+            status = onlooker.status()
+        assert [unit.tier for unit in status.units] == ["store"]
+        assert status.partitions[0].stored == {"store": status.partitions[0].nbytes}
         assert torch.equal(client.get_data(meta, layout="dense")["x"], data["x"])
         tq.save_checkpoint(tmp_path / "saved")
         for path in folder.iterdir():
