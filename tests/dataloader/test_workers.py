@@ -379,6 +379,18 @@ if __name__ == "__main__":
         assert len(gone) >= 2
         assert alive == []
 
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_a_script_ends_quietly_in_the_middle(self, filled: str, persistent: bool) -> None:
+        program = f"""
+import transfer_queue as tq
+dataset = tq.StreamingDataset(None, 4, 2, ["x"], {filled!r}, "t", 0)
+loader = tq.StreamingDataLoader(dataset, num_workers=2, persistent_workers={persistent})
+items = iter(loader)
+print(next(items)[0]["x"].tolist())
+"""
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n", "")
+
 
 class TestPlainLoader:
     """A DataLoader of torch's: each worker has a place of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -168,6 +169,8 @@ class Workers:
 
     def close(self) -> None:
         """Ends the processes, also those that wait for rows. Idempotent."""
+        if sys.is_finalizing():
+            return  # the interpreter has ended its daemons, as they are, and what a call needs may be gone
         if os.getpid() == self._pid:  # a forked child has a copy of this
             self._channel.close(self._given)
             # torch waits for them when its iterator goes; a traceback may hold that for long
