@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,18 @@ class TestRows:
             assert type(back.get(name)) is type(plain.get(name))
             assert same(rows_of(back.get(name)), rows_of(plain.get(name)))
         assert a.get_data(BatchMeta(), device="cpu").batch_size == torch.Size([0])
+
+    @pytest.mark.parametrize("pieces", list(itertools.product([1, 2, 4], repeat=3)))
+    def test_fields_that_came_in_any_pieces(self, a: Client, pieces: tuple[int, ...]) -> None:
+        """One row at a time, two, or all four: the rows of each field lie in blocks of its own."""
+        meta = a.get_meta(["x"], 4, "p", mode="insert")
+        for name, size in zip("xyz", pieces, strict=True):
+            for start in range(0, 4, size):
+                rows = range(start, start + size)
+                a.put(table(**{name: torch.tensor([10 * ord(name) + row for row in rows])}), meta.select_samples(list(rows)))
+        back = a.get_data(a.get_meta(list("xyz"), 4, "p", task_name="t"), layout="dense")
+        for name in "xyz":
+            assert back[name].tolist() == [10 * ord(name) + row for row in range(4)]
 
     def test_repeats(self, a: Client) -> None:
         a.put(numbers(3), partition_id="p")

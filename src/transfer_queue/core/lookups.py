@@ -121,8 +121,8 @@ def _placed(
         ]
         return LookupReply(count, types, described(np.array(blocks, "i8")), placements)
     named = np.concatenate([places[names[0]][0] for names in alike.values()])
-    if (named[1:] > named[:-1]).all():  # a block a row, in the order in which they were put
-        unique, inverse = named, np.arange(count, dtype="i4")
+    if (named[1:] > named[:-1]).all():  # a block a row and placement, in the order in which they were put
+        unique, inverse = named, np.arange(len(named), dtype="i4")
     else:
         unique, inverse = np.unique(named, return_inverse=True)
         inverse = inverse.astype("i4")
