@@ -58,8 +58,9 @@ class TestRows:
         meta = a.get_meta(["x"], 4, "p", mode="insert")
         for name, size in zip("xyz", pieces, strict=True):
             for start in range(0, 4, size):
-                rows = range(start, start + size)
-                a.put(table(**{name: torch.tensor([10 * ord(name) + row for row in rows])}), meta.select_samples(list(rows)))
+                rows = list(range(start, start + size))
+                values = torch.tensor([10 * ord(name) + row for row in rows])
+                a.put(table(**{name: values}), meta.select_samples(rows))
         back = a.get_data(a.get_meta(list("xyz"), 4, "p", task_name="t"), layout="dense")
         for name in "xyz":
             assert back[name].tolist() == [10 * ord(name) + row for row in range(4)]
