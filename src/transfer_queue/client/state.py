@@ -56,7 +56,7 @@ from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.block_file import Held, Mapped
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
-from transfer_queue.storage.stores.base import Store
+from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.wire.copies import U8
 from transfer_queue.wire.locate import Memory
 from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces
@@ -87,6 +87,10 @@ class SystemAddress(Protocol):
     @property
     def node(self) -> str:
         """The node that this process is on; "" where the system has but one."""
+
+    @property
+    def store(self) -> StoreAddress | None:
+        """Where its external store is reached from this node; None where its units say so."""
 
     @property
     def shares_states(self) -> bool:
@@ -138,6 +142,8 @@ class ClientState:
         self.unreachable: set[int] = set()
         """Units on other nodes that could not be reached when they were last asked."""
         self.stores = Stores()
+        self._near: StoreAddress | None = None
+        """Where the system's external store is reached from this node."""
         self._space: Space | None = None
         self._presence: Presence | None = None
         self._settings: Settings | None = None
@@ -210,6 +216,7 @@ class ClientState:
     def _take(self, units: list[UnitInfo]) -> None:
         self._units = {unit.unit: unit for unit in units}
         self._remote = frozenset(unit.unit for unit in units if unit.node != self.system.node)
+        self._near = self.system.store if any(unit.store for unit in units) else None
         self._elsewhere = self._remote | {unit.unit for unit in units if unit.store}
         self._keepers = sorted(unit for unit in self._of_tier(MEMORY) if unit not in self._elsewhere)
 
@@ -310,7 +317,7 @@ class ClientState:
     def external(self, unit: int) -> tuple[Store, UnitInfo] | None:
         """The store of a unit whose blocks are in an external one."""
         info = self._units.get(unit)
-        return (self.stores.of(info), info) if info is not None and info.store else None
+        return (self.stores.of(info, self._near), info) if info is not None and info.store else None
 
     def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
         """The store in which all lies that a lookup names, and its unit; None where it is another place, or several."""

@@ -44,9 +44,12 @@ class Stores:
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
 
-    def of(self, unit: UnitInfo) -> Store:
-        """The store of a unit, connected at its first use. StartError where its library cannot be used."""
-        address = msgspec.json.decode(unit.store, type=StoreAddress)
+    def of(self, unit: UnitInfo, near: StoreAddress | None = None) -> Store:
+        """The store of a unit, connected at its first use. StartError where its library cannot be used.
+
+        near: where it is reached from this node, if not as the unit does.
+        """
+        address = near or msgspec.json.decode(unit.store, type=StoreAddress)
         where = msgspec.json.encode([address.kind, address.options]).decode()
         with self._lock:
             found = self._open.get(where)

@@ -31,6 +31,8 @@ from transfer_queue.node import processes, samplers, startup
 from transfer_queue.node.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder, no_link
 from transfer_queue.node.presence import Presence
+from transfer_queue.node.store_process import told
+from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
     import ssl
@@ -79,6 +81,13 @@ class RunningSystem:
     def tls(self) -> ssl.SSLContext | None:
         """What connections to other nodes use; None: nothing. InvalidArgumentError where its files cannot be read."""
         return client_context(self.description.tls)
+
+    @property
+    def store(self) -> StoreAddress | None:
+        """Where processes of this node reach the system's external store; None where it is the same on all nodes."""
+        with contextlib.suppress(OSError):
+            return told(self._system)
+        return None
 
     @property
     def owned(self) -> bool:

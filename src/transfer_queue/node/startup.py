@@ -26,13 +26,15 @@ class Seat(msgspec.Struct, frozen=True):
 
     node: the name of this node; "" where the system has but one. host: on which the servers listen for other nodes, ""
     where they do not. units: storage units here; None: as many as the settings say. controller: its "host:port" where
-    it is on another node: here are units alone.
+    it is on another node: here are units alone. store: what the keeper of an external store joins here
+    (`StoreAddress.join`).
     """
 
     node: str = ""
     host: str = ""
     units: int | None = None
     controller: str = ""
+    store: str = ""
 
 
 HERE = Seat()

@@ -6,6 +6,7 @@ not run any more, it ends, and the supervisor forks another, whose store is empt
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -16,8 +17,9 @@ import msgspec
 from transfer_queue.config import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.startup import Seat
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.keeping import Keeper, keeper_of
+from transfer_queue.storage.stores.keeping import Keeper, Place, keeper_of
 
 KEPT = ("MooncakeStore", "Yuanrong")
 """Backends for which a system has such a process."""
@@ -49,9 +51,10 @@ class Keeping:
         self._stopped.set()
 
 
-def build_keeper(system: SystemFolder, settings: Settings, seconds: float) -> Keeping:
+def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: Seat) -> Keeping:
     """Starts what keeps the bytes, and says where the store is. StartError."""
-    keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds)
+    place = Place(seat.host, seat.store)
+    keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds, place)
     if keeper is None:
         raise StartError(f"there is nothing to be kept for {settings.storage_backend}")
     say(system, keeper.address)
@@ -72,8 +75,14 @@ def told(system: SystemFolder) -> StoreAddress:
     return msgspec.json.decode(system.store.read_bytes(), type=StoreAddress)
 
 
+def look_again(system: SystemFolder) -> None:
+    """Has the storage unit look for all that it has, as some may be gone with a node."""
+    with contextlib.suppress(FileNotFoundError):  # a system without an external store
+        os.utime(system.store)
+
+
 def life_of(store: Path) -> str:
-    """Another text in each life of what keeps the bytes."""
+    """Another text in each life of what keeps the bytes, and after `look_again`."""
     try:
         found = store.stat()
     except OSError:

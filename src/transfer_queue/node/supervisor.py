@@ -128,7 +128,7 @@ class Supervisor:
         if not self._controller:
             self._bring_up_controller()
         count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
-        if count:
+        if count or seat.controller:
             self._bring_store()
         places = [(self._make_arena_folder(), MEMORY)] * count if count else []
         if settings.offload_path is not None and count:
@@ -171,7 +171,8 @@ class Supervisor:
         if settings.storage_backend in KEPT:
             # the child must be able to say itself why its programs do not come up
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
-            self._bring(Child("store", partial(build_keeper, self._system, settings, seconds), restarts=True))
+            build = partial(build_keeper, self._system, settings, seconds, self._start.seat)
+            self._bring(Child("store", build, restarts=True))
         elif settings.storage_backend != "SimpleStorage":
             say(self._system, StoreAddress(settings.storage_backend, settings.store_options))
 

@@ -38,6 +38,7 @@ from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
 from transfer_queue.node.startup import Seat
+from transfer_queue.node.store_process import look_again
 from transfer_queue.on_ray.keepers import end_keeper
 from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, NodeOrder, Nodes, Place, all_nodes, folder_name
 from transfer_queue.partition_snapshot import PartitionSnapshot
@@ -147,7 +148,8 @@ class ControllerActor:
 
     def _order_for(self, node: str, address: str, units: int) -> NodeOrder:
         system, order = self._running_now(), self._order
-        seat = Seat(node, address, units, system.description.remote)
+        store = system.store
+        seat = Seat(node, address, units, system.description.remote, "" if store is None else store.join)
         name = folder_name(order.name, node)
         return NodeOrder(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
@@ -162,6 +164,7 @@ class ControllerActor:
         asking = self._asking
         if asking is not None:
             asking.ask(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
+            look_again(SystemFolder(self._running().folder))
 
     def drain_node(self, node: str, timeout: float | None = None) -> None:
         """Moves all that lies on a node to others; returns when it holds nothing. timeout: seconds; None: no limit.
@@ -253,12 +256,17 @@ class ControllerActor:
 
 
 class _Spread:
-    """How many storage units each node gets. home: the controller's node. StartError where there are too few for all
-    copies of a value."""
+    """How many storage units each node gets; of an external store the first has all. home: the controller's node.
+
+    StartError where there are too few for all copies of a value.
+    """
 
     def __init__(self, settings: Settings, home: str) -> None:
         self._required = settings.ray_node_resource
         self._each = settings.num_data_storage_units is None
+        if settings.storage_backend != "SimpleStorage":  # one speaks for the store, wherever the bytes are
+            self._each, self._planned, self.at_home = False, {}, settings.num_data_storage_units or 1
+            return
         nodes = {node["NodeID"]: node["Resources"] for node in all_nodes()}
         able = sorted((node for node in nodes if self._is_able(nodes[node])), key=lambda node: (node != home, node))
         if not able:

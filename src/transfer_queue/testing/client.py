@@ -77,6 +77,7 @@ class _Address:
         self.node = ""
         self.shares_states = True
         self.tls = None
+        self.store = None
 
     def log_of(self, target: Target) -> str:
         return "no log: simulated"

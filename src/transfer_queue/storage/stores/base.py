@@ -95,13 +95,14 @@ class StoreAddress(msgspec.Struct, frozen=True):
     """What a process needs to reach a store. kind: a built-in name or an import path; options: of its class.
 
     life: of what keeps the bytes; another one has none of those of before. capacity: bytes; 0 where the store alone
-    knows.
+    knows. join: "host:port" at which keepers on other nodes join it, where they can.
     """
 
     kind: str
     options: dict[str, Any] = {}
     life: str = ""
     capacity: int = 0
+    join: str = ""
 
 
 def connect(address: StoreAddress) -> Store:

@@ -16,12 +16,14 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
 
+LOOPBACK = "127.0.0.1"
 END_SECONDS = 2.0  # from asking a server to end to ending it
 _PR_SET_PDEATHSIG = 1
 
@@ -40,7 +42,7 @@ class Keeper(ABC):
         """Ends what was started here, and nothing else."""
 
 
-def check_free(port: int, key: str, host: str = "127.0.0.1") -> None:
+def check_free(port: int, key: str, host: str = LOOPBACK) -> None:
     """StartError where somebody listens on this port; key: of the conf that names it."""
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,17 +55,17 @@ def check_free(port: int, key: str, host: str = "127.0.0.1") -> None:
             ) from error
 
 
-def kept_port(path: Path) -> int:
+def kept_port(path: Path, host: str = LOOPBACK) -> int:
     """The port that the keeper before this one has written into a file, as others know it; else a free one."""
     if not path.exists():
-        path.write_text(str(free_port()))
+        path.write_text(str(free_port(host)))
     return int(path.read_text())
 
 
-def free_port() -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A port of this host that nobody uses now."""
     with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
@@ -131,7 +133,24 @@ class ServerOfStore:
                 return
 
 
-def keeper_of(backend: str, options: Mapping[str, Any], folder: Path, seconds: float) -> Keeper | None:
+@dataclass(frozen=True)
+class Place:
+    """Where a keeper is in a system of several nodes.
+
+    host: by which the others reach this one. join: what the keeper of the first node has said (`StoreAddress.join`); ""
+    for that one itself.
+    """
+
+    host: str = ""
+    join: str = ""
+
+
+ALONE = Place()
+
+
+def keeper_of(
+    backend: str, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE
+) -> Keeper | None:
     """Starts what keeps the bytes of this backend; None where the system has nothing to start.
 
     options: the backend's section of the conf. folder: for logs. seconds: until all must be up. StartError.
@@ -139,9 +158,9 @@ def keeper_of(backend: str, options: Mapping[str, Any], folder: Path, seconds: f
     if backend == "MooncakeStore":
         from transfer_queue.storage.stores.mooncake_keeper import MooncakeKeeper
 
-        return MooncakeKeeper(options, folder, seconds)
+        return MooncakeKeeper(options, folder, seconds, place)
     if backend == "Yuanrong":
         from transfer_queue.storage.stores.yuanrong_keeper import YuanrongKeeper
 
-        return YuanrongKeeper(options, folder, seconds)
+        return YuanrongKeeper(options, folder, seconds, place)
     return None

@@ -23,7 +23,8 @@ from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_ag
 from transfer_queue.storage.stores.devices import DevicePath
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
-NO_ROOM, NOT_WHOLE, NOT_FOUND, DEAD_OWNER = -200, -703, -704, -800
+NO_ROOM, NOT_WHOLE, NOT_FOUND = -200, -703, -704
+DEAD_OWNER = (-800, -600)  # it does not answer, or cannot even be found
 LEAST_BUFFER = 64 * 1024
 LARGE = 1024 * 1024  # what is read into is registered itself from this size on; less goes through a buffer of the pool
 DEAD_SECONDS = 2.0  # for which bytes cannot be had from their owner before they count as lost
@@ -215,7 +216,7 @@ class MooncakeStore(Store):
             codes = [min((got for got in parts if got < 0), default=0) for parts in found[0]]
             missing[:] = [key for key, code in zip(keys, codes, strict=True) if code]
             failed = [code for code in codes if code not in (0, NOT_FOUND)]
-            if not failed or (set(failed) == {DEAD_OWNER} and time.monotonic() >= patient):
+            if not failed or (set(failed) <= set(DEAD_OWNER) and time.monotonic() >= patient):
                 return None
             return self._lost(f"{len(failed)} blocks cannot be read", failed[0])
 
@@ -249,7 +250,7 @@ class MooncakeStore(Store):
                 )
                 codes = dict(zip(left, [parts[0] for parts in found[0]], strict=True))
                 over = time.monotonic() >= end
-                lost = [key for key, code in codes.items() if code == NOT_FOUND or (over and code == DEAD_OWNER)]
+                lost = [key for key, code in codes.items() if code == NOT_FOUND or (over and code in DEAD_OWNER)]
                 gone += lost
                 left = [key for key, code in codes.items() if code < 0 and key not in set(lost)]
                 if left and over:

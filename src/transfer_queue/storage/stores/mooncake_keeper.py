@@ -1,4 +1,7 @@
-"""What a system keeps for MooncakeStore: the master, with `auto_init`, and a segment of memory."""
+"""What a system keeps for MooncakeStore: the master, with `auto_init`, and a segment of memory.
+
+In a system of several nodes the first has the master, and each a segment.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from urllib.parse import urlparse
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.keeping import (
+    ALONE,
+    LOOPBACK,
     Keeper,
+    Place,
     ServerOfStore,
     check_free,
     free_port,
@@ -29,20 +35,24 @@ _SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "loca
 class MooncakeKeeper(Keeper):
     """options: `backend.MooncakeStore` of the conf."""
 
-    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float) -> None:
+    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE) -> None:
         library = load()
         self._master: ServerOfStore | None = None
         self._segment: MooncakeStore | None = None
-        host, _, port = str(options["master_server_address"]).rpartition(":")
+        starts = options["auto_init"] and not place.join
+        master = place.join if options["auto_init"] and place.join else str(options["master_server_address"])
+        host, _, port = master.rpartition(":")
         if not port.isdecimal():
             raise StartError(
                 f"backend.MooncakeStore.master_server_address is {options['master_server_address']!r}; give host:port"
             )
-        host = "127.0.0.1" if host in ("", "localhost") else host
+        host = LOOPBACK if host in ("", "localhost") else host
+        if starts and host == LOOPBACK and place.host:
+            host = place.host  # other nodes are to reach it
         number = int(port)
         try:
-            if options["auto_init"]:
-                number = number or kept_port(folder / "mooncake_port")
+            if starts:
+                number = number or kept_port(folder / "mooncake_port", host)
                 self._start_master(Path(library.__file__).parent, host, number, options, folder, seconds)
             elif not listens(host, number):
                 raise StartError(
@@ -62,8 +72,8 @@ class MooncakeKeeper(Keeper):
             self.close()
             raise
         # where others give memory, too, the store alone knows how much there is
-        capacity = size if options["auto_init"] else 0
-        self.address = StoreAddress("MooncakeStore", shared, uuid.uuid4().hex, capacity)
+        capacity = size if starts and not place.host else 0
+        self.address = StoreAddress("MooncakeStore", shared, uuid.uuid4().hex, capacity, f"{host}:{number}")
 
     def _start_master(
         self, folder: Path, host: str, port: int, options: Mapping[str, Any], logs: Path, seconds: float

@@ -174,8 +174,13 @@ class YuanrongStore(Store):
             there: list[bool] = []
 
             def attempt(some: list[str] = some, there: list[bool] = there) -> Exception | None:
+                client = self.connect()
+                from yr.datasystem.kv_client import ReadParam
+
                 try:
-                    there[:] = self.connect().exist([name_of(key) for key in some])
+                    # `exist` names what lay in a worker that has died
+                    found = client.read([ReadParam(name_of(key), 0, 1) for key in some])
+                    there[:] = [each is not None for each in found]
                 except RuntimeError as error:
                     if NOT_FOUND not in str(error):
                         return self._lost("does not answer", error)

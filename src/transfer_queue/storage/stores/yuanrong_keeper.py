@@ -1,5 +1,6 @@
 """What a system keeps for Yuanrong with `auto_init`: a worker with its metastore.
 
+In a system of several nodes the first has the metastore, and each a worker, which that node's processes use.
 The worker is started with what the library's own CLI (`dscli start`) makes of the arguments, but as a child of this
 process, with which it ends.
 """
@@ -7,7 +8,6 @@ process, with which it ends.
 from __future__ import annotations
 
 import shlex
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,44 +16,61 @@ from typing import Any
 from transfer_queue.config import process_environment
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.keeping import Keeper, ServerOfStore, check_free, kept_port, listens
+from transfer_queue.storage.stores.keeping import (
+    ALONE,
+    LOOPBACK,
+    Keeper,
+    Place,
+    ServerOfStore,
+    check_free,
+    kept_port,
+    listens,
+)
 
-HOST = "127.0.0.1"
-DEFAULTS = {"arena_per_tenant": "1", "shared_memory_size_mb": "4096"}
+DEFAULTS = {
+    "arena_per_tenant": "1",
+    "shared_memory_size_mb": "4096",
+    "node_timeout_s": "15",  # until what lay on a node that has died is given up
+    "node_dead_timeout_s": "30",
+}
 
 
 class YuanrongKeeper(Keeper):
     """options: `backend.Yuanrong` of the conf."""
 
-    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float) -> None:
+    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE) -> None:
         self._worker: ServerOfStore | None = None
         port = int(options["worker_port"])
         given = _arguments(str(options["worker_args"]))
-        capacity = 0
+        host, join, capacity = place.host or LOOPBACK, place.join, 0
         if options["auto_init"]:
-            port = port or kept_port(folder / "yuanrong_worker_port")
-            check_free(port, "backend.Yuanrong.worker_port", HOST)
-            metastore = int(options["metastore_port"]) or kept_port(folder / "yuanrong_metastore_port")
-            check_free(metastore, "backend.Yuanrong.metastore_port", HOST)
+            port = port or kept_port(folder / "yuanrong_worker_port", host)
+            check_free(port, "backend.Yuanrong.worker_port", host)
+            if not place.join:
+                metastore = int(options["metastore_port"]) or kept_port(folder / "yuanrong_metastore_port", host)
+                check_free(metastore, "backend.Yuanrong.metastore_port", host)
+                join = f"{host}:{metastore}"
             arguments = {
                 **DEFAULTS,
-                "worker_address": f"{HOST}:{port}",
-                "metastore_address": f"{HOST}:{metastore}",
-                "start_metastore_service": "true",
+                "worker_address": f"{host}:{port}",
+                "metastore_address": join,
+                "start_metastore_service": "false" if place.join else "true",
                 **given,
             }
             self._start(arguments, folder, seconds)
             try:
-                capacity = int(arguments["shared_memory_size_mb"]) << 20
+                capacity = 0 if place.host else int(arguments["shared_memory_size_mb"]) << 20
             except ValueError:
                 capacity = 0
-        elif not listens(HOST, port):
-            raise StartError(
-                f"no Yuanrong worker answers at {HOST}:{port}: start it (dscli start), set "
-                f"backend.Yuanrong.worker_port, or auto_init: true to have it started here"
-            )
-        where = {"host": HOST, "port": port, "npu_transport": bool(options["enable_yr_npu_transport"])}
-        self.address = StoreAddress("Yuanrong", where, uuid.uuid4().hex, capacity)
+        else:
+            host = next((each for each in (host, LOOPBACK) if listens(each, port)), "")
+            if not host:
+                raise StartError(
+                    f"no Yuanrong worker answers at {place.host or LOOPBACK}:{port}: start it (dscli start), set "
+                    f"backend.Yuanrong.worker_port, or auto_init: true to have it started here"
+                )
+        where = {"host": host, "port": port, "npu_transport": bool(options["enable_yr_npu_transport"])}
+        self.address = StoreAddress("Yuanrong", where, uuid.uuid4().hex, capacity, join)
 
     def _start(self, arguments: Mapping[str, str], folder: Path, seconds: float) -> None:
         try:
@@ -62,8 +79,10 @@ class YuanrongKeeper(Keeper):
             raise StartError(
                 f"Yuanrong needs its library, which cannot be loaded ({error}): pip install 'transfer_queue[yuanrong]'"
             ) from error
-        home = folder / f"yuanrong-{time.time_ns()}"
+        home = folder / f"yr{len(list(folder.glob('yr*')))}"
         home.mkdir(mode=0o700)
+        # the path of a UNIX socket has room for about 100 characters
+        arguments = {"unix_domain_socket_dir": str(home / "s"), **arguments}
         cli = Command()
         cli._home_dir = str(home)
         try:
