@@ -181,6 +181,28 @@ def test_each_node_has_a_unit_and_reads_what_others_wrote(cluster: Cluster) -> N
     assert all(is_right(f"w{at}", 20) for at in range(3))
 
 
+def test_a_store_spans_the_nodes(cluster: Cluster) -> None:
+    """Each has a segment of it, and the first the one unit; what lay on a node that is killed is lost, and named so."""
+    doomed = cluster.add()
+    mooncake = {"master_server_address": "localhost:0", "global_segment_size": 64 << 20}
+    backend = {"storage_backend": "MooncakeStore", "MooncakeStore": mooncake}
+    tq.init({"backend": backend, "ray": {"restart_seconds": 5}, "timeouts": {"start": SECONDS}})
+    nodes = cluster.nodes()
+    assert units() == nodes[:1]
+    workers = {node: worker(node) for node in nodes}
+    get(*(each.put.remote(f"w{at}", 20) for at, each in enumerate(workers.values())))
+    assert all(get(*(each.read.remote(f"w{at}", 20) for each in workers.values() for at in range(4))))
+    cluster.kill(doomed)
+    for at in range(4):
+        try:
+            assert is_right(f"w{at}", 20)
+        except StorageKeyNotFoundError as error:
+            if "lost" not in str(error):
+                raise
+    get(workers[nodes[1]].put.remote("after", 20))
+    assert is_right("after", 20)
+
+
 def test_units_are_spread_over_the_nodes(cluster: Cluster) -> None:
     start(num_data_storage_units=5)
     found = units()

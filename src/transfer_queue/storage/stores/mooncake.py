@@ -19,7 +19,7 @@ import numpy as np
 from transfer_queue.config import process_environment
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.base import Bytes
-from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.base import FIRST_PAUSE, Forks, Piece, Store, again_and_again
 from transfer_queue.storage.stores.devices import DevicePath
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
@@ -28,6 +28,7 @@ DEAD_OWNER = (-800, -600)  # it does not answer, or cannot even be found
 LEAST_BUFFER = 64 * 1024
 LARGE = 1024 * 1024  # what is read into is registered itself from this size on; less goes through a buffer of the pool
 DEAD_SECONDS = 2.0  # for which bytes cannot be had from their owner before they count as lost
+WRITE_SECONDS = 10.0  # for which a writer tries again where an owner is dead, until the store chooses another
 READ_SECONDS = 1.0  # for which a reader asks an owner that does not answer, before it asks the storage unit
 
 _QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}  # it logs every connection to stderr
@@ -176,6 +177,9 @@ class MooncakeStore(Store):
 
         def attempt() -> Exception | None:
             code = store.upsert_from(key, address, nbytes, self._config)
+            while code in DEAD_OWNER and time.monotonic() < patient:
+                time.sleep(FIRST_PAUSE)
+                code = store.upsert_from(key, address, nbytes, self._config)
             if not code:
                 return None
             if code == NO_ROOM:
@@ -185,6 +189,7 @@ class MooncakeStore(Store):
                 )
             return self._lost(f"{nbytes} bytes cannot be written", code)
 
+        patient = time.monotonic() + WRITE_SECONDS
         again_and_again(within, attempt)
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
