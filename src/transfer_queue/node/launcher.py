@@ -29,7 +29,7 @@ from transfer_queue.net.secrecy import client_context
 from transfer_queue.net.session import Target
 from transfer_queue.node import processes, samplers, startup
 from transfer_queue.node.locks import Liveness, StartLock, is_alive
-from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder, no_link
+from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir
 from transfer_queue.node.presence import Presence
 from transfer_queue.node.store_process import told
 from transfer_queue.storage.stores.base import StoreAddress
@@ -265,6 +265,18 @@ def start_local(
     if environment is not None and not detached:
         environment[_ADDRESS] = str(folder.folder)
     return started
+
+
+def sweep_killed(prefix: str) -> None:
+    """Removes what killed systems have left whose names begin so, and that no later one will be called."""
+    for path in runtime_dir().glob(f"{prefix}*"):
+        folder = SystemFolder(path)
+        if folder.identity() is None:
+            continue
+        # whoever starts one holds its lock until it lives
+        with contextlib.suppress(StartError, AttachError, OSError), StartLock(folder.lock, 0.0):
+            if not is_alive(folder.alive):
+                folder.sweep()
 
 
 def _start(

@@ -33,14 +33,14 @@ from transfer_queue.messages import (
     TopologyReply,
     UseSampler,
 )
-from transfer_queue.node.launcher import RunningSystem, start_local, take_over
+from transfer_queue.node.launcher import RunningSystem, start_local, sweep_killed, take_over
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.samplers import PickledSampler, dump
 from transfer_queue.node.startup import Seat
 from transfer_queue.node.store_process import look_again
 from transfer_queue.on_ray.keepers import end_keeper
-from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, NodeOrder, Nodes, Place, all_nodes, folder_name
+from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, FOLDERS, NodeOrder, Nodes, Place, all_nodes, folder_name
 from transfer_queue.partition_snapshot import PartitionSnapshot
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class ControllerActor:
         with self._lock:
             spread = _Spread(settings, self._node)
             if self._system is None:
+                sweep_killed(FOLDERS)
                 seat = Seat(self._node, self._address, spread.at_home)
                 self._system = start_local(
                     order.name,

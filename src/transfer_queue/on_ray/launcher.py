@@ -19,7 +19,7 @@ from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSyste
 from transfer_queue.node.launcher import find as find_local
 from transfer_queue.on_ray.actor import ControllerActor, Order
 from transfer_queue.on_ray.keepers import end_keeper, start_keeper
-from transfer_queue.on_ray.nodes import Place
+from transfer_queue.on_ray.nodes import FOLDERS, Place
 from transfer_queue.storage.stores.ray_direct import LEAST
 
 ACTOR = "TransferQueueController"
@@ -179,7 +179,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     pickled = None if sampler is None else samplers.dump(sampler, alone=True)
     plain, keeper = _with_keeper(ray, settings, plain)
     order = Order(
-        f"ray-{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
+        f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
         settings.ray_restart_seconds,
     )  # fmt: skip
     options = _options(ray, settings, name)

@@ -20,6 +20,7 @@ from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSyste
 from transfer_queue.node.startup import Seat
 
 LOOK_SECONDS = 1.0
+FOLDERS = "ray-"  # with which the names of systems' folders begin
 CALLS_AT_ONCE = 4  # of a node's actor
 
 logger = logging.getLogger(__name__)

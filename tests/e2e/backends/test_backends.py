@@ -35,7 +35,7 @@ from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotF
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
 from transfer_queue.node.launcher import start_local
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.paths import runtime_dir
 
 SECONDS = 60.0
 MIB = 1 << 20
@@ -226,26 +226,45 @@ def kill(server: str) -> None:
     until(another, f"the {server} is there anew")
 
 
-def test_nothing_outlives_a_system_that_is_killed_whole(tmp_path: Path) -> None:
-    """The servers of a store end with the process that has started them, however that ends."""
+@pytest.mark.parametrize(
+    ("conf", "program"),
+    [(MOONCAKE, "mooncake_master"), (YUANRONG, "datasystem_worker"), (RAY, "raylet")],
+    ids=["MooncakeStore", "Yuanrong", "RayStore"],
+)
+def test_nothing_outlives_a_system_that_is_killed_whole(conf: dict[str, Any], program: str) -> None:
+    """The servers of a store end with the process that has started them, however that ends; the next start works."""
     code = """
-        import sys, time, json, transfer_queue as tq
-        tq.init({**json.loads(sys.argv[1]), "runtime": "local", "system": {"name": "doomed"}})
-        print(tq.interface._TQ_CONTROLLER.description.pid, flush=True)
+        import sys, time, json, torch, transfer_queue as tq
+        conf = json.loads(sys.argv[1])
+        if "RayStore" in conf["backend"]:
+            import ray
+            ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20)
+        runtime = "ray" if "RayStore" in conf["backend"] else "local"
+        tq.init({**conf, "runtime": runtime, "system": {"name": "doomed"}})
+        tq.kv_put("k", "p", {"x": torch.arange(100000)})
+        assert tq.kv_batch_get(["k"], "p")["x"].numel() == 100000
+        print("up", tq.interface._TQ_CONTROLLER.description.pid, flush=True)
         time.sleep(600)
     """
-    starter = python(code, json.dumps(MOONCAKE))
+    starter = python(code, json.dumps(conf))
     assert starter.stdout is not None
-    supervisor = psutil.Process(int(starter.stdout.readline()))
-    processes = [*supervisor.children(recursive=True), supervisor, psutil.Process(starter.pid)]
-    assert any("mooncake_master" in process.name() for process in processes)
+    said = next(line for line in starter.stdout if line.startswith("up "))
+    roots = [psutil.Process(int(said.split()[1])), psutil.Process(starter.pid)]
+    processes = list(dict.fromkeys(each for root in roots for each in [*root.children(recursive=True), root]))
+    processes = [each for each in processes if each.status() != psutil.STATUS_ZOMBIE]
+    assert any(program.startswith(process.name()) for process in processes)
+    mapped = {each.path for process in processes for each in process.memory_maps() if each.path.startswith("/dev/shm/")}
     for process in processes:
-        if "mooncake_master" not in process.name():
+        if not program.startswith(process.name()):
             process.kill()
     starter.communicate()
     until(lambda: not any(process.is_running() for process in processes), "all processes end")
-    assert SystemFolder.of("doomed").folder.exists()
-    SystemFolder.of("doomed").sweep()  # as the next start does
+    with running(Case("again", {**conf, "system": {"name": "doomed"}}, ray=conf is RAY)):  # sweeps what was left
+        client = tq.get_client()
+        meta = client.put(mixed(5), partition_id="p")
+        assert_same(client.get_data(meta), mixed(5))
+    assert list(runtime_dir().iterdir()) == []
+    assert [path for path in mapped if Path(path).exists()] == []
 
 
 # ---------------------------------------------------------------- values
