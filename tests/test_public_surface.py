@@ -15,6 +15,8 @@ import transfer_queue
 from transfer_queue import errors
 
 HEAVY = ["torch", "tensordict", "omegaconf", "numpy", "msgspec"]
+STANDARD = ["asyncio", "importlib.resources", "multiprocessing", "ssl", "subprocess", "tempfile"]
+"""Of the standard library: a megabyte or more of every server."""
 
 
 def in_fresh_process(code: str) -> str:
@@ -24,9 +26,9 @@ def in_fresh_process(code: str) -> str:
     return done.stdout.strip()
 
 
-def loaded_after(statement: str) -> list[str]:
-    """Which of the heavy packages are loaded after the statement, in a fresh process."""
-    return in_fresh_process(f"{statement}\nimport sys\nprint(*[m for m in {HEAVY} if m in sys.modules])").split()
+def loaded_after(statement: str, modules: list[str] = HEAVY) -> list[str]:
+    """Which of the heavy packages, or of these modules, are loaded after the statement, in a fresh process."""
+    return in_fresh_process(f"{statement}\nimport sys\nprint(*[m for m in {modules} if m in sys.modules])").split()
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,11 @@ def test_servers_load_no_torch():
     """The core and the storage load numpy and msgspec alone."""
     modules = ["core.controller", "storage.simple", "net.server"]
     assert set(loaded_after("; ".join(f"import transfer_queue.{m}" for m in modules))) == {"numpy", "msgspec"}
+
+
+def test_servers_are_small():
+    """What they all are forked from loads nothing that few systems need."""
+    assert loaded_after("import transfer_queue.node.supervisor", HEAVY + STANDARD) == ["numpy", "msgspec"]
 
 
 def test_commands_load_no_torch():

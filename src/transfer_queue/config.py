@@ -9,7 +9,6 @@ Importable by processes without omegaconf and torch; only `merge` imports omegac
 from __future__ import annotations
 
 import importlib
-import importlib.resources
 import json
 import logging
 import math
@@ -146,6 +145,8 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     Unknown keys and objects are kept; interpolations that point outside of `conf` are resolved; `conf` itself is
     left as it is. Errors: InvalidArgumentError where conf is no mapping.
     """
+    import importlib.resources
+
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 

@@ -25,7 +25,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -97,6 +96,8 @@ def runtime_dir() -> Path:
     elif _is_ours(Path(f"/run/user/{os.geteuid()}")):
         folder = Path(f"/run/user/{os.geteuid()}/transfer_queue")
     else:
+        import tempfile  # which takes a megabyte of each server
+
         folder = Path(tempfile.gettempdir()) / f"transfer_queue-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ import importlib
 import os
 import pickle
 import sys
-from multiprocessing import spawn
 from typing import Any
 
 import msgspec
@@ -84,6 +83,8 @@ def load(sampler: PickledSampler) -> Any:
     _loading = True
     try:
         if sampler.main:
+            from multiprocessing import spawn  # with subprocess a megabyte of each server
+
             spawn.prepare(dict(sampler.main))
         return pickle.loads(sampler.pickled)
     finally:

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +20,9 @@ from transfer_queue.errors import StartError
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.startup import Seat
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.keeping import Keeper, Place, keeper_of
+
+if TYPE_CHECKING:
+    from transfer_queue.storage.stores.keeping import Keeper
 
 KEPT = ("MooncakeStore", "Yuanrong")
 """Backends for which a system has such a process."""
@@ -53,6 +56,9 @@ class Keeping:
 
 def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: Seat) -> Keeping:
     """Starts what keeps the bytes, and says where the store is. StartError."""
+    # what it starts servers with takes a megabyte of each process
+    from transfer_queue.storage.stores.keeping import Place, keeper_of
+
     place = Place(seat.host, seat.store)
     keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds, place)
     if keeper is None:

@@ -18,7 +18,6 @@ import mmap
 import os
 import resource
 import stat
-import tempfile
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +77,8 @@ def choose_folder(
     trouble = _why_not(shared_memory, least)
     if trouble is None:
         return FolderChoice(shared_memory, None)
+    import tempfile  # which takes a megabyte of each server
+
     chosen = Path(tempfile.gettempdir()) if fallback is None else fallback
     return FolderChoice(
         chosen,
