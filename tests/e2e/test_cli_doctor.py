@@ -47,8 +47,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_versions_are_those_of_the_package() -> None:
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     for package, least in {**software.NEEDED, **software.OPTIONAL}.items():
-        (asked,) = re.findall(rf'"{package}>=([\d.]+)"', text)
-        assert software.numbers(asked) == least
+        asked = re.findall(rf'"{package}>=([\d.]+)"', text)
+        assert min(map(software.numbers, asked)) == least  # some extras ask for more
 
 
 def test_an_old_or_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,7 +263,7 @@ def test_one_node_after_the_other_fails_and_nothing_is_lost_with_two_replicas() 
             nodes.lose(1)
             assert equal(reader.get_data(meta)["x"], data["x"])
             limit = time.monotonic() + SECONDS
-            while leased(reader, nodes.units().values()) < 2 * (8 << 20):  # nobody tells of a copy that was made up for
+            while reader.status().partitions[0].stored["memory"] < 2 * (8 << 20):  # every copy counts
                 assert time.monotonic() < limit
             nodes.lose(2)
             assert equal(reader.get_data(meta)["x"], data["x"])
