@@ -176,20 +176,25 @@ class Nodes:
         order = self._order(number, address, self._units(number, resources))
         node = self._nodes[number] = _Node(ray.remote(NodeActor).options(**options).remote(order), address)
         threading.Thread(
-            target=self._await, args=(node, order.seconds), name=f"start on {address}", daemon=True
+            target=self._await, args=(number, node, order.seconds), name=f"start on {address}", daemon=True
         ).start()
 
-    def _await(self, node: _Node, seconds: float) -> None:
+    def _await(self, number: str, node: _Node, seconds: float) -> None:
         import ray
 
-        folder, failure = None, ""
+        folder, failure, there = None, "", True
         try:
             folder = ray.get(node.handle.start.remote(), timeout=seconds + END_SECONDS)
+        except ray.exceptions.ActorUnschedulableError:
+            there = False  # a node that has just died is listed for some seconds more: until then `look` tries again
+            logger.warning("nothing can be started on node %s", node.address)
         except Exception as error:
             failure = f"the system could not be started on node {node.address}: {getattr(error, 'cause', error)}"
             logger.error("%s", failure)
         with self._changed:
             node.folder, node.failure = folder, failure
+            if not there and self._nodes.get(number) is node:
+                del self._nodes[number]
             self._changed.notify_all()
 
     def _keep_up(self) -> None:
