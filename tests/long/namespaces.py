@@ -41,6 +41,7 @@ from transfer_queue.config import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import Done, NodeGone
 from transfer_queue.node.launcher import RunningSystem, find, start_local
+from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.startup import Seat
 
 CLONE_NEWNET = 0x40000000
@@ -295,6 +296,7 @@ def system(nodes: list[Namespace], **storage: Any) -> Iterator[tuple[list[Proces
         hosts[at].kill()
         users[at].kill()
         killed.add(at)
+        SystemFolder(found.folder).sweep()  # as the memory of a machine that is gone
         hosts[0].call(tell_gone, f"node-{at}")
 
     try:
