@@ -8,7 +8,6 @@
     |-- AuthenticationError         (RuntimeError)                  the peer does not hold the system's key
     |-- ProtocolError               (RuntimeError)                  the peer speaks another version, or nonsense
     |-- ConnectionLostError         (RuntimeError, ConnectionError) the system went away during a call
-    |-- NotBuiltError               (RuntimeError)                  a feature of a later release
     |-- InvalidArgumentError        (ValueError)                    an argument cannot be right
     |   |-- FieldTypeError          (ValueError)                    a field's dtype or kind differs from live values
     |   |-- DuplicateError          (ValueError)                    keys, fields or positions that are not distinct
@@ -81,10 +80,6 @@ class ProtocolError(TransferQueueError, RuntimeError):
 
 class ConnectionLostError(TransferQueueError, RuntimeError, ConnectionError):
     """The system went away during a call."""
-
-
-class NotBuiltError(TransferQueueError, RuntimeError):
-    """A feature that belongs to a later release."""
 
 
 class InvalidArgumentError(TransferQueueError, ValueError):
