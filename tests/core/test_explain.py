@@ -45,6 +45,7 @@ def test_fields(h: Harness) -> None:
     h.put(1, ("x", "y"), keys=["a"])
     h.put(1, ("z",))
     assert "misses the fields ['z'] (it has ['x', 'y'])" in explain(h, key="a")
+    assert "misses the fields ['z'] (it has ['x', 'y'])." in explain(h, key="a", fields=["z"])
     assert "has all the fields ['y']" in explain(h, row=0, fields=["y"])
 
 

@@ -63,12 +63,13 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
     lack = [name for name in fields if name not in have]
     if lack:
         lost = partition.losses.words(lack, where)
+        there = have or partition.common_fields(where)
         words.append(
             f"misses the fields {lack}"
-            + (f" (it has {have})" if have else " (it has none of them)")
+            + (f" (it has {there})" if there else " (it has none of them)")
             + (f": {lost}" if lost else "")
         )
-        if not have:
+        if not there:
             words.append("is reserved" + _by_whom(partition, where))
     elif fields:
         words.append(f"has all the fields {have}")
