@@ -48,6 +48,13 @@ def test_gather(settings_of_paths, places):
     assert not np.shares_memory(found, MEMORY)
 
 
+def test_gather_of_pieces_whose_mean_length_is_the_first_ones():
+    """Pieces of 1, 2 and 0 cells sum up to as many cells as pieces of one cell each, and are not taken for these."""
+    lengths = np.array([1, 1, 2, 0, 1, 2, 0, 2, 0] * 3)
+    starts = np.array([95, 95, 188, 7, 95, 188, 0, 188, 3] * 3)
+    assert gather_pieces(MEMORY, starts, lengths).tolist() == naive(MEMORY, starts, lengths).tolist()
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, (4 << 20) - 1, 4 << 20, (9 << 20) + 5])
 def test_allocate(nbytes):
     memory = allocate(nbytes)
