@@ -15,7 +15,8 @@ class BatchLease:
     """One lease. It is renewed as long as anything refers to this object: the metadata, and every cut of it.
 
     token: what the controller knows it by. seconds: how long it lasts without being renewed. rows: global indexes of
-    its samples, ascending. deliveries: which delivery this is of each of them, from 1; None where it is the first.
+    its samples, ascending. deliveries: which delivery this is of each of them, from 1, and 0 for samples that were
+    cleared before; None if it is the first of all.
     """
 
     __slots__ = ("__weakref__", "deliveries", "partition", "rows", "seconds", "token")
@@ -31,11 +32,11 @@ class BatchLease:
         self.deliveries = None if deliveries is None else deliveries[order]
 
     def deliveries_of(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Which delivery this is of each of these rows; 0 for those of other leases."""
+        """Which delivery this is of each of these rows; -1 for those of other leases."""
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         known = self.rows[at] == rows
         counts = np.ones(len(rows), "i8") if self.deliveries is None else self.deliveries[at].astype("i8")
-        return np.where(known, counts, 0)
+        return np.where(known, counts, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchLease, (self.partition, self.token, self.seconds, self.rows, self.deliveries)

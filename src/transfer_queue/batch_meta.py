@@ -501,14 +501,15 @@ class BatchMeta:
 
     @property
     def deliveries(self) -> list[int]:
-        """Which delivery this is of each sample, from 1: more where leases before ended without an ack.
+        """The number of this delivery of each sample: 1 for the first, more after leases that ended without an ack.
 
-        Samples that were not fetched under a lease have 1.
+        Samples that were not fetched under a lease have 1. A sample of a rank-consistent batch that was cleared before
+        this delivery has 0: its values are gone, and `get_data` of the others still works.
         """
-        counts = np.ones(self.size, "i8")
+        counts = np.full(self.size, -1, "i8")
         for lease in self._leases:
             counts = np.maximum(counts, lease.deliveries_of(self._indexes))
-        return counts.tolist()
+        return np.where(counts < 0, 1, counts).tolist()
 
     def _leased(self) -> Iterator[tuple[BatchLease, IntArray]]:
         """Each lease with those of its samples that are here (global indexes, ascending)."""

@@ -88,9 +88,10 @@ def _share_of(deals: list[r.Dealt], rows: np.ndarray) -> tuple[int, int] | None:
 
 
 def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | None:
-    """Which delivery this is of each row, from 1, as i4; None where it is the first of all."""
-    counts = partition.leases.delivered.of(task, partition.rows.positions_of(rows))
-    return (counts + 1).astype("<i4").tobytes() if counts.any() else None
+    """Which delivery this is of each row, from 1, as i4, and 0 for a row that is cleared; None if all are the first."""
+    positions = partition.rows.positions_of(rows)
+    counts = np.where(positions < 0, 0, partition.leases.delivered.of(task, positions) + 1)
+    return None if (counts == 1).all() else counts.astype("<i4").tobytes()
 
 
 def ack(state: State, request: Ack) -> list[r.AnyRecord]:

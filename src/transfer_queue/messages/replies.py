@@ -76,7 +76,8 @@ class ClaimReply(Reply, frozen=True):
     held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
     warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
     token: of the lease, 0 without one.
-    deliveries: which delivery this is of each row, from 1 (i4); None where it is the first of all.
+    deliveries: which delivery this is of each row, from 1, and 0 for a row that is cleared (i4); None if all are the
+    first.
     places: where the values lie, as a lookup in the same moment would have said; None where it was not asked for, or
     rows are gone, and in a reply that is given again.
     """
