@@ -509,7 +509,8 @@ class BatchMeta:
         counts = np.full(self.size, -1, "i8")
         for lease in self._leases:
             counts = np.maximum(counts, lease.deliveries_of(self._indexes))
-        return np.where(counts < 0, 1, counts).tolist()
+        counts[counts < 0] = 1
+        return counts.tolist()
 
     def _leased(self) -> Iterator[tuple[BatchLease, IntArray]]:
         """Each lease with those of its samples that are here (global indexes, ascending)."""

@@ -161,7 +161,7 @@ def test_over_long_without_a_declared_size_is_never_dealt(g: Harness) -> None:
     g.put(1, groups=["g"])
     assert g.dealt(2) == []
     text = explained(g, 1)
-    assert "one of 3 samples of group 'g', which is over-long: the sampler deals groups of 2" in text
+    assert "one of 3 samples of group 'g', which is over-long: group 'g' has 3 samples, the sampler wants 2" in text
     sequence = g.claim(2, wait=5)
     g.tick(5)
     assert "3 available. Enough are ready, but the sampler made no batch" in g.reply(sequence, "r").message  # type: ignore[union-attr]
@@ -205,6 +205,93 @@ def test_a_users_sampler_of_other_groups_is_refused() -> None:
     h.create(group_size=4)
     with pytest.raises(InvalidArgumentError, match=r"groups of 4 samples.*deals groups of 2"):
         h.dealt(4, dp_rank=0, batch_index=0)
+
+
+# ---------------------------------------------------------------- a sampler that was made without a size
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        GRPOGroupNSampler(),
+        SeqlenBalancedSampler(),
+        TokenBudgetSampler(3),
+        PrioritySampler(inner=GRPOGroupNSampler()),
+        FreshnessSampler(PrioritySampler(inner=GRPOGroupNSampler()), 1),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_without_a_size_declared_groups_are_dealt_whole(sampler: BaseSampler) -> None:
+    h = Harness(sampler)
+    tag = {"total_lengths": 1}
+    h.put(6, groups=list("ababab"), tags=[tag] * 6)
+    h.put(2, partition="none declared", tags=[tag] * 2)
+    assert h.dealt(3, batch_index=0, dp_rank=0) == [0, 2, 4]
+    with pytest.raises(InvalidArgumentError, match=r"multiple of n_samples_per_prompt \(3\).*up to 3 samples.*not set"):
+        h.dealt(1, batch_index=1, dp_rank=0)
+    assert h.dealt(1, partition="none declared", batch_index=0, dp_rank=0) == [6]
+    assert h.dealt(3, batch_index=1, dp_rank=0) == [1, 3, 5]
+
+
+def test_without_a_size_one_can_be_declared_by_the_partition_or_named_by_the_claim() -> None:
+    h = Harness()
+    h.put(4, groups=list("aabb"))
+    assert h.dealt(2, sampler="GRPOGroupNSampler") == [0, 1]
+    assert h.dealt(2, sampler="GRPOGroupNSampler", n_samples_per_prompt=2) == [2, 3]
+    grpo = Harness(GRPOGroupNSampler())
+    grpo.create(group_size=3)
+    grpo.put(2, groups=["a", "a"])
+    assert grpo.dealt(3) == []
+    grpo.put(1, groups=["a"])
+    assert grpo.dealt(3) == [0, 1, 2]
+
+
+def test_without_a_size_a_claim_that_waits_learns_of_the_groups() -> None:
+    h = Harness(GRPOGroupNSampler())
+    fits, does_not = h.claim(4, wait=10), h.claim(3, "u", wait=10)
+    h.put(3, groups=["a", "b", "b"])
+    assert h.parked(fits)
+    with pytest.raises(InvalidArgumentError, match=r"create_partition\(..., group_size=n\)"):
+        h.result(does_not, "r")
+    h.put(1, groups=["a"])
+    assert h.got(fits) == [0, 3, 1, 2]
+
+
+def test_without_a_size_the_size_outlives_the_groups() -> None:
+    h = Harness(GRPOGroupNSampler())
+    h.put(2, groups=["a", "a"])
+    h.clear([0, 1])
+    h.restart()
+    h.put(1, groups=["b"])
+    assert h.dealt(2) == []
+    assert "waits for 1 samples that were not put yet" in explained(h, 2)
+    h.put(1, groups=["b"])
+    assert h.dealt(2) == [2, 3]
+
+
+def test_what_is_left_of_a_group_is_explained() -> None:
+    """Its first sample came alone, when nothing showed how many there would be."""
+    h = Harness(GRPOGroupNSampler())
+    h.put(1, groups=["a"])
+    assert h.dealt(1) == [0]
+    h.put(1, groups=["a"])
+    assert h.dealt(2) == []
+    assert "of group 'a', 1 of which task 't' was given before; what is left of a group is not dealt" in explained(h, 1)
+    assert "ready for task" not in explained(h, 1)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (4, 4)])
+def test_sizes_that_disagree_are_named(size: int, count: int) -> None:
+    h = Harness(GRPOGroupNSampler(size))
+    h.put(6, groups=list("aaabbb"))
+    sequence = h.claim(count, wait=5)
+    assert h.parked(sequence)
+    words = f"Group 'a' has 3 samples, the sampler wants {size}, and 1 more groups differ from it."
+    assert words in h.ask(Explain("p", task="t", fields=["x"])).value
+    h.tick(5)
+    assert words in h.reply(sequence, "r").message  # type: ignore[union-attr]
+    if size == 1:
+        assert "group 'b' has 3 samples, the sampler wants 1; it can never be dealt" in explained(h, 3)
 
 
 # ---------------------------------------------------------------- orphans and ends

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import Harness
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core import together
@@ -133,6 +133,7 @@ CLAIM = st.tuples(
     st.integers(0, 4), st.sampled_from([2, 2, 4]), st.sampled_from([("x",), ("x",), ("x", "y")]), st.integers(0, 1),
     st.sampled_from([None, None, None, 5.0]), st.booleans(),
 )  # fmt: skip
+PLAIN = (0, 2, ("x",), 0, None, False)
 PUT = st.tuples(st.integers(1, 12), st.booleans())
 STEPS = st.lists(st.one_of(st.lists(CLAIM, min_size=1, max_size=6), PUT, st.just("seal")), max_size=8)
 
@@ -161,6 +162,7 @@ def played(make: Any, free: bool, steps: list[Any]) -> tuple[dict[Any, Any], Any
 
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from(SAMPLERS), st.booleans(), STEPS)
+@example(SequentialSampler, False, [[PLAIN] * 4, (4, False), [PLAIN], "seal"])  # ends after other numbers of changes
 def test_together_they_get_what_they_would_get_one_by_one(make: Any, free: bool, steps: list[Any]) -> None:
     at_once = played(make, free, steps)
     with one_by_one():

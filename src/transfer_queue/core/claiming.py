@@ -59,7 +59,7 @@ def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -
 
 def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
     """The answer to a claim that gets no rows."""
-    partition = core.state.partitions.get(claim.partition)
+    partition = core.state.partitions.get(claim.partition) if claim.probe else None
     return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_queue.core import acks, ends
 from transfer_queue.core import records as r
-from transfer_queue.core.asking import PartitionView, asked, checked, dealt_together, forget_gone, sampler_error, two
+from transfer_queue.core.asking import PartitionView, asked, checked, dealt_together, forget_gone, two
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
@@ -24,7 +24,6 @@ from transfer_queue.errors import (
     InvalidArgumentError,
     SamplerError,
     StorageKeyNotFoundError,
-    TransferQueueError,
 )
 from transfer_queue.messages import Claim, SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
@@ -102,7 +101,8 @@ ENDED = Outcome(ended=True)
 class Samplers:
     """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
 
-    A partition's own group_size goes before that of a built-in sampler. costs: of a user's samplers, by name: they may
+    A partition's own group_size goes before that of a built-in sampler; one that was made without takes the size of the
+    groups that are declared there (`declared_size`). costs: of a user's samplers, by name: they may
     hold up the loop for as long as they like.
     """
 
@@ -127,9 +127,13 @@ class Samplers:
         name = claim.sampling.get("sampler")
         sampler = self.default
         if name is not None:
-            group = claim.sampling.get("n_samples_per_prompt", 1)
-            sampler = _built_in(str(name), group if isinstance(group, int) else 1)
-        size = None if partition is None else partition.groups.size
+            group = claim.sampling.get("n_samples_per_prompt")
+            sampler = _built_in(str(name), group if isinstance(group, int) or group is None else 1)
+        return self.for_partition(sampler, partition)
+
+    def for_partition(self, sampler: BaseSampler, partition: Partition | None) -> BaseSampler:
+        """This sampler with the group size of a partition."""
+        size = None if partition is None else declared_size(partition, sampler)
         if size is None or not deals_itself(sampler) or group_size(sampler) in (None, size):
             return sampler
         found = self._of_groups.get((sampler, size))
@@ -139,7 +143,7 @@ class Samplers:
 
 
 @lru_cache(maxsize=64)
-def _built_in(name: str, group: int) -> BaseSampler:
+def _built_in(name: str, group: int | None) -> BaseSampler:
     if name == "SequentialSampler":
         return SequentialSampler()
     if name == "RankAwareSampler":
@@ -161,6 +165,18 @@ def group_size(sampler: BaseSampler) -> int | None:
     """How many samples a group has for this sampler; None where it deals them one by one."""
     size = getattr(sampler, "n_samples_per_prompt", None)
     return size if isinstance(size, int) else None
+
+
+def declared_size(partition: Partition, sampler: BaseSampler) -> int | None:
+    """How many samples a group of the partition has: its group_size; None if this sampler knows that itself.
+
+    For a sampler that was made without a size: as many as the largest group of `group_ids` has had, so that of several
+    groups those that lack samples wait for them.
+    """
+    groups = partition.groups
+    if groups.size is None and not getattr(sampler, "size_given", True):
+        return groups.largest or None
+    return groups.size
 
 
 def unit(sampler: BaseSampler, partition: Partition) -> int:
@@ -204,12 +220,27 @@ def check(state: State, samplers: Samplers, claim: Claim) -> None:
             f"replicas is {claim.replicas}, but only batches that are kept under (dp_rank, batch_index) are given to "
             f"several replicas, and here {type(sampler).__name__} deals to who asks first; leave replicas out"
         )
+    _validate(sampler, state.partitions.get(claim.partition), claim)
+
+
+def _validate(sampler: BaseSampler, partition: Partition | None, claim: Claim) -> None:
+    """Raises what the sampler says to a claim that can never be right, and where its group size comes from."""
     try:
-        sampler.validate(claim.count, sampling_of(claim))
-    except TransferQueueError:
-        raise
-    except Exception as error:
-        raise sampler_error(sampler, error) from None
+        asked(sampler, sampler.validate, claim.count, sampling_of(claim))
+    except InvalidArgumentError as error:
+        size = group_size(sampler)
+        if partition is None or partition.groups.size is not None or not _takes_declared(sampler, partition):
+            raise
+        raise InvalidArgumentError(
+            f"{error}. The groups declared in partition {partition.name!r} have up to {size} samples, and "
+            f"n_samples_per_prompt was not set. If the samples of one group come in several puts, say how many there "
+            f"will be: create_partition(..., group_size=n), or n_samples_per_prompt of the sampler"
+        ) from None
+
+
+def _takes_declared(sampler: BaseSampler, partition: Partition) -> bool:
+    """Whether the size of the groups that it deals is what `group_ids` show."""
+    return not getattr(sampler, "size_given", True) and partition.groups.largest > 1 and deals_itself(sampler)
 
 
 def _keeps(sampler: BaseSampler, claim: Claim) -> bool:
@@ -327,6 +358,8 @@ def _decide_by_deal(
             f"partition {partition.name!r} has groups of {declared} samples (its group_size), but "
             f"{type(sampler).__name__} deals groups of {wanted}; set n_samples_per_prompt to {declared}"
         )
+    if _takes_declared(sampler, partition):
+        _validate(sampler, partition, claim)  # the groups may have been declared since it came
     if busy:
         return waiting()
     ready = partition.ready_set(claim.task, tuple(claim.fields))

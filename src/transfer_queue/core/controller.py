@@ -308,7 +308,7 @@ class Controller:
         if isinstance(body, Status):
             return [Send(peer, sequence, self.status(now))]
         if isinstance(body, Explain):
-            return [Send(peer, sequence, Done(explain(self.state, body, claims.group_size(self.samplers.default))))]
+            return [Send(peer, sequence, Done(explain(self.state, body, self.group_size_of(body.partition))))]
         if isinstance(body, Renew):
             held = [self.deadlines.renew(name, token, now) for name, token in body.leases]
             return [Send(peer, sequence, Done(held))]
@@ -472,9 +472,15 @@ class Controller:
         """Samples in a group where a partition does not say it."""
         return claims.group_size(self.samplers.default) or 1
 
+    def group_size_of(self, name: str) -> int | None:
+        """Samples in a group that the system's sampler deals of this partition; None if it deals single samples."""
+        partition = self.state.partitions.get(name)
+        return claims.group_size(self.samplers.for_partition(self.samplers.default, partition))
+
     def missing(self, request: Wanted) -> int:
         """How many groups its task wants beyond those that are there or on their way."""
-        return demand.missing(self.state.partitions.get(request.partition), request.task, self.group_size)
+        size = self.group_size_of(request.partition) or 1
+        return demand.missing(self.state.partitions.get(request.partition), request.task, size)
 
     def retain(self, partition: Partition) -> None:
         """Drops what is beyond the partition's retention, one after the other as each changes what is there."""

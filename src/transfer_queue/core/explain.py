@@ -7,6 +7,7 @@ import numpy as np
 from transfer_queue.core import admission
 from transfer_queue.core.acks import POISON
 from transfer_queue.core.ends import REMAINDER
+from transfer_queue.core.groups import Group
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.core.state import State
@@ -75,7 +76,7 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
         words.append(f"has all the fields {have}")
     else:
         words.append("is reserved" + _by_whom(partition, where) + "; nothing was written yet")
-    group, hindrance = _group_words(partition, position, fields, dealt)
+    group, hindrance = _group_words(partition, position, fields, dealt, request.task)
     words += [group + hindrance] if group + hindrance else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
         words.append(_task_words(partition, position, task))
@@ -127,7 +128,9 @@ def _claimed_words(partition: Partition, position: int, task: str) -> str:
     return words + (f" ({times} earlier deliveries were not, either)" if times else "")
 
 
-def _group_words(partition: Partition, position: int, fields: list[str], dealt: int | None) -> tuple[str, str]:
+def _group_words(
+    partition: Partition, position: int, fields: list[str], dealt: int | None, task: str | None
+) -> tuple[str, str]:
     """Which group a row belongs to, and why that is not dealt; "" where there is nothing to say."""
     groups = partition.groups
     size = groups.size or dealt
@@ -143,11 +146,34 @@ def _group_words(partition: Partition, position: int, fields: list[str], dealt: 
     if group.cleared:
         return words, f", which is orphaned: {group.cleared} of its members were cleared, it can never be whole"
     if size is not None and len(group.members) > size:
-        return words, f", which is over-long: the sampler deals groups of {size}, it can never be dealt"
+        return words, f", which is over-long: {_disagree(group, size)}; it can never be dealt"
+    if task is not None and dealt is not None and not partition.taken(task, np.array([position]))[0]:
+        given = int(np.count_nonzero(partition.taken(task, np.array(group.members, "i8"))))
+        if given:
+            return words, f", {given} of which task {task!r} was given before; what is left of a group is not dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
         return words, f", which is orphaned: {absent} more were never put, and the partition is sealed"
     return words, _waits_for(partition, group.members, fields, absent)
+
+
+def _disagree(group: Group, size: int) -> str:
+    return f"group {group.name!r} has {len(group.members)} samples, the sampler wants {size}"
+
+
+def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) -> str:
+    """Of rows that are ready, groups with more or fewer samples than the sampler deals; "" where there are none."""
+    groups = partition.groups
+    size = groups.size or dealt
+    if not groups.explicit or dealt is None or size is None:
+        return ""
+    found = (groups.declared[number] for number in np.unique(groups.of(ready, 1)).tolist() if number >= 0)
+    wrong = [group for group in found if len(group.members) != size]
+    if not wrong:
+        return ""
+    told = _disagree(wrong[0], size)
+    more = f", and {len(wrong) - 1} more groups differ from it" if len(wrong) > 1 else ""
+    return f" {told[0].upper()}{told[1:]}{more}."
 
 
 def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
@@ -232,8 +258,9 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
         return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed.{over}"
     have = partition.produced(fields, open_rows).sum(axis=1)
     unready = open_rows[have < len(fields)]
+    sizes = _of_other_sizes(partition, open_rows[have == len(fields)], dealt)
     if not len(unready):
-        return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready."
+        return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}"
     order = np.argsort(-have[have < len(fields)], kind="stable")[:NEAREST]
     told = []
     for position in unready[order].tolist():
@@ -242,7 +269,7 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
         request = Explain(partition.name, row=index, task=task, fields=fields)
         name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
         told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt)[:2]))
-    return "Nearest to ready: " + ". ".join(told) + "."
+    return "Nearest to ready: " + ". ".join(told) + "." + sizes
 
 
 def _unacknowledged(partition: Partition, task: str) -> str:

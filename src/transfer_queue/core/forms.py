@@ -129,6 +129,7 @@ class GroupsForm(Form):
     members: Joined
     next_number: Count
     unborn: dict[str, Count]
+    largest: Count = 0
 
 
 class BirthsForm(Form):

@@ -31,7 +31,8 @@ class Group:
 class Groups:
     """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
 
-    broken: declared groups of which a member was cleared and another lives.
+    broken: declared groups of which a member was cleared and another lives. largest: the most members that any declared
+    group has ever had; what a sampler takes for the size of a group where nobody has said one.
     unborn: id of a dropped group -> members that are still to come, which are dropped when they do.
     """
 
@@ -42,6 +43,7 @@ class Groups:
         self.by_name: dict[str, Group] = {}
         self.next_number = 0
         self.broken = 0
+        self.largest = 0
         self.unborn: dict[str, int] = {}
 
     def saved(self) -> dict[str, Any]:
@@ -54,6 +56,7 @@ class Groups:
             "members": joined([np.array(group.members, "i8") for group in groups]),
             "next_number": self.next_number,
             "unborn": self.unborn,
+            "largest": self.largest,
         }
 
     def restore(self, saved: Any) -> None:
@@ -66,6 +69,8 @@ class Groups:
             self.broken += cleared > 0
         self.next_number = saved["next_number"]
         self.unborn = dict(saved["unborn"])
+        known = max((len(group.members) for group in self.declared.values()), default=0)
+        self.largest = max(known, saved.get("largest", 0))  # older states do not say it
 
     @property
     def explicit(self) -> bool:
@@ -80,6 +85,7 @@ class Groups:
             self.declared[group.number] = group
             self.next_number += 1
         group.members.append(position)
+        self.largest = max(self.largest, len(group.members))
         chunk = self.rows.chunks[position >> CHUNK_BITS]
         chunk.group_column()[position & ((1 << CHUNK_BITS) - 1)] = group.number
         return group

@@ -167,7 +167,7 @@ def want(core: Controller, client: str, peer: int, request: Want) -> Decision:
 def wanted(core: Controller, client: str, peer: int, request: Wanted) -> Decision:
     """How many a producer is to make."""
     partition = core.state.partitions.get(request.partition)
-    count, records = demand.taken(partition, client, request, core.group_size)
+    count, records = demand.taken(partition, client, request, core.group_size_of(request.partition) or 1)
     return records, lambda: Done(count)
 
 

@@ -569,6 +569,7 @@ class Partition:
             "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
             "broken": self.groups.broken,
             "unborn": dict(self.groups.unborn),
+            "largest": self.groups.largest,
             "owners": (dict(self.owners), self.rows.owners_of(positions).tolist()),
             "admitted": self.admitted,
             "policy_version": self.policy_version,

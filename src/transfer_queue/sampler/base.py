@@ -23,6 +23,8 @@ from transfer_queue.errors import InvalidArgumentError
 Share: TypeAlias = tuple[list[int], list[int]]
 Self = TypeVar("Self", bound="BaseSampler")
 
+GROUP_SIZE = "n_samples_per_prompt"
+
 
 @dataclass(frozen=True)
 class Deal:
@@ -147,12 +149,15 @@ class RankConsistentSampler(BaseSampler):
 
     deals_rounds: a deal always gives every rank its share; a smaller last one is made by a deal of its own.
     deals_finally: `deal` takes `final=True`, and says with it what the last rounds of a sealed partition are.
+    size_given: whether the sampler was made with a group size (n_samples_per_prompt). If not, a partition whose groups
+    are declared (`group_ids`) is dealt in groups of the size that these have, any other in single samples.
     dp_size: how many ranks there are, None where it is not known. drop_last: after a seal, what is less than
     batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
     """
 
     deals_rounds = False
     deals_finally = False
+    size_given = True
     dp_size: int | None = None
     drop_last = False
 

@@ -7,24 +7,36 @@ from itertools import chain
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, in_order, natural, positive
+from transfer_queue.sampler.base import (
+    GROUP_SIZE,
+    RankConsistentSampler,
+    Share,
+    check_batch_size,
+    in_order,
+    natural,
+    positive,
+)
 from transfer_queue.sampler.groups import pick_groups, whole_groups
 
 
 class GRPOGroupNSampler(RankConsistentSampler):
     """Deals whole groups, the first ones first; rank-consistent where dp_rank and batch_index are given.
 
-    n_samples_per_prompt: samples in a group, positive. The n_samples_per_prompt of a sampling_config is ignored:
-    what a group is was settled when the samples were made.
+    n_samples_per_prompt: samples in a group, positive. None: through the system as many as the groups have that the
+    partition declares (`group_ids`, `group_size`); 1 where it declares none, and for a sampler alone.
+    The n_samples_per_prompt of a sampling_config is ignored: what a group is was settled when the samples were made.
     dp_size, drop_last: as in RankAwareSampler, counted in groups.
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index].
     """
 
-    def __init__(self, n_samples_per_prompt: int = 1, dp_size: int | None = None, drop_last: bool = False) -> None:
+    def __init__(
+        self, n_samples_per_prompt: int | None = None, dp_size: int | None = None, drop_last: bool = False
+    ) -> None:
         super().__init__()
         self.dp_size = None if dp_size is None else positive(dp_size, "dp_size")
         self.drop_last = drop_last
-        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
+        self.size_given = n_samples_per_prompt is not None
+        self.n_samples_per_prompt = 1 if n_samples_per_prompt is None else positive(n_samples_per_prompt, GROUP_SIZE)
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """Raises InvalidArgumentError for a batch_size that is no multiple of the group, or a negative rank."""

@@ -16,6 +16,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.balance.checks import scalar
 from transfer_queue.sampler.base import (
+    GROUP_SIZE,
     Deal,
     RankConsistentSampler,
     Share,
@@ -42,8 +43,9 @@ class Tagged(Protocol):
 class SeqlenBalancedSampler(RankConsistentSampler):
     """Deals whole groups to all ranks in one deal; each rank's sum of the tag `total_lengths` is nearly the same.
 
-    n_samples_per_prompt: samples in a group. dp_size: ranks. Both positive. batch_size is what one rank gets: a deal
-    takes batch_size * dp_size samples. Where its groups do not divide evenly over the ranks their counts differ.
+    n_samples_per_prompt: samples in a group; None: as for `GRPOGroupNSampler`. dp_size: ranks. Both positive.
+    batch_size is what one rank gets: a deal takes batch_size * dp_size samples. Where its groups do not divide evenly
+    over the ranks their counts differ.
     After a seal the rest is dealt as one smaller batch for every rank, the same number of groups each, and what is left
     then is passed over; with `drop_last` all of it is.
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all
@@ -53,10 +55,11 @@ class SeqlenBalancedSampler(RankConsistentSampler):
     deals_rounds = True
     dp_size: int
 
-    def __init__(self, n_samples_per_prompt: int = 1, dp_size: int = 1, drop_last: bool = False) -> None:
+    def __init__(self, n_samples_per_prompt: int | None = None, dp_size: int = 1, drop_last: bool = False) -> None:
         super().__init__()
         self.drop_last = drop_last
-        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
+        self.size_given = n_samples_per_prompt is not None
+        self.n_samples_per_prompt = 1 if n_samples_per_prompt is None else positive(n_samples_per_prompt, GROUP_SIZE)
         self.dp_size = positive(dp_size, "dp_size")
         self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
 

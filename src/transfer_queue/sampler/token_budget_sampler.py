@@ -11,7 +11,15 @@ import numpy as np
 
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
-from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.base import (
+    GROUP_SIZE,
+    Deal,
+    RankConsistentSampler,
+    Share,
+    check_batch_size,
+    natural,
+    positive,
+)
 from transfer_queue.sampler.groups import whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
 
@@ -22,7 +30,8 @@ class TokenBudgetSampler(RankConsistentSampler):
     """Deals one micro-batch to each rank at once: whole groups, in order, of token_budget tokens at most.
 
     token_budget: the most that the tags `tag` of a micro-batch's samples add up to; a group that is longer stands alone
-    in its micro-batch. n_samples_per_prompt: samples in a group. dp_size: ranks. All three positive.
+    in its micro-batch. n_samples_per_prompt: samples in a group; None: as for `GRPOGroupNSampler`. dp_size: ranks. All
+    three positive.
     batch_size is the most samples in a micro-batch, and a multiple of n_samples_per_prompt.
     A deal takes groups until the next one fits to no rank; that one and all behind it stay ready. Fewer tokens wait
     for more samples, but for the last deals (`final=True`), which take what there is as long as every rank gets a
@@ -37,7 +46,7 @@ class TokenBudgetSampler(RankConsistentSampler):
     def __init__(
         self,
         token_budget: int,
-        n_samples_per_prompt: int = 1,
+        n_samples_per_prompt: int | None = None,
         dp_size: int = 1,
         tag: str = "total_lengths",
         drop_last: bool = False,
@@ -46,7 +55,8 @@ class TokenBudgetSampler(RankConsistentSampler):
         if not isinstance(tag, str):
             raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
         self.token_budget = positive(token_budget, "token_budget")
-        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
+        self.size_given = n_samples_per_prompt is not None
+        self.n_samples_per_prompt = 1 if n_samples_per_prompt is None else positive(n_samples_per_prompt, GROUP_SIZE)
         self.dp_size = positive(dp_size, "dp_size")
         self.tag = tag
         self.drop_last = bool(drop_last)

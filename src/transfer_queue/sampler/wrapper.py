@@ -48,6 +48,11 @@ class SamplerWrapper(BaseSampler):
         """Samples in a group of the sampler inside; AttributeError where it deals single ones."""
         return self.inner.n_samples_per_prompt  # type: ignore[attr-defined,no-any-return]
 
+    @property
+    def size_given(self) -> bool:
+        """Whether the sampler inside was made with a group size."""
+        return getattr(self.inner, "size_given", True)
+
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """As the sampler inside."""
         self.inner.validate(batch_size, sampling_config)
