@@ -394,6 +394,43 @@ class TestIncremental:
         assert not set(before) & set(files(save(a, tmp_path / "three")))
         units[0] = known
 
+    def test_a_file_in_which_a_needed_number_is_another_systems_block_is_not_shared(self, start, a, tmp_path):
+        """A new system goes on from an older checkpoint and saves beside a newer one of the system before it.
+
+        Both systems give the same numbers to different blocks. The file of the newer checkpoint holds most of what is
+        needed, and a block under a number that is another block by now.
+        """
+        for key in "abcd":
+            a.kv_batch_put([key], "p", numbers(1))
+        older = save(a, tmp_path / "older")
+        a.kv_batch_put(["e"], "p", numbers(1, start=50))
+        newer = save(a, tmp_path / "newer")
+        other = start(seed=2).client("other")
+        load(other, older)
+        other.kv_batch_put(["f"], "p", numbers(1, start=70))
+        resumed = save(other, tmp_path / "resumed", previous=newer)
+        assert values(other, list("abcdf")) == [0, 0, 0, 0, 70]
+        load(other, resumed)
+        assert values(other, list("abcdf")) == [0, 0, 0, 0, 70]
+
+    def test_blocks_of_another_system_in_a_shared_file_are_not_loaded(self, start, a, tmp_path):
+        """Earlier releases shared such files: of what they saved the right blocks are loaded."""
+        for key in "abcd":
+            a.kv_batch_put([key], "p", numbers(1))
+        older = save(a, tmp_path / "older")
+        a.kv_batch_put(["e"], "p", numbers(1, start=50))
+        newer = save(a, tmp_path / "newer") / STORAGE
+        other = start(seed=2).client("other")
+        load(other, older)
+        other.kv_batch_put(["f"], "p", numbers(1, start=70))
+        resumed = save(other, tmp_path / "resumed") / STORAGE
+        (shared,) = json.loads((newer / MANIFEST).read_text())
+        (own,) = json.loads((resumed / MANIFEST).read_text())
+        (resumed / shared["file"]).hardlink_to(newer / shared["file"])
+        (resumed / MANIFEST).write_text(json.dumps([shared, {**own, "position": 1}]))
+        load(other, resumed.parent)
+        assert values(other, list("abcdf")) == [0, 0, 0, 0, 70]
+
     def test_a_controller_that_was_started_again(self, cluster, a, put, tmp_path):
         """Its numbers go on: what was saved before is shared."""
         put("ab")

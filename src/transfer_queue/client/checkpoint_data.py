@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -71,8 +71,22 @@ def save_blocks(draft: Path, cut: Cut, previous: Path | None, held: Callable[[in
     write_manifest(draft, entries)
 
 
+def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
+    """Returns the number below which blocks of another origin are the same blocks as those of the state.
+
+    Args:
+        origin: Whose numbers they are.
+        own: The origin of the state.
+        origins: The origins that the state was loaded from, with the number below which each shares its blocks.
+    """
+    return MOST if origin == own else origins.get(origin, 0)
+
+
 def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
-    """The files of an older checkpoint that hold blocks of this one, at least half of their bytes; and which blocks."""
+    """Returns the files of an older checkpoint that this one can share, and which of its blocks each file holds.
+
+    At least half of the bytes of such a file are needed, and none of the needed numbers is another block in it.
+    """
     found = []
     for path in sorted(previous.glob(f"*{SUFFIX}")) if previous.is_dir() else ():
         try:
@@ -80,10 +94,11 @@ def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
                 index = file.index
         except (TransferQueueError, OSError):
             continue  # damaged, or another program's: nothing of it is shared
-        same = MOST if index.origin == cut.origin else cut.origins.get(index.origin, 0)
         held = index.column("number")
         taken = aligned(index.column("nbytes"))
-        needed = np.isin(held, cut.blocks["number"]) & (held < same)
+        needed = np.isin(held, cut.blocks["number"])
+        if (held[needed] >= numbers_shared(index.origin, cut.origin, cut.origins)).any():
+            continue  # a load, which finds blocks by their numbers, would take another block for one of this cut
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
             found.append((int(taken.sum()), path, held[needed]))
     found.sort(key=lambda each: -each[0])
@@ -112,16 +127,26 @@ class Source:
     nbytes: np.ndarray
 
 
-def sources(files: list[BlockFile], numbers: np.ndarray | None) -> Source:
-    """Where blocks lie in files; numbers: those that are wanted, ascending, None for all.
+def sources(
+    files: list[BlockFile], numbers: np.ndarray | None, shared: Callable[[str], int] = lambda origin: MOST
+) -> Source:
+    """Returns where blocks lie in files. A block that is in two of them is taken from the first.
 
-    CheckpointError where one is in no file. A block that is in two is taken from the first.
+    Args:
+        files: The files of one checkpoint.
+        numbers: The blocks that are wanted, ascending. Default: None, all.
+        shared: For the origin of a file, the number below which its blocks are those of the state; the others are
+            left out. Default: all of them are.
+
+    Raises:
+        CheckpointError: A block that is wanted is in no file.
     """
     columns = {name: [np.zeros(0, "i8")] for name in ("file", "number", "position", "nbytes")}
     for at, file in enumerate(files):
-        columns["file"].append(np.full(len(file.index.column("number")), at))
+        ours = file.index.column("number") < shared(file.index.origin)
+        columns["file"].append(np.full(int(ours.sum()), at))
         for name in ("number", "position", "nbytes"):
-            columns[name].append(file.index.column(name))
+            columns[name].append(file.index.column(name)[ours])
     whole = {name: np.concatenate(parts) for name, parts in columns.items()}
     _, first = np.unique(whole["number"], return_index=True)
     if numbers is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import fetch_state, remove_sent, send_state
 from transfer_queue.client.transfers import FREEING_SECONDS, UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
+from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import saved, trusted
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
@@ -147,14 +148,14 @@ class CheckpointOperations(Transfers):
         folder = Path(checkpoint_dir)
         entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
-        numbers = needed(_state_of(state)[1].blocks)["number"] if state.exists() else None
+        numbers, shared = _needed_of(state) if state.exists() else (None, lambda origin: MOST)
         yield from self._forget_loaded()
         seconds = max(timeout or 0.0, FREEING_SECONDS)
         with contextlib.ExitStack() as opened:
             files = [
                 opened.enter_context(BlockFile(folder / checkpoint_folder.STORAGE / entry.file)) for entry in entries
             ]
-            source = checkpoint_data.sources(files, numbers)
+            source = checkpoint_data.sources(files, numbers, shared)
             external = self._state.settings.storage_backend != "SimpleStorage"
             piece, within, sizes = checkpoint_data.pieces(source, external)
             reserved: list[Reserved] = []
@@ -264,6 +265,13 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError(f"{path} holds no state of a controller; name the file that a save has written")
     return tree, trusted(tree["state"])
+
+
+def _needed_of(path: Path) -> tuple[np.ndarray, Callable[[str], int]]:
+    """The numbers of the blocks that a saved state needs, and which blocks of an origin these are; see `sources`."""
+    tree, state = _state_of(path)
+    own, origins = str(tree.get("origin")), state.origins
+    return needed(state.blocks)["number"], lambda origin: checkpoint_data.numbers_shared(origin, own, origins)
 
 
 def _check_loaded(blocks: BlockTable, loaded: Loaded, path: str | os.PathLike[str]) -> None:
