@@ -13,7 +13,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue import config
-from transfer_queue.config import KEYS, Settings, merge, sampler_from
+from transfer_queue.config import KEYS, Settings, sampler_from
+from transfer_queue.config_tree import merge
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
@@ -143,6 +144,7 @@ class TestSettings:
             "ray_actor_options": {},
             "ray_node_resource": None,
             "store_options": {},
+            "strict": False,
         }
 
     def test_json(self):

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 # A part of the package (a module or folder directly below it) -> the parts that it may import. `interface` is made of
 # `current` (what this process is attached to), `kv` and itself; the metadata of several modules.
 LOWEST = {"errors", "messages"}
-SETTINGS = {"checks", "config", "utils"}
+SETTINGS = {"checks", "config", "config_tree", "names", "utils"}
 BYTES = LOWEST | {"wire"}
 META = {
     "metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_leases", "batch_samples", "field_columns",
@@ -29,11 +29,13 @@ MAY_IMPORT = {
     "errors": set(),
     "messages": {"errors"},
     "checks": {"errors"},
-    "config": {"checks", "errors", "sampler"},
+    "names": set(),
+    "config_tree": {"checks", "errors", "names"},
+    "config": {"checks", "config_tree", "errors", "sampler"},
     "utils": {"errors", "config"},
     "sampler": {"errors"},
     "wire": LOWEST,
-    "core": LOWEST | {"metrics", "sampler"},
+    "core": LOWEST | {"metrics", "names", "sampler"},
     **dict.fromkeys(sorted(META), BYTES | META),
     "storage": BYTES | SETTINGS,
     "journal": BYTES | SETTINGS | {"core"},
@@ -84,6 +86,8 @@ SERVER_PARTS = (
     "errors",
     "checks",
     "config",
+    "config_tree",
+    "names",
     "utils",
 )
 SERVER_OUTSIDE = {"numpy", "msgspec"}

@@ -1,9 +1,9 @@
 """Configuration: the documented defaults, the caller's conf over them, and the environment.
 
-`config.yaml` states every default. `merge` lays the caller's conf over it, `Settings` is what the servers get of
-it: checked, typed, JSON. The environment variables are read here and nowhere else, each at the moment of the call.
+`config.yaml` states every default. `config_tree.merge` lays the caller's conf over it, `Settings` is what the servers
+get of it: checked, typed, JSON. The environment variables are read here and nowhere else, at the moment of the call.
 
-Importable by processes without omegaconf and torch; only `merge` imports omegaconf.
+Importable by processes without omegaconf and torch.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from transfer_queue.checks import (
     mapping,
     refuse,
 )
+from transfer_queue.config_tree import merge, unreadable
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
@@ -134,58 +135,6 @@ def system_name() -> str | None:
     """TQ_SYSTEM: the name of the system to start or attach to; None where unset."""
     name = _environment("TQ_SYSTEM")
     return None if name is None else checked_name("TQ_SYSTEM", name)
-
-
-# ---------------------------------------------------------------- the merged conf
-
-
-def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
-    """The caller's conf over the defaults, as a new DictConfig without struct or read-only flags.
-
-    Unknown keys and objects are kept; interpolations that point outside of `conf` are resolved; `conf` itself is
-    left as it is. Errors: InvalidArgumentError where conf is no mapping.
-    """
-    import importlib.resources
-
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
-
-    text = (importlib.resources.files(__package__) / "config.yaml").read_text("utf-8")
-    defaults = OmegaConf.create(text)
-    assert isinstance(defaults, DictConfig)
-    if conf is None:
-        return defaults
-    if not isinstance(conf, (DictConfig, Mapping)):
-        raise refuse("conf", conf, "a DictConfig, a dict or None")
-    flags = {"allow_objects": True}
-    try:
-        given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
-        try:
-            plain = OmegaConf.to_container(given, resolve=True)
-        except InterpolationResolutionError:
-            # It may point at a default: then it resolves in the merged conf.
-            plain = OmegaConf.to_container(given, resolve=False)
-        merged = OmegaConf.merge(defaults, OmegaConf.create(plain, flags=flags))
-    except (OmegaConfBaseException, TypeError) as error:  # OmegaConf says some of it with bare TypeErrors
-        raise _unreadable(error) from error
-    assert isinstance(merged, DictConfig)
-    return merged
-
-
-def as_json(merged: DictConfig) -> Any:
-    """The conf as JSON values; an object that is none (a sampler) as its class's name."""
-    import msgspec
-    from omegaconf import OmegaConf
-
-    plain = OmegaConf.to_container(merged, resolve=True)
-    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=lambda value: type(value).__qualname__))
-
-
-def _unreadable(error: Exception) -> InvalidArgumentError:
-    """What OmegaConf has refused, in our words."""
-    where = getattr(error, "full_key", None) or "its top"
-    said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
-    return InvalidArgumentError(f"conf cannot be read at {where}: {said}")
 
 
 # ---------------------------------------------------------------- what the servers get
@@ -330,6 +279,7 @@ class Settings:
     ray_actor_options: dict[str, Any]
     ray_node_resource: str | None
     store_options: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
     @classmethod
     def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
@@ -385,6 +335,7 @@ class Settings:
             ray_actor_options=checked_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
             ray_node_resource=None if resource is None else checked_text(KEYS["ray_node_resource"], resource),
             store_options=_store_options(merged, backend),
+            strict=checked_bool(KEYS["strict"], given["strict"]),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -442,6 +393,7 @@ KEYS = {
     "ray_actor_options": "ray.actor_options",
     "ray_node_resource": "ray.node_resource",
     "store_options": "backend.options",
+    "strict": "strict",
 }
 
 
@@ -458,7 +410,7 @@ def _select(conf: Any, key: str) -> Any:
                 raise refuse(path, section, "a mapping")
         return section[leaf]
     except OmegaConfBaseException as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
 
 
 # ---------------------------------------------------------------- samplers
@@ -494,7 +446,7 @@ def _sampler_args(sampler: object, value: Any) -> dict[str, Any]:
     try:
         plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else dict(value)
     except OmegaConfBaseException as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
     try:
         args: dict[str, Any] = json.loads(json.dumps(plain))
     except (TypeError, ValueError) as error:

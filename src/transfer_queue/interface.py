@@ -6,14 +6,15 @@ import atexit
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_queue.client import TransferQueueClient, checkpoint_folder
-from transfer_queue.config import Settings, address, as_json, merge, process_environment, sampler_object
+from transfer_queue.config import Settings, address, process_environment, sampler_object, system_name
+from transfer_queue.config_tree import as_json, differences, merge, unknown_keys
 from transfer_queue.current import CURRENT, current_client, find_system
-from transfer_queue.errors import InvalidArgumentError, NotInitializedError
+from transfer_queue.errors import AttachError, InvalidArgumentError, NotInitializedError, StartError
 from transfer_queue.kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
@@ -59,60 +60,120 @@ _TQ_CONTROLLER: RunningSystem | None = None
 """The system that `init` started or attached to; None means "not initialized"."""
 
 
-def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Mapping[str, Any] | None:
-    """Starts a system, or attaches to the one that runs.
+def init(
+    conf: DictConfig | Mapping[str, Any] | None = None, *, attach: Literal["auto", "require", "never"] = "auto"
+) -> DictConfig:
+    """Start a system or attach to the running one, and return the configuration in force.
 
-    Under Ray (`runtime` in the conf) the named actor TransferQueueController holds it.
+    A system is found by the environment variable TQ_ADDRESS, else by its name (`system.name`, TQ_SYSTEM, one name per
+    user by default); under Ray (`runtime`) by the actor TransferQueueController. The process that started a system
+    stops it with `close` or at its end.
 
-    conf: laid over the defaults of `transfer_queue/config.yaml`; unknown keys are kept. A system is found by the
-    environment variable TQ_ADDRESS, else by its name (`system.name`, TQ_SYSTEM, one per user by default). The first
-    call starts it, and its process's `close` or end stops it; every later call, in any process, attaches.
+    If the process attaches to a system with settings other than those that `conf` names, the settings in force stay,
+    and a warning names each of them. Keys that are unknown are kept, and a warning names them.
+
+    Args:
+        conf: The settings to lay over the defaults of `transfer_queue/config.yaml`. Default: none.
+        attach: "auto" attaches if a system runs and starts one otherwise. "require" only attaches. "never" only
+            starts: a system that runs already under this name is an error.
 
     Returns:
-        The merged config where a system was started (it pickles, and finds the system from any process); the conf
-        as it was given where one was attached to.
+        The configuration in force. It pickles, and any process finds the system through it.
 
     Raises:
-        InvalidArgumentError: a value of conf is not allowed, or the sampler is unknown (a ValueError).
-        StartError: the system did not come up; the message carries the server's traceback and its log's place.
+        InvalidArgumentError: A value of conf is not allowed, the sampler is unknown, or a key is unknown and
+            `strict` is set (a ValueError).
+        StartError: The system did not come up, with the server's traceback and the place of its log; or one runs
+            already, and `attach` is "never".
+        AttachError: No system runs, and `attach` is "require".
     """
     global _TQ_CONTROLLER
+    if attach not in ("auto", "require", "never"):
+        raise InvalidArgumentError(f"attach is {attach!r}; allowed: 'auto', 'require', 'never'")
+    for words in unknown_keys(conf):
+        _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
             if CURRENT.system.alive():
+                _refuse_running(CURRENT.system, attach)
                 _check_name(conf, CURRENT.system)
                 if CURRENT.client.closed:
                     CURRENT.client = TransferQueueClient(CURRENT.system)
+                in_force = _in_force(CURRENT.system, CURRENT.client, conf)
                 _TQ_CONTROLLER = CURRENT.system
-                return conf
+                return in_force
             _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
             close()
         settings = Settings.from_config(conf)
         found = find_system(settings)
         if found is None:
-            settings.check_runtime(on_ray.is_used(settings.runtime))
-            if settings.name is None and address() is not None:
-                _logger.warning("TQ_ADDRESS names %s, where no system runs; init starts one by name", address())
-            merged = merge(conf)
-            plain = {"settings": settings.to_json(), "conf": as_json(merged)}
-            if on_ray.is_used(settings.runtime):
-                found = on_ray.start(settings, merged, plain, sampler_object(conf))
-            else:
-                settings.refuse_one_node()
-                found = start_local(
-                    settings.name,
-                    plain,
-                    sampler_object(conf),
-                    timeout=settings.start_timeout,
-                    environment=process_environment(),
-                )
-        CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
-        _TQ_CONTROLLER = found
-        if not found.owned:
+            found = _start(settings, conf, attach)
+        if not found.new:
+            _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())
-            return conf
-        OmegaConf.update(merged, "system.folder", str(found.folder), force_add=True)
-        return merged
+        client = TransferQueueClient(found)
+        try:
+            in_force = _in_force(found, client, conf)
+        except BaseException:
+            client.close()
+            found.leave()
+            raise
+        CURRENT.system, CURRENT.client = found, client
+        _TQ_CONTROLLER = found
+        return in_force
+
+
+def _start(settings: Settings, conf: DictConfig | Mapping[str, Any] | None, attach: str) -> RunningSystem:
+    """The system of these settings: started here, unless another process is faster."""
+    if attach == "require":
+        raise AttachError(
+            f"no system runs under the name {settings.name or system_name() or 'of this user'!r}, and attach is "
+            f"'require': start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
+        )
+    under_ray = on_ray.is_used(settings.runtime)
+    settings.check_runtime(under_ray)
+    if settings.name is None and address() is not None:
+        _logger.warning("TQ_ADDRESS names %s, where no system runs; init starts one by name", address())
+    merged = merge(conf)
+    plain = {"settings": settings.to_json(), "conf": as_json(merged)}
+    if under_ray:
+        found = on_ray.start(settings, merged, plain, sampler_object(conf))
+    else:
+        settings.refuse_one_node()
+        found = start_local(
+            settings.name,
+            plain,
+            sampler_object(conf),
+            timeout=settings.start_timeout,
+            environment=process_environment(),
+        )
+    if found.new:
+        found.conf = merged
+    return found
+
+
+def _refuse_running(system: RunningSystem, attach: str) -> None:
+    if attach == "never":
+        raise StartError(
+            f"the system {system.name!r} runs already, {system.describe()}, and attach is 'never': give the new one "
+            f"another name (system.name, or TQ_SYSTEM), or end this one first (close() in its program, or `tq stop`)"
+        )
+
+
+def _in_force(
+    system: RunningSystem, client: TransferQueueClient, conf: DictConfig | Mapping[str, Any] | None
+) -> DictConfig:
+    """The configuration of a system, with its place; warns where the caller has asked for another one."""
+    if system.conf is not None:
+        merged = merge(system.conf)
+    else:
+        client.get_partition_list()  # the configuration is known once the controller was reached
+        merged = merge(client.storage_manager.config.get("conf"))
+    differing = differences(conf, as_json(merged))
+    if differing:
+        _logger.warning("%s", system.with_other_settings(differing))
+    OmegaConf.update(merged, "system.folder", str(system.folder), force_add=True)
+    return merged
 
 
 def _check_name(conf: object, system: RunningSystem) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import transfer_queue as tq
 from transfer_queue.config import Settings
@@ -60,3 +62,60 @@ def test_what_init_was_called_for_is_not_changed_behind_its_back(systems: Any) -
         tq.kv_list()
     tq.init({"system": {"name": NAME}})
     assert tq.kv_list() == {}
+
+
+WANTED = {"system": {"name": NAME}, "controller": {"polling_mode": True}}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_call_that_attaches_returns_the_settings_in_force_and_names_those_that_differ(
+    systems: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = systems()
+    for _ in range(2):  # the first call attaches, the second is one of a process that is attached
+        caplog.clear()
+        conf = tq.init(WANTED)
+        assert conf.controller.polling_mode is False
+        assert conf.system.folder == str(system.folder)
+        (said,) = warnings_of(caplog)
+        assert "controller.polling_mode: asked for true, in force false" in said
+        assert system.describe() in said
+        assert "system.name" in said
+    caplog.clear()
+    assert tq.init() == tq.init({"metrics": {"enabled": False}}) == conf
+    assert warnings_of(caplog) == []
+
+
+def test_the_starter_gets_the_same_settings_from_every_call(caplog: pytest.LogCaptureFixture) -> None:
+    conf = {"system": {"name": f"{NAME}-mine"}, "controller": {"sampler": tq.RankAwareSampler()}, "mine": 5}
+    try:
+        first = tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))
+        assert warnings_of(caplog) == ["the configuration has a key without an effect: mine: unknown"]
+        assert tq.init() == first
+        assert isinstance(first.controller.sampler, tq.RankAwareSampler)
+        assert first.mine == 5
+    finally:
+        tq.close()
+
+
+def test_a_program_says_whether_it_wants_a_system_of_its_own(systems: Any) -> None:
+    with pytest.raises(tq.AttachError, match=f"no system runs under the name '{NAME}'"):
+        tq.init(attach="require")
+    system = systems()
+    assert tq.init(attach="require").system.folder == str(system.folder)
+    for _ in range(2):
+        with pytest.raises(tq.StartError, match="attach is 'never'"):
+            tq.init(attach="never")
+        tq.close()
+    with pytest.raises(tq.InvalidArgumentError, match="attach is 'perhaps'"):
+        tq.init(attach="perhaps")  # type: ignore[arg-type]
+
+
+def test_with_strict_an_unknown_key_keeps_init_from_starting(systems: Any) -> None:
+    with pytest.raises(tq.InvalidArgumentError, match=r"controller\.samplr: unknown; did you mean controller\.sampler"):
+        tq.init({"strict": True, "controller": {"samplr": "RankAwareSampler"}})
+    with pytest.raises(tq.NotInitializedError):
+        tq.get_client()

@@ -64,6 +64,10 @@ def test_start_again_says_whose_it_is(started: subprocess.CompletedProcess[str])
     again = command("start", "--name", NAME)
     assert again.returncode == 0
     assert again.stdout.startswith("runs already: started by pid")
+    other = command("start", "--name", NAME, "--set", "controller.polling_mode=false")
+    assert other.returncode == 1
+    assert "controller.polling_mode: asked for false, in force true" in other.stderr
+    assert "started by pid" in other.stderr
 
 
 def test_status_is_a_table(started: subprocess.CompletedProcess[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -171,13 +172,12 @@ class Worker:
 
 def test_init_starts_an_actor_and_close_ends_it() -> None:
     conf = tq.init({"controller": {"polling_mode": True}, "mine": {"kept": 1}})
-    assert conf is not None
     assert conf.controller.polling_mode is True
     tq.kv_batch_put(keys(3), "p", numbers(3))
     assert read(3) == [0, 1, 2]
     told = call("get_config")
     assert (told.mine.kept, told.system.folder) == (1, conf.system.folder)
-    assert tq.init({"other": 1}) == {"other": 1}
+    assert tq.init({"other": 1}) == conf
     process = psutil.Process(call("process"))
     tq.close()
     assert actor() is None
@@ -186,6 +186,36 @@ def test_init_starts_an_actor_and_close_ends_it() -> None:
     assert not process.is_running()
     tq.init()  # and anew, under the same name
     assert tq.kv_list() == {}
+
+
+@ray.remote(num_cpus=0)
+def attached_with(conf: dict[str, Any]) -> tuple[Any, list[str]]:
+    """What `init` with this conf returns in another process, and what it warns of."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transfer_queue")
+    logger.addHandler(handler)
+    try:
+        return tq.init(conf), told
+    finally:
+        logger.removeHandler(handler)
+        tq.close()
+
+
+def test_a_process_that_attaches_learns_which_settings_are_not_as_it_asked() -> None:
+    conf = tq.init({"controller": {"polling_mode": True}, "ray": {"detached": True}})
+    try:
+        found, told = ray.get(attached_with.remote({"controller": {"polling_mode": False}}), timeout=SECONDS)
+        assert found == conf
+        assert len(told) == 1
+        assert "controller.polling_mode: asked for false, in force true" in told[0]
+        assert "started by pid" in told[0]
+        with pytest.raises(tq.StartError, match="attach is 'never'"):
+            tq.init(attach="never")
+    finally:
+        assert CURRENT.system is not None
+        CURRENT.system.stop()
 
 
 def test_workers_attach_by_themselves() -> None:
@@ -506,7 +536,6 @@ def test_ray_that_was_shut_down_first(cluster: str, tmp_path: Path) -> None:
 def test_the_local_runtime_beside_it() -> None:
     """`runtime: local` has nothing to do with Ray."""
     conf = tq.init({"runtime": "local"})
-    assert conf is not None
     assert actor() is None
     assert Path(conf.system.folder).name == "default"
 

@@ -160,7 +160,6 @@ class Chaos:
     def run(self, seconds: float, faults: int) -> None:
         """Begins a system, and has things go wrong."""
         conf = tq.init({"controller": {"sampler": "SequentialSampler"}, "client": {"call_timeout": CALL}})
-        assert conf is not None
         folder = Path(conf["system"]["folder"])
         self.own = [folder, Path(os.path.realpath(folder / "arena"))]
         client = tq.get_client()

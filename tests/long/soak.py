@@ -99,7 +99,6 @@ def run(batches: int, workers: int) -> list[tuple[int, float, Sizes]]:
     before = set(psutil.Process().children(recursive=True))
     conf = tq.init({"controller": {"sampler": "RankAwareSampler"}, "backend": {"SimpleStorage": {
         "total_storage_size": CAPACITY}}})  # fmt: skip
-    assert conf is not None
     servers = [child for child in psutil.Process().children(recursive=True) if child not in before]
     folder = Path(conf["system"]["folder"])
     arenas = sorted(Path(os.path.realpath(folder / "arena")).rglob("arena"))

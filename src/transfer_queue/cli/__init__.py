@@ -9,9 +9,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from transfer_queue.cli import bench, dashboard, demo, doctor, explain, start, status, stop
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.names import did_you_mean
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 
@@ -21,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["demo"]:
         return demo.run(given[1:])
-    options = _parser().parse_args(given)
+    options, strange = _parser().parse_known_args(given)
+    if strange:
+        _refuse(options.parser, strange)
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -34,12 +38,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # who read us (head, a pager) has had enough; the interpreter's own last flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"tq: {error}", file=sys.stderr)
+        return 1
     return code
+
+
+def _refuse(command: argparse.ArgumentParser, strange: list[str]) -> NoReturn:
+    """A usage error that names the arguments which the command does not take, and what was meant by the first."""
+    known = [option for action in command._actions for option in action.option_strings]
+    command.error(f"unrecognized arguments: {' '.join(strange)}{did_you_mean(strange[0], known)}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tq", description="A streaming data system for LLM post-training.")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version of the package and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (demo, start, stop, status, explain, doctor, bench, dashboard):
         command.add(commands)
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)
     return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Looks the version up only when it is asked for, which takes time."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from transfer_queue.cli.doctor.software import version_of
+
+        print(f"tq {version_of('transfer_queue') or '(from a source tree)'}")
+        parser.exit()

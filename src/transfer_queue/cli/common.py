@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.errors import AttachError
+from transfer_queue import config
+from transfer_queue.checks import checked_name
+from transfer_queue.errors import AttachError, InvalidArgumentError
+from transfer_queue.names import did_you_mean
 
 if TYPE_CHECKING:
     from transfer_queue.node.launcher import RunningSystem
@@ -16,7 +19,14 @@ Commands = Any  # argparse has no public name for what `add_subparsers` returns
 
 def add_name(command: argparse.ArgumentParser) -> None:
     """The option that says which system is meant."""
-    command.add_argument("--name", help="the system's name (TQ_SYSTEM, or your default one)")
+    command.add_argument("--name", type=_name, help="the system's name (TQ_SYSTEM, or your default one)")
+
+
+def _name(text: str) -> str:
+    try:
+        return checked_name("the name of a system", text)
+    except InvalidArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def found(name: str | None) -> RunningSystem:
@@ -27,5 +37,18 @@ def found(name: str | None) -> RunningSystem:
     system = on_ray.find(name, on_ray.NAMESPACE, ATTACH_SECONDS) if on_ray.is_used("auto") else None
     system = system or find(name)
     if system is None:
-        raise AttachError("no system is running under this name; `tq start` starts one, `--name` names another")
+        raise AttachError(f"{_nobody(name)}; `tq start` starts one, `--name` names another")
     return system
+
+
+def _nobody(name: str | None) -> str:
+    """Which system was looked for, and which there are."""
+    from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder, runtime_dir
+
+    place = config.address() if name is None else None
+    wanted = name or config.system_name() or DEFAULT_NAME
+    looked = f"at TQ_ADDRESS={place}" if place is not None else f"under the name {wanted!r}"
+    folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
+    running = sorted(folder.name for folder in folders if folder.description.exists())
+    there = did_you_mean(wanted, running) or (f"; running: {', '.join(map(repr, running))}" if running else "")
+    return f"no system is running {looked}{there}"

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transfer_queue.cli.common import Commands, add_name
+from transfer_queue.errors import InvalidArgumentError, StartError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def add(commands: Commands) -> None:
     """Its words."""
     command = commands.add_parser("start", help="start a system that outlives this command")
-    command.add_argument("--conf", type=Path, help="a YAML file to lay over the defaults")
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one value of the conf")
+    command.add_argument("--conf", type=Path, metavar="FILE", help="a YAML file to lay over the defaults")
+    command.add_argument(
+        "--set", action="append", default=[], type=_setting, metavar="KEY=VALUE", help="one value of the conf"
+    )
     add_name(command)
     command.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Starts it, or says whose runs already."""
-    from omegaconf import DictConfig, OmegaConf
+def _setting(text: str) -> str:
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+    from omegaconf import OmegaConf
 
-    from transfer_queue.config import Settings, as_json, merge, sampler_object
+    key, equals, value = text.partition("=")
+    if not key.strip() or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, for example controller.polling_mode=true")
+    try:
+        OmegaConf.from_dotlist([text])
+    except (yaml.YAMLError, ValueError) as error:
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"the value {value!r} of {key} is not YAML ({said})") from None
+    return text
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start it, or say whose runs already."""
+    from transfer_queue.config import Settings, sampler_object
+    from transfer_queue.config_tree import as_json, merge, unknown_keys
     from transfer_queue.node.launcher import start_local
 
-    given: Any = OmegaConf.load(options.conf) if options.conf else {}
-    conf = cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(options.set)))
+    conf = _conf(options.conf, options.set)
+    unknown_keys(conf, strict=True)
     settings = Settings.from_config(conf)
     settings.check_runtime(under_ray=False)
     system = start_local(
@@ -37,7 +56,50 @@ def run(options: argparse.Namespace) -> int:
         detached=True,
         timeout=settings.start_timeout,
     )
-    new = system.description.starter_pid == os.getpid()
-    print(f"{'running' if new else 'runs already'}: {system.describe()}")
+    if not system.new:
+        _refuse_other_settings(system, conf)
+    print(f"{'running' if system.new else 'runs already'}: {system.describe()}")
     print(f"attach with  TQ_ADDRESS={system.folder}  or by its name; logs in {system.folder / 'logs'}")
     return 0
+
+
+def _conf(path: Path | None, assignments: list[str]) -> DictConfig:
+    """The file with the assignments over it. InvalidArgumentError where it cannot be read."""
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    given: Any = OmegaConf.create({})
+    if path is not None:
+        try:
+            given = OmegaConf.load(path)
+        except OSError as error:
+            raise InvalidArgumentError(f"--conf {path} cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise InvalidArgumentError(f"--conf {path} is not a text file in UTF-8; give a YAML file") from None
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            said = " ".join(str(error).split())
+            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {said}") from None
+        if not isinstance(given, DictConfig):
+            found = "a list" if OmegaConf.is_list(given) else type(given).__name__
+            raise InvalidArgumentError(f"--conf {path} must hold a mapping of settings, and holds {found}")
+    try:
+        return cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(assignments)))
+    except (OmegaConfBaseException, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise InvalidArgumentError(f"--set {' --set '.join(assignments)} cannot be laid over --conf: {said}") from None
+
+
+def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
+    """StartError where the system that runs has other settings."""
+    import msgspec
+
+    from transfer_queue.client.onlooker import Onlooker
+    from transfer_queue.config_tree import as_json, differences, merge
+    from transfer_queue.messages import Topology, TopologyReply
+
+    with Onlooker(system) as onlooker:
+        config = msgspec.json.decode(onlooker.ask(Topology(), TopologyReply).config)
+    differing = differences(conf, as_json(merge(config.get("conf"))))
+    if differing:
+        raise StartError(system.with_other_settings(differing))

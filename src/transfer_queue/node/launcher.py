@@ -53,8 +53,11 @@ class RunningSystem:
 
     name, folder: see `paths`. controller: where it listens. node: see `Description`. key: never to be shown. logs,
     states: the folders of the servers' logs, and of state files. owned: this very process has started it, and its end
-    ends it.
+    ends it. new: the call that returned this object has started it. conf: the merged conf, in the process that has.
     """
+
+    new = False
+    conf: Any = None
 
     def __init__(
         self, system: SystemFolder, description: Description, key: bytes, owner: int | None = None,
@@ -99,6 +102,15 @@ class RunningSystem:
         its = self.description
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started_at))
         return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
+
+    def with_other_settings(self, differing: list[str]) -> str:
+        """Says that the system runs with other settings than somebody asks for, and what to do. differing: of which."""
+        listed = "".join(f"\n  {each}" for each in differing)
+        return (
+            f"the system {self.name!r}, {self.describe()}, runs with other settings than asked for:{listed}\n"
+            f"The settings in force stay. For a system of your own, give it another name (system.name, or TQ_SYSTEM); "
+            f"to replace this one, end it first (`tq stop --name {self.name}`)"
+        )
 
     def log_of(self, target: Target) -> str:
         """The log of ("controller", 0) or ("unit", n); "" where there is none, or where it is about to be removed."""
@@ -318,7 +330,9 @@ def _start(
     finally:
         if supervisor is not None:
             supervisor.close()
-    return RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
+    started = RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
+    started.new = True
+    return started
 
 
 def take_over(system: str) -> RunningSystem | None:

@@ -200,7 +200,9 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
         here = ray.get_runtime_context().get_node_id()
         ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
         place: Place = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
-        return RaySystem(_at(place), name, handle, not settings.ray_detached, keeper)
+        started = RaySystem(_at(place), name, handle, not settings.ray_detached, keeper)
+        started.new = True
+        return started
     except BaseException as error:
         _roll_back(ray, handle)
         _without_keeper(ray, settings, plain)

@@ -1,0 +1,318 @@
+"""The configuration as a tree of keys: the defaults, the caller's conf over them, and keys that are not known.
+
+Values are checked in `config.py`. Importable without omegaconf and torch; the functions that need omegaconf import it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.checks import refuse
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.names import nearest
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_SET_BY_INIT = ("system.folder",)  # in what `init` returns, and so in a conf that is given to it again
+
+_NOT_COMPARED = ("strict", "system.", "runtime", "timeouts.start")
+
+ALIASES = {
+    "backend.SimpleStorage.ssd_offload.enabled": "backend.SimpleStorage.offload.enabled",
+    "backend.SimpleStorage.ssd_offload.path": "backend.SimpleStorage.offload.path",
+    "backend.SimpleStorage.required_node_resource": "ray.node_resource",
+}
+"""Keys of TransferQueue 0.1.11 that have another name here."""
+
+_RDMA = "backend.Yuanrong.enable_rdma"
+_WORKER_ARGS = "backend.Yuanrong.worker_args"
+
+WITHOUT_COUNTERPART = {
+    "backend.SimpleStorage.ssd_offload.threshold_bytes": (
+        "values move to the SSD when a share of a unit's bytes is in use: set "
+        "backend.SimpleStorage.offload.high_watermark and backend.SimpleStorage.arena_bytes"
+    ),
+    "backend.MooncakeStore.offload": (
+        "configure an SSD tier in Mooncake itself, with auto_init: false, or use SimpleStorage with "
+        "backend.SimpleStorage.offload"
+    ),
+    "backend.MooncakeStore.gdr_staging_buffer_mb": (
+        "values of a GPU are sent from a pool of registered memory that grows as needed; "
+        "backend.MooncakeStore.local_buffer_size limits what is kept of the host's"
+    ),
+    "backend.Yuanrong.ucx_env_vars": (
+        "set these variables in the environment of the program that starts the system; its servers inherit them"
+    ),
+    "backend.Yuanrong.ds_max_workers": "reads and writes of a batch are single calls of the library",
+}
+"""Keys of TransferQueue 0.1.11 that have no effect here, and what to do instead."""
+
+
+def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
+    """The caller's conf over the defaults, as a new DictConfig without struct or read-only flags.
+
+    Unknown keys and objects are kept; those of the PyPI package `TransferQueue` also stand under their names here;
+    interpolations that point outside of `conf` are resolved; `conf` itself is left as it is. Errors:
+    InvalidArgumentError where conf is no mapping.
+    """
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    plain = {} if conf is None else _plain(conf)
+    try:
+        merged = OmegaConf.merge(_defaults(), OmegaConf.create(plain, flags={"allow_objects": True}))
+    except (OmegaConfBaseException, TypeError) as error:  # OmegaConf says some of it with bare TypeErrors
+        raise unreadable(error) from error
+    assert isinstance(merged, DictConfig)
+    OmegaConf.set_readonly(merged, None)
+    return merged
+
+
+def unknown_keys(conf: DictConfig | Mapping[str, Any] | None, strict: bool | None = None) -> list[str]:
+    """Return a sentence for each key of a conf that has no effect, with the nearest known name.
+
+    Args:
+        conf: What the caller gave.
+        strict: Whether such a key is an error. Default: what the conf says itself (`strict`).
+
+    Raises:
+        InvalidArgumentError: There are such keys, and they are errors.
+    """
+    if conf is None:
+        return []
+    plain = _plain(conf)
+    found = strange_keys(plain, _documented())
+    if found and (plain.get("strict") is True if strict is None else strict):
+        raise InvalidArgumentError("\n  ".join(["the configuration has keys without an effect; correct them:", *found]))
+    return found
+
+
+def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[str, Any]) -> list[str]:
+    """Return a phrase for each setting that a conf names and that is not so in a running system.
+
+    Defaults and unknown keys do not count, nor does what only says which system is meant, or how it is started.
+
+    Args:
+        conf: What the caller gave.
+        in_force: The merged conf of the system, as JSON values.
+    """
+    if conf is None:
+        return []
+    named, known = leaves(_plain(conf), _documented()), _documented()
+    wanted, found = leaves(as_json(merge(conf)), known), leaves(in_force, known)
+    return [
+        f"{path}: asked for {json.dumps(wanted[path])}, in force {json.dumps(found.get(path))}"
+        for path in named
+        if path in wanted and not path.startswith(_NOT_COMPARED) and not _same(path, wanted[path], found.get(path))
+    ]
+
+
+def _same(path: str, wanted: Any, found: Any) -> bool:
+    if path == "controller.sampler" and isinstance(wanted, str) and isinstance(found, str):
+        # a class, its instance and its import path are the same sampler
+        return re.split("[.:]", wanted)[-1] == re.split("[.:]", found)[-1]
+    return bool(wanted == found)
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> DictConfig:
+    """The documented defaults; read-only."""
+    import importlib.resources
+
+    from omegaconf import DictConfig, OmegaConf
+
+    defaults = OmegaConf.create((importlib.resources.files(__package__) / "config.yaml").read_text("utf-8"))
+    assert isinstance(defaults, DictConfig)
+    OmegaConf.set_readonly(defaults, True)
+    return defaults
+
+
+@lru_cache(maxsize=1)
+def _documented() -> Mapping[str, Any]:
+    """The same as a plain container, whose keys are all that are known."""
+    return _plain(_defaults())
+
+
+def _plain(conf: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """The conf as plain containers, with the names that keys have here."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+    if not isinstance(conf, (DictConfig, Mapping)):
+        raise refuse("conf", conf, "a DictConfig, a dict or None")
+    flags = {"allow_objects": True}
+    try:
+        given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
+        try:
+            plain: Any = OmegaConf.to_container(given, resolve=True)
+        except InterpolationResolutionError:
+            # It may point at a default: then it resolves in the merged conf.
+            plain = OmegaConf.to_container(given, resolve=False)
+    except (OmegaConfBaseException, TypeError) as error:
+        raise unreadable(error) from error
+    made: dict[str, Any] = translated(plain)
+    return made
+
+
+def as_json(merged: DictConfig) -> Any:
+    """The conf as JSON values; an object that is none (a sampler) and a class as the class's name."""
+    import msgspec
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise unreadable(error) from error
+    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=_named))
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    return value.__qualname__ if isinstance(value, type) else type(value).__qualname__
+
+
+def unreadable(error: Exception) -> InvalidArgumentError:
+    """What OmegaConf has refused, in our words."""
+    where = getattr(error, "full_key", None) or "its top"
+    said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
+    return InvalidArgumentError(f"conf cannot be read at {where}: {said}")
+
+
+# ---------------------------------------------------------------- keys
+
+
+def translated(given: Any) -> Any:
+    """Return a copy of a conf in which keys of TransferQueue 0.1.11 also stand under their names here.
+
+    The old keys are kept. A key that is given under both names keeps its value.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    made = _copied(given)
+    for old, new in ALIASES.items():
+        value = _at(made, old)
+        if value is not _MISSING and _at(made, new) is _MISSING:
+            _put(made, new, value)
+    if _at(made, _RDMA) not in (_MISSING, None, False):
+        arguments = _at(made, _WORKER_ARGS)
+        arguments = "" if arguments is _MISSING or arguments is None else arguments
+        if isinstance(arguments, str) and "--enable_rdma" not in arguments:
+            _put(made, _WORKER_ARGS, f"{arguments} --enable_rdma true".strip())
+    return made
+
+
+def strange_keys(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each key that has no effect, with the nearest known name.
+
+    Args:
+        given: The caller's conf as a plain container.
+        defaults: The documented defaults, which name all keys.
+    """
+    known = [*paths(defaults), *_SET_BY_INIT]
+    return [_sentence(key, known) for key in _strange(given, set(known), "")]
+
+
+def paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key, sections included. The keys of an empty section are the user's own."""
+    for name, value in section.items():
+        path = f"{above}{name}"
+        yield path
+        if isinstance(value, Mapping):
+            yield from paths(value, f"{path}.")
+
+
+def leaves(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a conf by dotted path: the known keys that are no sections. Unknown keys are left out."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in defaults:
+            continue
+        default = defaults[name]
+        if isinstance(default, Mapping) and default and isinstance(value, Mapping):
+            found.update({f"{name}.{below}": each for below, each in leaves(value, default).items()})
+        else:
+            found[str(name)] = value
+    return found
+
+
+def _strange(section: Mapping[str, Any], known: set[str], above: str) -> Iterator[str]:
+    for name, value in section.items():
+        path = f"{above}{name}"
+        if path in WITHOUT_COUNTERPART:
+            if _has_effect(value):
+                yield path
+        elif isinstance(value, Mapping) and _is_section(path, known):
+            yield from _strange(value, known, f"{path}.")
+        elif path not in known and path not in ALIASES and path != _RDMA:
+            yield path
+
+
+def _is_section(path: str, known: set[str]) -> bool:
+    inside = f"{path}."
+    return any(key.startswith(inside) for group in (known, ALIASES, WITHOUT_COUNTERPART) for key in group)
+
+
+def _has_effect(value: Any) -> bool:
+    """Whether the PyPI package would do something for this value; its files hold all keys, most of them off."""
+    if isinstance(value, Mapping):
+        return bool(value.get("enabled", any(map(_has_effect, value.values()))))
+    return bool(value)
+
+
+def _sentence(key: str, known: list[str]) -> str:
+    if key in WITHOUT_COUNTERPART:
+        return f"{key}: a key of TransferQueue 0.1.11 that has no effect here; {WITHOUT_COUNTERPART[key]}"
+    found = _nearest(key, known)
+    return f"{key}: unknown" + (f"; did you mean {found}?" if found else "")
+
+
+def _nearest(key: str, known: list[str]) -> str | None:
+    """The key that the caller most likely meant: one beside it, one that looks alike, or one of this name elsewhere."""
+    above, _, name = key.rpartition(".")
+    anywhere = {path.rpartition(".")[2]: path for path in reversed(known)}
+    beside = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == above}
+    whole = {path: path for path in known} if not above else {}
+    for candidates, least in ((beside, 0.75), (whole, 0.6), (anywhere, 0.6)):
+        found = nearest(name, candidates, least=least)
+        if found:
+            return candidates[found[0]]
+    return None
+
+
+_MISSING = object()
+
+
+def _copied(section: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The same mappings, made anew; what is in them is not copied."""
+    return {
+        name: _copied(value) if isinstance(value, Mapping) else copy.copy(value) if isinstance(value, list) else value
+        for name, value in section.items()
+    }
+
+
+def _at(section: Any, path: str) -> Any:
+    for name in path.split("."):
+        if not isinstance(section, Mapping) or name not in section:
+            return _MISSING
+        section = section[name]
+    return section
+
+
+def _put(section: dict[Any, Any], path: str, value: Any) -> None:
+    *above, name = path.split(".")
+    for each in above:
+        if section.get(each) is None:
+            section[each] = {}
+        if not isinstance(section[each], dict):
+            return  # which is refused where it is read
+        section = section[each]
+    section[name] = value

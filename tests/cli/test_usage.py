@@ -1,0 +1,83 @@
+"""What `tq` answers to typing errors: a message that says what is wrong and what was meant, never a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.cli import main
+
+NOBODY = "a-system-that-nobody-has-started"
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code of `tq` with these words, and what it says on stderr."""
+    try:
+        code = main(words)
+    except SystemExit as error:  # of argparse
+        code = int(error.code or 0)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"a: [1, 2", "is not valid YAML"),
+        (b"\xff\xfe\x00\x88", "is not a text file in UTF-8"),
+        (b"- 1\n- 2\n", "must hold a mapping of settings, and holds a list"),
+        (b"controller: 3", "controller is 3; allowed: a mapping"),
+        (b"controller: {polling_mode: perhaps}", "controller.polling_mode is 'perhaps'"),
+        (b"controller: {samplr: x}", "controller.samplr: unknown; did you mean controller.sampler?"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_used_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "conf.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    code, said = told(capsys, "start", "--name", NOBODY, "--conf", str(path))
+    assert code == 1
+    assert said.startswith("tq: ")
+    assert message in said
+
+
+def test_a_folder_in_place_of_a_file_of_settings_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, said = told(capsys, "start", "--name", NOBODY, "--conf", str(tmp_path))
+    assert (code, said) == (1, f"tq: --conf {tmp_path} cannot be read: Is a directory\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("start", "--set", "foo"), "'foo' is not KEY=VALUE"),
+        (("start", "--set", "=3"), "'=3' is not KEY=VALUE"),
+        (("start", "--set", "a.b=["), "the value '[' of a.b is not YAML"),
+        (("start", "--name", "../x"), "the name of a system is '../x'"),
+        (("status", "--jsn"), "unrecognized arguments: --jsn; did you mean '--json'?"),
+        (("dashboard", "grafana"), "unrecognized arguments: grafana"),
+        (("strat",), "invalid choice: 'strat'"),
+    ],
+)
+def test_words_that_a_command_does_not_take_are_usage_errors(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    code, said = told(capsys, *words)
+    assert code == 2
+    assert message in said
+
+
+def test_an_unknown_key_that_is_set_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = told(capsys, "start", "--name", NOBODY, "--set", "polling_mode=true")
+    assert code == 1
+    assert "polling_mode: unknown; did you mean controller.polling_mode?" in said
+
+
+def test_a_command_names_the_system_that_it_does_not_find(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = told(capsys, "status", "--name", NOBODY)
+    assert code == 1
+    assert f"no system is running under the name {NOBODY!r}" in said

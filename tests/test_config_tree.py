@@ -1,0 +1,121 @@
+"""Keys of the configuration: unknown ones, those of the PyPI package, and settings that differ from a system's."""
+
+from __future__ import annotations
+
+import pytest
+
+from transfer_queue.config import Settings
+from transfer_queue.config_tree import ALIASES, WITHOUT_COUNTERPART, as_json, differences, merge, unknown_keys
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler import RankAwareSampler
+
+
+def nested(path: str, value: object) -> dict:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+class TestUnknownKeys:
+    @pytest.mark.parametrize(
+        ("path", "meant"),
+        [
+            ("controller.samplr", "controller.sampler"),
+            ("controler", "controller"),
+            ("polling_mode", "controller.polling_mode"),
+            ("system_name", "system.name"),
+            ("backend.num_data_storage_units", "backend.SimpleStorage.num_data_storage_units"),
+            ("backend.SimpleStorage.offload.high_watermrk", "backend.SimpleStorage.offload.high_watermark"),
+            ("metrics.prt", "metrics.port"),
+        ],
+    )
+    def test_an_unknown_key_is_named_with_the_nearest_known_one(self, path, meant):
+        assert unknown_keys(nested(path, 1)) == [f"{path}: unknown; did you mean {meant}?"]
+
+    def test_a_key_that_resembles_none_is_named_alone_and_kept(self):
+        assert unknown_keys({"mine": {"a": 1, "b": {"c": 2}}}) == ["mine: unknown"]
+        assert merge({"mine": {"a": 1}}).mine.a == 1
+
+    def test_every_documented_key_is_known(self):
+        assert unknown_keys(None) == unknown_keys({}) == unknown_keys(merge()) == []
+
+    def test_what_init_returns_can_be_given_to_it_again(self):
+        assert unknown_keys(merge({"system": {"folder": "/tmp/x"}})) == []
+
+    @pytest.mark.parametrize(
+        "conf",
+        [
+            {"ray": {"actor_options": {"num_gpus": 1}}},
+            {"backend": {"options": {"anything": {"goes": 1}}}},
+            {"controller": {"sampler_args": {"token_budget": 5}}},
+            {"security": {"tls": {"certificate": "/a", "private_key": "/b", "authority": "/c"}}},
+        ],
+    )
+    def test_keys_of_sections_that_are_the_users_own_are_known(self, conf):
+        assert unknown_keys(conf) == []
+
+    def test_with_strict_an_unknown_key_is_an_error(self):
+        for conf, strict in (({"mine": 1, "strict": True}, None), ({"mine": 1}, True)):
+            with pytest.raises(InvalidArgumentError, match="mine: unknown"):
+                unknown_keys(conf, strict)
+        assert unknown_keys({"mine": 1, "strict": True}, strict=False) == ["mine: unknown"]
+        assert Settings.from_config({"strict": True}).strict
+
+
+class TestKeysOfThePyPIPackage:
+    @pytest.mark.parametrize(("theirs", "ours"), sorted(ALIASES.items()))
+    def test_a_key_with_another_name_here_is_taken_for_it(self, theirs, ours):
+        value = {"enabled": True, "path": "/ssd", "required_node_resource": "mem"}[theirs.rpartition(".")[2]]
+        merged = merge(nested(theirs, value))
+        for path in (theirs, ours):
+            section = merged
+            for name in path.split("."):
+                section = section[name]
+            assert section == value
+        assert unknown_keys(nested(theirs, value)) == []
+
+    def test_the_name_here_goes_before_theirs(self):
+        conf = {"backend": {"SimpleStorage": {"ssd_offload": {"path": "/theirs"}, "offload": {"path": "/ours"}}}}
+        assert merge(conf).backend.SimpleStorage.offload.path == "/ours"
+
+    def test_rdma_of_yuanrong_becomes_an_argument_of_its_worker(self):
+        conf = {"backend": {"Yuanrong": {"enable_rdma": True, "worker_args": "--x 1"}}}
+        assert merge(conf).backend.Yuanrong.worker_args == "--x 1 --enable_rdma true"
+        assert merge(merge(conf)) == merge(conf)
+        assert merge({"backend": {"Yuanrong": {"enable_rdma": False}}}).backend.Yuanrong.worker_args == ""
+        assert unknown_keys(conf) == []
+
+    @pytest.mark.parametrize(("path", "advice"), sorted(WITHOUT_COUNTERPART.items()))
+    def test_a_key_without_a_counterpart_says_what_to_do(self, path, advice):
+        (said,) = unknown_keys(nested(path, {"enabled": True} if path.endswith("offload") else 5))
+        assert said == f"{path}: a key of TransferQueue 0.1.11 that has no effect here; {advice}"
+
+    @pytest.mark.parametrize("value", [None, False, 0, "", {}, {"enabled": False, "path": "/x"}])
+    def test_one_that_is_off_is_not_spoken_of(self, value):
+        assert unknown_keys({"backend": {"MooncakeStore": {"offload": value}}}) == []
+
+
+class TestDifferences:
+    IN_FORCE = as_json(merge({"controller": {"polling_mode": True, "sampler": RankAwareSampler}}))
+
+    def test_each_setting_that_was_asked_for_and_is_not_so_is_named(self):
+        conf = {"controller": {"polling_mode": False}, "metrics": {"enabled": True, "port": 0}}
+        assert differences(conf, self.IN_FORCE) == [
+            "controller.polling_mode: asked for false, in force true",
+            "metrics.enabled: asked for true, in force false",
+        ]
+
+    def test_defaults_and_unknown_keys_do_not_count(self):
+        assert differences(None, self.IN_FORCE) == differences({"mine": 5}, self.IN_FORCE) == []
+
+    @pytest.mark.parametrize(
+        "sampler",
+        [RankAwareSampler, RankAwareSampler(), "RankAwareSampler", "transfer_queue.sampler:RankAwareSampler"],
+    )
+    def test_a_sampler_is_the_same_as_class_instance_and_path(self, sampler):
+        assert differences({"controller": {"sampler": sampler}}, self.IN_FORCE) == []
+
+    def test_which_system_is_meant_does_not_count(self):
+        conf = {"system": {"name": "x", "folder": "/y"}, "runtime": "local", "timeouts": {"start": 5}}
+        assert differences(conf, self.IN_FORCE) == []
