@@ -38,13 +38,12 @@ SECONDS = 60  # within which what was closed must be gone
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """After the last test no process of the run is alive, its runtime directory is empty, no arena lies about."""
-    before = arenas()
     yield
     processes = wait_for_none(_RUNTIME_DIR, SECONDS)
     files = files_in(_RUNTIME_DIR)
     assert processes == []
     assert files == []
-    assert abandoned_for(lambda: arenas() - before, SECONDS) == []
+    assert abandoned_for(lambda: arenas(_RUNTIME_DIR), SECONDS) == []
 
 
 # What takes longest comes first, so that of several processes none is left alone with it at the end: names of files,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+OWNER = "system"  # in a folder of arenas: a link to the folder of its system
+
 # multiprocessing keeps these two until its process ends.
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -60,9 +62,21 @@ def _line(process: psutil.Process) -> str:
         return "(ended)"
 
 
-def arenas() -> set[Path]:
-    """The folders of arenas in shared memory, of this run and of others."""
-    return set(Path("/dev/shm").glob("transfer_queue-*"))
+def arenas(folder: Path) -> set[Path]:
+    """The folders of arenas in shared memory that were made by the systems in this folder, and no others.
+
+    folder: of one system, or a TQ_RUNTIME_DIR.
+    """
+    owners = {path: path / OWNER for path in Path("/dev/shm").glob("transfer_queue-*")}
+    return {path for path, owner in owners.items() if _is_within(owner, folder)}
+
+
+def _is_within(link: Path, folder: Path) -> bool:
+    try:
+        target = Path(os.readlink(link))
+    except OSError:  # it is not one of ours, or has gone meanwhile
+        return False
+    return folder in (target, *target.parents)
 
 
 def abandoned_for(folders: Callable[[], set[Path]], seconds: float) -> list[str]:

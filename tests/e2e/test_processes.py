@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -20,9 +21,10 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
+from leftovers import arenas
 from transfer_queue.client.calls import Call
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages import UnitStatus, UnitStatusReply
+from transfer_queue.messages import Lease, UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
 
 SECONDS = 120
@@ -165,6 +167,33 @@ def test_servers_have_neither_torch_nor_ray(system: Any) -> None:
         assert not any(name in maps for name in ("libtorch", "/torch/", "/ray/"))
 
 
+def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand tasks that find the open extent full, one leases another for all of them."""
+    session, leased = tq.get_client().storage_manager.session, 0
+    begin = session.begin
+
+    def counted(request: Any, payload: int = 0) -> tuple[int, bytes]:
+        nonlocal leased
+        leased += isinstance(request, Lease)
+        return begin(request, payload)
+
+    monkeypatch.setattr(session, "begin", counted)
+
+    async def puts() -> None:
+        numbers = iter(range(4000))
+
+        async def one() -> None:
+            for i in numbers:
+                await tq.async_kv_put(f"k{i}", "in flight", {"x": content(7, i)})
+
+        await asyncio.gather(*(one() for _ in range(1000)))
+
+    asyncio.run(puts())
+    got = tq.kv_batch_get([f"k{i}" for i in range(4000)], "in flight")["x"]
+    assert all(torch.equal(row, content(7, i)) for i, row in enumerate(got.unbind()))
+    assert leased <= 20
+
+
 SCRIPT = """
 import os, sys, transfer_queue as tq, torch
 tq.init({"system": {"name": "dying"}})
@@ -182,7 +211,6 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_whatever_ends_the_starter_ends_its_system(end: str, runtime_dir: Path) -> None:
-    arenas = set(Path("/dev/shm").iterdir())
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     starter = subprocess.Popen(
         [sys.executable, "-c", SCRIPT % ENDS[end]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -193,10 +221,11 @@ def test_whatever_ends_the_starter_ends_its_system(end: str, runtime_dir: Path) 
     description = runtime_dir / "dying" / "system.json"
     if end.startswith("sig"):
         assert description.exists()
+        assert len(arenas(runtime_dir / "dying")) == 1
         starter.send_signal(signal.SIGTERM if end == "sigterm" else signal.SIGKILL)
     starter.communicate(timeout=SECONDS)
     until(lambda: not (runtime_dir / "dying").exists())
-    until(lambda: set(Path("/dev/shm").iterdir()) <= arenas)
+    until(lambda: not arenas(runtime_dir / "dying"))
 
 
 def test_a_controller_without_journal_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:

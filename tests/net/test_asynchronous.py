@@ -5,12 +5,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from echo import Running, descriptors, one, parked_claim, until
+from echo import CONTROLLER, Running, descriptors, one, parked_claim, until
 
+from transfer_queue.client.calls import Call
 from transfer_queue.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -18,10 +19,18 @@ from transfer_queue.errors import (
     StorageKeyNotFoundError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import CheckProduction, ClaimReply, CreatePartition, Done, ListPartitions
+from transfer_queue.messages import (
+    AnyReply,
+    AnyRequest,
+    CheckProduction,
+    ClaimReply,
+    CreatePartition,
+    Done,
+    ListPartitions,
+)
 from transfer_queue.net.asynchronous import _Link, run_async
 from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.session import Session
+from transfer_queue.net.session import NOT_MADE, Session
 
 
 @pytest.fixture
@@ -322,3 +331,55 @@ def test_the_deadline_covers_the_time_to_connect(tmp_path: Path) -> None:
             asyncio.run(run_async(session, one(ask("p"), timeout=0.1)))
         assert time.monotonic() - start < 5
         session.close()
+
+
+def test_of_calls_of_one_turn_only_the_first_is_made(running: Running, session: Session) -> None:
+    """The others learn that it has its reply, and may then find that they need nothing any more."""
+
+    def need(name: str) -> Generator[Call, AnyReply, AnyReply]:
+        return (yield Call(CONTROLLER, ask(name), 10.0, turn="t"))
+
+    async def main() -> list[AnyReply]:
+        return list(await asyncio.gather(*(run_async(session, need(f"p{i}")) for i in range(100))))
+
+    replies = asyncio.run(main())
+    assert replies[0] == Done("p0")
+    assert all(reply is NOT_MADE for reply in replies[1:])
+    assert [envelope.body for _, envelope in running.service.envelopes] == [ask("p0")]
+    assert asyncio.run(main())[0] == Done("p0")  # the turn is over
+
+
+def test_after_a_call_that_failed_each_of_its_turn_is_made(running: Running, session: Session) -> None:
+    def need(request: AnyRequest) -> Generator[Call, AnyReply, AnyReply]:
+        return (yield Call(CONTROLLER, request, 10.0, turn="t"))
+
+    async def main() -> list[object]:
+        failing = asyncio.ensure_future(run_async(session, need(CheckProduction("StorageKeyNotFoundError", []))))
+        others = [asyncio.ensure_future(run_async(session, need(ask(f"p{i}")))) for i in range(5)]
+        others[0].cancel()
+        await asyncio.gather(failing, *others, return_exceptions=True)
+        with pytest.raises(StorageKeyNotFoundError):
+            failing.result()
+        assert others[0].cancelled()
+        return [other.result() for other in others[1:]]
+
+    assert asyncio.run(main()) == [Done(f"p{i}") for i in range(1, 5)]
+
+
+def test_every_call_ends_at_its_own_deadline(running: Running) -> None:
+    """Though one timer serves all calls of a connection, in whatever order their deadlines come."""
+    session = running.session(grace=0.0)
+    ended: list[int] = []
+
+    async def wait(number: int, seconds: float) -> None:
+        with pytest.raises(WaitTimeoutError):
+            await run_async(session, one(parked_claim(1000.0), seconds))
+        ended.append(number)
+
+    async def main() -> None:
+        await run_async(session, one(ask("p")))
+        await asyncio.gather(wait(2, 0.3), wait(1, 0.2), wait(3, 0.4), wait(0, 0.1))
+
+    asyncio.run(main())
+    session.close()
+    assert ended == [0, 1, 2, 3]

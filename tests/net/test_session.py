@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import msgspec
@@ -17,7 +18,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import Answer, Done, Envelope, Explain, Failure, ListPartitions
-from transfer_queue.net.session import RETRY_DELAYS, Attempts, Session, outcome
+from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, Attempts, Session, outcome
 from transfer_queue.wire.framing import FrameReader
 
 
@@ -64,30 +65,65 @@ def test_nothing_is_kept_of_what_is_finished() -> None:
         pair = [session.begin(ListPartitions())[0] for _ in range(2)]
         for sequence in reversed(pair):
             session.finish(sequence)
-    assert session._unfinished == {}
+    assert (session._unfinished, session._run_ends, session._run_starts, session._news) == (set(), {}, {}, {})
     assert acknowledged(session) == 200
 
 
-@given(order=st.permutations(range(1, 13)), stop=st.integers(0, 12))
-def test_finished_are_the_runs_beyond(order: list[int], stop: int) -> None:
+@given(steps=st.lists(st.one_of(st.none(), st.integers(1, 40)), max_size=80))
+def test_every_finished_sequence_is_named_once_and_no_unfinished_one_ever(steps: list[int | None]) -> None:
+    """A step begins a request (None) or finishes one; `known` is what a server has been told by all envelopes."""
     session = new_session()
-    for _ in range(12):
-        session.begin(ListPartitions())
-    for sequence in order[:stop]:
-        session.finish(sequence)
-    sent = envelope(session.begin(ListPartitions())[1])
-    named = [s for first, last in sent.finished for s in range(first, last + 1)]
-    assert named == sorted(s for s in order[:stop] if s > sent.acknowledged)
-    assert all(first <= last for first, last in sent.finished)
+    begun, finished, known = 0, set[int](), set[int]()
+    for step in [*steps, *[None] * 40]:
+        if step is not None:
+            finished.update({step} & set(range(1, begun + 1)))
+            session.finish(step)
+            continue
+        begun, frame = session.begin(ListPartitions())
+        sent = envelope(frame)
+        assert len(sent.finished) <= FINISHED_RUNS
+        for first, last in sent.finished:
+            assert sent.acknowledged < first <= last
+            known.update(range(first, last + 1))
+        known.update(range(1, sent.acknowledged + 1))
+        assert known <= finished
+    assert known == finished
 
 
 def test_a_request_that_waits_for_long_holds_up_nothing() -> None:
     session = new_session()
     session.begin(ListPartitions())
-    for _ in range(1000):
-        session.finish(session.begin(ListPartitions())[0])
-    sent = envelope(session.begin(ListPartitions())[1])
-    assert (sent.acknowledged, sent.finished) == (0, [(2, 1001)])
+    for last in range(2, 1002):
+        sequence, frame = session.begin(ListPartitions())
+        sent = envelope(frame)
+        assert (sent.acknowledged, sent.finished) == (0, [(2, last - 1)] if last > 2 else [])
+        session.finish(sequence)
+
+
+def test_what_a_request_costs_does_not_grow_with_the_number_of_unfinished_ones() -> None:
+    """Counted in steps of the interpreter, so that no clock decides."""
+
+    def steps(unfinished: int) -> int:
+        session = new_session()
+        for _ in range(unfinished):
+            session.begin(ListPartitions())
+        session.finish(unfinished // 2)
+        count = 0
+
+        def trace(frame: object, event: str, argument: object) -> object:
+            nonlocal count
+            count += 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            for _ in range(10):
+                session.finish(session.begin(ListPartitions())[0])
+        finally:
+            sys.settrace(None)
+        return count
+
+    assert steps(5000) == steps(50)
 
 
 def test_threads_never_share_a_sequence() -> None:

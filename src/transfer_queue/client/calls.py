@@ -6,7 +6,7 @@ as the exception that it names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -28,8 +28,11 @@ class Call:
     request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. work: what
     is done instead of asking anybody, and answered with Done: it takes a while, and an event loop goes on meanwhile;
     where that is cancelled it is still done to its end. together: calls that are made instead, all at once; answered
-    with Done when each of them has its outcome, the reply or the exception that it would have raised. sequence: under
-    which the driver has sent the request, so that its operation can take back one that was interrupted; 0 until then.
+    with Done when each of them has its outcome, the reply or the exception that it would have raised. turn: among the
+    tasks of an event loop one call of a turn is made at a time. One that comes meanwhile is not made: it is answered
+    with `session.NOT_MADE` when the other has its reply, and the operation looks at what it needs then. If the other
+    fails, it is made after all. sequence: under which the driver has sent the request, so that its operation can take
+    back one that was interrupted; 0 until then.
     """
 
     target: tuple[str, int]
@@ -40,6 +43,7 @@ class Call:
     into: Sequence[memoryview] = ()
     work: Callable[[], None] | None = None
     together: Sequence[Call] = ()
+    turn: Hashable = field(default=None, compare=False)
     outcome: Outcome | None = field(default=None, compare=False)
     sequence: int = field(default=0, compare=False)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transfer_queue.client.operations import Operations
 from transfer_queue.client.renewals import Renewer
@@ -63,10 +64,10 @@ class TransferQueueClient(Subscriptions):
         assert state is not None  # the operation was made by _operations
         return run_blocking(state.session, operation)
 
-    async def _run_async(self, operation: Operation[T]) -> T:
+    def _run_async(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
         state = self._state
         assert state is not None
-        return await run_async(state.session, operation)
+        return run_async(state.session, operation)  # awaited by the caller: no coroutine around it
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
         state = self._state

@@ -36,6 +36,7 @@ from typing import Protocol
 from transfer_queue.client.calls import Call
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.net.session import NOT_MADE
 from transfer_queue.storage.base import Allocator, Reserved
 from transfer_queue.storage.ownership import PLACES, hold_slot
 
@@ -215,13 +216,16 @@ class Space(Allocator[Call]):
         """Space in one of these units."""
         size = _aligned(nbytes)
         dedicated = self._alone or size >= DEDICATED
-        if not dedicated:
-            with self._mutex:
-                reserved = self._pack(units, nbytes, size)
-            if reserved is not None:
-                return reserved
-        want = size if dedicated else max(size, self._next_length)
-        extent = yield from self._lease(units, size, want, wait)
+        extent = None
+        while extent is None:
+            if not dedicated:
+                with self._mutex:
+                    reserved = self._pack(units, nbytes, size)
+                if reserved is not None:
+                    return reserved
+            want = size if dedicated else max(size, self._next_length)
+            # many tasks that find the open extents full at once need one new extent, not one each
+            extent = yield from self._lease(units, size, want, wait, shared=not dedicated and wait is None)
         with self._mutex:
             self._extents[extent.name] = extent
             if dedicated:
@@ -403,35 +407,44 @@ class Space(Allocator[Call]):
         raise AssertionError("unreachable")
 
     def _lease(
-        self, units: Sequence[int], nbytes: int, want: int, wait: float | None
-    ) -> Generator[Call, AnyReply, _Extent]:
-        """An extent from the first of these units that has room; if none has, waits for the first."""
+        self, units: Sequence[int], nbytes: int, want: int, wait: float | None, shared: bool
+    ) -> Generator[Call, AnyReply, _Extent | None]:
+        """An extent from the first of these units that has room; if none has, waits for the first.
+
+        shared: the extent is for all tasks of an event loop that need one now; None if another task has got it.
+        """
         if len(units) > 1:
             for unit in units:
                 try:
-                    return (yield from self._lease_of(unit, nbytes, want, None))
+                    return (yield from self._lease_of(unit, nbytes, want, None, shared))
                 except CapacityError:
                     if unit == units[-1] and not wait:
                         raise
                 except ConnectionLostError:
                     if unit == units[-1] or not self.is_elsewhere(unit):
                         raise
-        return (yield from self._lease_of(units[0], nbytes, want, wait))
+        return (yield from self._lease_of(units[0], nbytes, want, wait, shared))
 
-    def _lease_of(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
+    def _lease_of(
+        self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
+    ) -> Generator[Call, AnyReply, _Extent | None]:
         try:
-            return (yield from self._lease_once(unit, nbytes, want, wait))
+            return (yield from self._lease_once(unit, nbytes, want, wait, shared))
         except ProtocolError:
             if not self.is_elsewhere(unit):
                 raise
         with self._mutex:
             self._forget({unit})  # its slot is over, as all connections to the unit had ended
-        return (yield from self._lease_once(unit, nbytes, want, wait))
+        return (yield from self._lease_once(unit, nbytes, want, wait, shared))
 
-    def _lease_once(self, unit: int, nbytes: int, want: int, wait: float | None) -> Generator[Call, AnyReply, _Extent]:
+    def _lease_once(
+        self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
+    ) -> Generator[Call, AnyReply, _Extent | None]:
         yield from self._cancel_orphans()
         slot = yield from self._claim_slot(unit)
-        call = Call(("unit", unit), Lease(slot, nbytes, want, wait, unit), wait)
+        call = Call(
+            ("unit", unit), Lease(slot, nbytes, want, wait, unit), wait, turn=("lease", unit) if shared else None
+        )
         try:
             reply = yield call
         except BaseException as error:
@@ -439,6 +452,8 @@ class Space(Allocator[Call]):
                 with self._mutex:
                     self._orphans.append((unit, call.sequence))
             raise
+        if reply is NOT_MADE:
+            return None
         if not isinstance(reply, LeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
             raise ProtocolError(f"storage unit {unit} answered a lease of {nbytes} bytes with {reply}")
         return _Extent(unit, reply.extent, reply.offset, reply.length, reply.generation)

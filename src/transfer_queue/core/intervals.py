@@ -31,6 +31,17 @@ class Intervals:
         self.starts[low:high] = [first]
         self.ends[low:high] = [last]
 
+    def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of first..last that are not here, ascending."""
+        found = []
+        for at in range(bisect_left(self.ends, first), bisect_right(self.starts, last)):
+            if first < self.starts[at]:
+                found.append((first, self.starts[at] - 1))
+            first = self.ends[at] + 1
+        if first <= last:
+            found.append((first, last))
+        return found
+
     def without(self, other: Intervals | None) -> Iterator[int]:
         """The integers that are here and not there, ascending."""
         if other is None or not other.starts:

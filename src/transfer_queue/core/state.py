@@ -46,16 +46,26 @@ class Kept:
         return sequence <= self.acknowledged or sequence in self.finished
 
     def advance(self, acknowledged: int, finished: list[tuple[int, int]]) -> None:
-        """Drops what the client needs no more."""
-        self.acknowledged = max(self.acknowledged, acknowledged)
+        """Drop the replies that the client does not need any more. Costs what is new, not what is kept."""
+        if acknowledged > self.acknowledged:
+            self._drop(self.acknowledged + 1, acknowledged)
+            self.acknowledged = acknowledged
         for first, last in finished:
             if len(self.finished.starts) < MAX_RUNS:  # an honest client has far fewer
+                first = max(first, self.acknowledged + 1)
+                for gap in self.finished.gaps(first, last):
+                    self._drop(*gap)
                 self.finished.add(first, last)
-        some = bool(self.finished.starts)
-        if some:
+        if self.finished.starts:
             self.finished.drop_up_to(self.acknowledged)
-        for sequence in [s for s in self.replies if s <= self.acknowledged or (some and s in self.finished)]:
-            del self.replies[sequence]
+
+    def _drop(self, first: int, last: int) -> None:
+        if last - first < len(self.replies):
+            for sequence in range(first, last + 1):
+                self.replies.pop(sequence, None)
+        else:
+            for sequence in [s for s in self.replies if first <= s <= last]:
+                del self.replies[sequence]
 
     def saved(self) -> list[Any]:
         """See `core.saving`."""

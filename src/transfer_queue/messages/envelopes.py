@@ -112,8 +112,9 @@ AnyReply = Union[
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
     """A request on its way. acknowledged: replies up to this sequence of the client are not needed again.
 
-    finished: nor are these beyond it, as (first, last) sequences: all that the client has done with while an older
-    request waits. A server may overlook them at any time; they come again with every request.
+    finished: nor are these beyond it, as (first, last) sequences: what the client has finished while an older request
+    still waits for its reply. A run is named when it has grown; a reply whose news is lost on the way is dropped when
+    `acknowledged` passes it.
     """
 
     sequence: int

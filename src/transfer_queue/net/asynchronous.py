@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
@@ -21,7 +22,7 @@ from transfer_queue.messages import AnyReply, Cancel, Done
 from transfer_queue.net.blocking import exchange as exchange_blocking
 from transfer_queue.net.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.session import Attempts, Session, Target, outcome
+from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, Attempts, Session, Target, outcome
 
 if TYPE_CHECKING:
     from transfer_queue.client.calls import Call
@@ -69,13 +70,44 @@ async def exchange(session: Session, call: Call) -> AnyReply:
     return await _exchange(session, session.transport(_Links).of(asyncio.get_running_loop(), session), call)
 
 
-async def _exchange(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
+def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
+    """What makes the call. No coroutine around another: each in flight is one object more for the garbage collector."""
     if call.into or call.payload is not None or call.together:
         # bytes by the gigabyte, which would hold up a connection that others share, and the loop
-        return await to_the_end(partial(exchange_blocking, session, call))
+        return to_the_end(partial(exchange_blocking, session, call))
     if call.work is not None:
-        await to_the_end(call.work)
-        return Done()
+        return _work(call.work)
+    if call.turn is not None:
+        return _in_turn(session, links, call)
+    return _ask(session, links, call)
+
+
+async def _work(work: Callable[[], None]) -> AnyReply:
+    await to_the_end(work)
+    return Done()
+
+
+async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
+    """The reply to the call; NOT_MADE if another task of this loop made one of the same turn meanwhile."""
+    waiting = links.turns.get(call.turn)
+    if waiting is not None:
+        other: asyncio.Future[bool] = links.loop.create_future()
+        waiting.append(other)
+        # after a failure everyone finds out by itself, and at once: the times until each fails must not add up
+        return NOT_MADE if await other else await _ask(session, links, call)
+    waiting, succeeded = links.turns.setdefault(call.turn, []), False
+    try:
+        reply = await _ask(session, links, call)
+        succeeded = True
+        return reply
+    finally:
+        del links.turns[call.turn]
+        for other in waiting:
+            if not other.done():
+                other.set_result(succeeded)
+
+
+async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = Attempts(session, call)
     sequence, frame = session.begin(call.request)
     call.sequence = sequence
@@ -98,7 +130,8 @@ class _Link:
     """One connection of one loop; used in the loop's thread alone.
 
     waiting: the sequences sent and not answered, with the future of whoever waits, or None for a
-    request whose answer interests nobody.
+    request whose answer interests nobody. One timer serves all deadlines: thousands of them would cost more than
+    the requests.
     """
 
     def __init__(
@@ -110,6 +143,9 @@ class _Link:
         self.waiting: dict[int, asyncio.Future[_Outcome] | None] = {}
         self._loop = loop
         self._session = session
+        self._deadlines: dict[int, float] = {}  # of those in `waiting` that have a future
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
         self._unsent = bytearray()  # not empty exactly while a writer is registered
         self._fd = connection.sock.fileno()
         loop.add_reader(self._fd, self._readable)
@@ -126,20 +162,40 @@ class _Link:
         future: asyncio.Future[_Outcome] = self._loop.create_future()
         self.waiting[sequence] = future
         self._send(frame)
-        timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), _expire, future)
+        self._deadlines[sequence] = deadline
+        if deadline < self._alarm_at:
+            self._set_alarm(deadline)
         seen = False
         try:
             result = await future
             seen = not isinstance(result, TimeoutError)
         finally:
-            timer.cancel()
             self.waiting.pop(sequence, None)
+            self._deadlines.pop(sequence, None)
             # also where the reply has come in the same turn of the loop: what it gives under a lease goes back
             if not seen and not self.broken:
                 self._cancel(sequence)
         if isinstance(result, OSError):
             raise result
         return result
+
+    def _set_alarm(self, deadline: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = deadline
+        self._alarm = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
+
+    def _expire(self) -> None:
+        """End the waits whose deadline has passed, and set the alarm to the next one."""
+        self._alarm, self._alarm_at = None, math.inf
+        now = time.monotonic()
+        for sequence, deadline in list(self._deadlines.items()):
+            future = self.waiting.get(sequence)
+            if deadline <= now + CLOCK_SLACK and future is not None and not future.done():
+                future.set_result(TimeoutError("no answer before the deadline"))
+        left = [deadline for deadline in self._deadlines.values() if deadline > now + CLOCK_SLACK]
+        if left:
+            self._set_alarm(min(left))
 
     def _cancel(self, sequence: int) -> None:
         if not self._session.closed:
@@ -223,23 +279,24 @@ class _Link:
 
     def detach(self) -> None:
         """Takes the connection out of its loop, which forgets descriptors of its own accord only when closed."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
             if self._unsent:
                 self._loop.remove_writer(self._fd)
 
 
-def _expire(future: asyncio.Future[_Outcome]) -> None:
-    if not future.done():
-        future.set_result(TimeoutError("no answer before the deadline"))
-
-
 class _LoopLinks:
-    """The links of one loop, by target, and the connects under way; used in the loop's thread alone."""
+    """The links of one loop, by target, and the connects under way; used in the loop's thread alone.
+
+    turns: by `Call.turn` the call under way, as the list of those who wait for its outcome.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
         self.loop = loop
         self.links: dict[Target, _Link] = {}
+        self.turns: dict[Hashable, list[asyncio.Future[bool]]] = {}
         self._session = session
         self._connecting: dict[Target, asyncio.Task[_Link]] = {}
 

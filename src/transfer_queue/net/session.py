@@ -6,7 +6,8 @@ the bodies that came back. Calls of all threads and event loops share one counte
     sequence      numbers the requests of this client id, over all its targets, from 1
     acknowledged  the highest s such that nobody waits any more for a reply to any request <= s;
                   servers drop the replies that they keep for retries up to there
-    finished      what lies beyond it and is finished too, while an old request waits for long
+    finished      what lies beyond it and is finished too, while an older request still waits for its reply; each
+                  is named once, with the next requests, together with its neighbours that are finished
 
 A request that is sent again, because its connection broke, keeps its sequence: the server answers it
 with the reply it gave before. This module knows no sockets.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
 
@@ -31,7 +32,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
     by_name,
 )
-from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Done, Envelope, Failure
 from transfer_queue.wire.framing import pack_frame
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ UNSENDABLE = (
     OverflowError,
     RecursionError,
 )  # of a value in a request; msgspec's are ValueErrors
-FINISHED_RUNS = 64  # most runs of finished sequences that an envelope names
+FINISHED_RUNS = 16  # most runs of finished sequences that an envelope names; one is enough to keep up
+
+NOT_MADE = Done()  # answers a call that was not made, see `Call.turn`; compared by identity, as a server may say Done
 
 
 def _plain(value: object) -> str | int | float:
@@ -115,7 +118,11 @@ class Session:
         self.closed = False
         self._lock = threading.Lock()
         self._next = 1
-        self._unfinished: dict[int, None] = {}  # the sequences begun and not finished, ascending
+        self._acknowledged = 0
+        self._unfinished: set[int] = set()
+        self._run_ends: dict[int, int] = {}  # first -> last of each run of finished sequences beyond `_acknowledged`
+        self._run_starts: dict[int, int] = {}  # the same, last -> first
+        self._news: dict[int, None] = {}  # where the runs begin that have grown since an envelope named them
         self._transports: dict[type[Any], Transport] = {}
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
@@ -130,10 +137,8 @@ class Session:
         with self._lock:
             sequence = self._next
             self._next += 1
-            self._unfinished[sequence] = None
-            acknowledged = next(iter(self._unfinished)) - 1
-            between = pairwise(list(self._unfinished)) if acknowledged + 1 < sequence else ()
-        finished = [(a + 1, b - 1) for a, b in between if a + 1 < b][-FINISHED_RUNS:]
+            self._unfinished.add(sequence)
+            acknowledged, finished = self._acknowledged, self._take_news()
         if self.closed:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
@@ -150,14 +155,33 @@ class Session:
 
     def again(self, sequence: int, request: AnyRequest) -> bytes:
         """The body of a request that was begun before, to be sent once more."""
-        with self._lock:
-            acknowledged = next(iter(self._unfinished), sequence) - 1
-        return self._encode(Envelope(sequence, min(acknowledged, sequence - 1), request))
+        return self._encode(Envelope(sequence, min(self._acknowledged, sequence - 1), request))
 
     def finish(self, sequence: int) -> None:
-        """Nobody waits for this reply any more: it has arrived or was given up."""
+        """Mark a request as finished: its reply has arrived, or nobody waits for it any more. Idempotent.
+
+        The cost does not depend on how many others are unfinished.
+        """
         with self._lock:
-            self._unfinished.pop(sequence, None)
+            if sequence not in self._unfinished:
+                return
+            self._unfinished.remove(sequence)
+            first = self._run_starts.pop(sequence - 1, sequence)
+            last = self._run_ends.pop(sequence + 1, sequence)
+            self._news.pop(sequence + 1, None)
+            if sequence == self._acknowledged + 1:
+                self._run_starts.pop(last, None)
+                self._acknowledged = last
+            else:
+                self._run_ends[first], self._run_starts[last] = last, first
+                self._news[first] = None
+
+    def _take_news(self) -> list[tuple[int, int]]:
+        """The runs of finished sequences that have grown since they were named: FINISHED_RUNS of them at most."""
+        firsts = list(islice(self._news, FINISHED_RUNS)) if self._news else []
+        for first in firsts:
+            del self._news[first]
+        return [(first, self._run_ends[first]) for first in firsts]
 
     def answer(self, body: bytes) -> Answer:
         """The answer in a body; ProtocolError if it is none."""
@@ -210,7 +234,7 @@ class Attempts:
     stay parked, plus the session's grace, or what the call itself says.
     """
 
-    __slots__ = ("_begun", "_call", "_delays", "_lost_at", "_seconds", "_session", "_tries", "deadline")
+    __slots__ = ("_begun", "_call", "_lost_at", "_seconds", "_session", "_tries", "deadline")
 
     def __init__(self, session: Session, call: Call) -> None:
         self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
@@ -218,7 +242,6 @@ class Attempts:
         self.deadline = self._begun + self._seconds
         self._session = session
         self._call = call
-        self._delays = iter(RETRY_DELAYS)
         self._tries = 0
         self._lost_at: float | None = None  # wall clock of the first break
 
@@ -230,8 +253,8 @@ class Attempts:
             raise self._timed_out() from error
         if self._lost_at is None:
             self._lost_at = time.time()
+        delay = RETRY_DELAYS[self._tries] if self._tries < len(RETRY_DELAYS) else None
         self._tries += 1
-        delay = next(self._delays, None)
         alive = None if self._session.alive is None else self._session.alive(self._call.target)
         if delay is None if alive is None else not alive:
             raise self._lost(error) from error

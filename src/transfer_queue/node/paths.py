@@ -38,6 +38,7 @@ DEFAULT_NAME = "default"
 KEY_BYTES = 32
 ARENA_PREFIX = "transfer_queue-"
 DISK_PREFIX = "transfer_queue-disk-"
+OWNER = "system"  # in a folder of arenas: a link to the folder of the system that made it
 
 _Heir = tuple[int, int | None]  # pid, and see `processes.start_time`
 _LONGEST = "controller.sock"  # of the sockets in the folder, up to a million units
@@ -201,6 +202,7 @@ class SystemFolder:
         folder = parent / f"{prefix}{os.geteuid()}-{self.name}-{secrets.token_hex(4)}"
         link.symlink_to(folder)
         folder.mkdir(mode=0o700)
+        (folder / OWNER).symlink_to(self.folder.absolute())
         return folder
 
     def describe(self, description: Description) -> None:

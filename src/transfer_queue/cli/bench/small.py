@@ -124,7 +124,7 @@ def run(scale: Scale) -> list[Row]:
             for act in ("put", "tag"):
                 for clients in scale.pick((1, 8, 64, 512), (1, 3)):
                     rows.append(_many(act, clients, processes, seconds, queue, empty))
-        rows += [_in_flight(tasks, seconds, empty) for tasks in scale.pick((1, 8, 64), (1, 8))]
+        rows += [_in_flight(tasks, seconds, empty) for tasks in scale.pick((1, 8, 64, 1000, 4000), (1, 8))]
         rows += _lists(scale.pick(100_000, 500), empty)
         with Worker(queue.address) as reader:
             rows.append(_one_by_one(Payload("dense", scale.pick(8192, 64), 5, 128), reader))

@@ -15,7 +15,7 @@ from transfer_queue.cli.table import shown
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.connection import MAX_PATH
 from transfer_queue.node.locks import is_alive
-from transfer_queue.node.paths import ARENA_PREFIX, DEFAULT_NAME, SystemFolder, runtime_dir
+from transfer_queue.node.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, SystemFolder, runtime_dir
 
 VARIABLES: dict[str, tuple[str, Callable[[], object]]] = {
     "TQ_ADDRESS": ("init and tq attach to the system in this folder", config.address),
@@ -142,11 +142,13 @@ def _arenas(linked: set[Path]) -> Iterator[Finding]:
     maps = _mapped()
     for path in sorted(found):
         try:
-            nbytes = sum(file.stat().st_blocks * 512 for file in path.rglob("*"))
+            nbytes = sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
         except OSError:
             continue  # its system has just ended, or it is no arena's
         if any(path.glob("unit-*/header")) and not any(f"{path}/" in text for text in maps):
-            words = f"{mebibytes(nbytes)} of a system that is gone; no process here uses them"
+            owner = path / OWNER
+            of = f" ({os.readlink(owner)})" if owner.is_symlink() else ""
+            words = f"{mebibytes(nbytes)} of a system that is gone{of}; no process here uses them"
             yield _leftover(str(path), words, f"rm -r {path}, unless a system in another container uses it")
 
 
