@@ -18,11 +18,12 @@ from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
 from transfer_queue.errors import InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler, Share
+from transfer_queue.sampler.tags import PartitionTags
 
 SLACK = 64  # entries of a sampler that may be out of date
 
 
-class PartitionView:
+class PartitionView(PartitionTags):
     """A partition as samplers see it; read-only.
 
     group_size: members of a declared group, where known. policy_version: as `set_policy_version` said last, 0 at first.

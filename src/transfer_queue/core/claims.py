@@ -27,8 +27,14 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages import Claim, SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
-from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
-from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, of_groups, shown
+from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
+from transfer_queue.sampler.wrapper import (
+    SamplerWrapper,
+    built_in,
+    dealer,
+    of_groups,
+    shown,
+)
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
@@ -92,6 +98,7 @@ def waiting(long: LongDeal | None = None) -> Outcome:
 
 
 LONGEST_LEASE = 1e9  # seconds
+MOST_SIZES = 64  # twins of samplers by group size that are kept; clients say the sizes
 LONG = 512  # items; as many are balanced within a millisecond
 Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 NOTHING = Outcome()
@@ -101,15 +108,16 @@ ENDED = Outcome(ended=True)
 class Samplers:
     """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
 
-    A partition's own group_size goes before that of a built-in sampler; one that was made without takes the size of the
-    groups that are declared there (`declared_size`). costs: of a user's samplers, by name: they may
-    hold up the loop for as long as they like.
+    A partition's own group_size goes before that of a built-in sampler. One that was made without takes the size that
+    the claim says, or else that of the groups that are declared there (`declared_size`). A claim that says another size
+    than its sampler or its partition is refused.
+    costs: of a user's samplers, by name: they may hold up the loop for as long as they like.
     """
 
     def __init__(self, default: BaseSampler) -> None:
         self.default = default
         self.costs: dict[str, SamplerCost] = {}
-        self._of_groups: dict[tuple[BaseSampler, int], BaseSampler] = {}
+        self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
     def spent(self, claim: Claim, seconds: float) -> None:
         """A claim was decided in so many seconds; counted where a user's sampler did it."""
@@ -127,29 +135,39 @@ class Samplers:
         name = claim.sampling.get("sampler")
         sampler = self.default
         if name is not None:
-            group = claim.sampling.get("n_samples_per_prompt")
-            sampler = _built_in(str(name), group if isinstance(group, int) or group is None else 1)
+            sampler = _built_in(str(name))
+        said = claim.sampling.get(GROUP_SIZE)
+        if isinstance(said, int) and said > 0 and not getattr(sampler, "size_given", True):
+            return self._twin(sampler, said, given=True)
         return self.for_partition(sampler, partition)
 
     def for_partition(self, sampler: BaseSampler, partition: Partition | None) -> BaseSampler:
         """This sampler with the group size of a partition."""
         size = None if partition is None else declared_size(partition, sampler)
-        if size is None or not deals_itself(sampler) or group_size(sampler) in (None, size):
+        if size is None or group_size(sampler) in (None, size):
             return sampler
-        found = self._of_groups.get((sampler, size))
+        return self._twin(sampler, size, given=False)
+
+    def _twin(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
+        """This sampler for groups of that size, if it is a built-in one."""
+        if not deals_itself(sampler):
+            return sampler
+        found = self._of_groups.get((sampler, size, given))
         if found is None:
-            found = self._of_groups[sampler, size] = of_groups(sampler, size)
+            if len(self._of_groups) == MOST_SIZES:
+                self._of_groups.clear()
+            found = self._of_groups[sampler, size, given] = of_groups(sampler, size, given=given)
         return found
 
 
-@lru_cache(maxsize=64)
-def _built_in(name: str, group: int | None) -> BaseSampler:
+@lru_cache
+def _built_in(name: str) -> BaseSampler:
     if name == "SequentialSampler":
         return SequentialSampler()
     if name == "RankAwareSampler":
         return RankAwareSampler()
     if name == "GRPOGroupNSampler":
-        return GRPOGroupNSampler(n_samples_per_prompt=group)
+        return GRPOGroupNSampler()
     raise InvalidArgumentError(
         f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {name!r}; "
         f"set any other sampler for the whole system in controller.sampler"

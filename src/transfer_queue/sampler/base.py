@@ -149,15 +149,12 @@ class RankConsistentSampler(BaseSampler):
 
     deals_rounds: a deal always gives every rank its share; a smaller last one is made by a deal of its own.
     deals_finally: `deal` takes `final=True`, and says with it what the last rounds of a sealed partition are.
-    size_given: whether the sampler was made with a group size (n_samples_per_prompt). If not, a partition whose groups
-    are declared (`group_ids`) is dealt in groups of the size that these have, any other in single samples.
     dp_size: how many ranks there are, None where it is not known. drop_last: after a seal, what is less than
     batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
     """
 
     deals_rounds = False
     deals_finally = False
-    size_given = True
     dp_size: int | None = None
     drop_last = False
 
@@ -199,18 +196,42 @@ class RankConsistentSampler(BaseSampler):
             raise InvalidArgumentError(f"dp_size ({said}) must be the sampler's, which is {self.dp_size}")
         return said if self.dp_size is None else self.dp_size
 
-    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
-        """The caller's batch: what it got before under its key, else a new deal."""
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """Return the caller's batch: the one dealt under its key before, or a new deal.
+
+        Args:
+            ready_indexes: Global indexes of the samples that are ready and not consumed.
+            batch_size: Number of samples in the batch.
+            task_name: The task that asks. Batches of two tasks are independent of each other.
+            partition_id: The partition that the samples belong to. Default: the id of `partition`, if there is one.
+            *args: Ignored.
+            **kwargs: What the sampling_config holds, and `partition`.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
+
+        Raises:
+            InvalidArgumentError: An argument can never be right, for example a negative batch_size.
+        """
         check_batch_size(batch_size)
-        key = self.deal_key(kwargs)
+        config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
+        names = _names(config)
+        key = self.deal_key(config)
         if batch_size == 0:
             return [], []
         if key is None:
-            return self.deal(ready_indexes, batch_size, **kwargs).get(0, ([], []))
-        names = _names(kwargs)
+            return self.deal(ready_indexes, batch_size, **config).get(0, ([], []))
         entry = self._cached(*names, *key)
         if entry is None:
-            self._keep(names, key[1], self.deal(ready_indexes, batch_size, **kwargs))
+            self._keep(names, key[1], self.deal(ready_indexes, batch_size, **config))
             entry = self._cached(*names, *key)
         return ([], []) if entry is None else self._share(entry)
 
@@ -267,7 +288,7 @@ def of_package(kind: type) -> bool:
 def check_batch_size(batch_size: int) -> None:
     """Raises InvalidArgumentError for a negative batch_size."""
     if batch_size < 0:
-        raise InvalidArgumentError(f"batch_size ({batch_size}) must be greater than or equal to 0")
+        raise InvalidArgumentError(f"batch_size {batch_size} must be greater than or equal to 0")
 
 
 def natural(config: Mapping[str, Any], name: str) -> int | None:
@@ -280,7 +301,7 @@ def natural(config: Mapping[str, Any], name: str) -> int | None:
     except TypeError:
         raise InvalidArgumentError(f"{name} must be an int, but is a {type(value).__name__}") from None
     if number < 0:
-        raise InvalidArgumentError(f"{name} ({number}) must be greater than or equal to 0")
+        raise InvalidArgumentError(f"{name} {number} must be greater than or equal to 0")
     return number
 
 
@@ -291,7 +312,7 @@ def positive(value: int, name: str) -> int:
     except TypeError:
         raise InvalidArgumentError(f"{name} must be positive, but is a {type(value).__name__}") from None
     if number < 1:
-        raise InvalidArgumentError(f"{name} must be positive, but is {number}")
+        raise InvalidArgumentError(f"{name} must be positive, got {number}")
     return number
 
 
@@ -303,12 +324,19 @@ def in_order(ranks: Sequence[int], samples: list[int]) -> dict[int, Share]:
 
 
 def _names(config: Mapping[str, Any]) -> tuple[str, str]:
-    """(partition_id, task_name) as given; without partition_id the partition's own."""
-    partition_id = config.get("partition_id")
-    if partition_id is None:
-        partition_id = getattr(config.get("partition"), "partition_id", None)
-    task_name = config.get("task_name")
-    return "" if partition_id is None else partition_id, "" if task_name is None else task_name
+    """(partition_id, task_name) as given; without partition_id the partition's own.
+
+    Raises InvalidArgumentError where one is no str: then arguments by position are in another order.
+    """
+    for name in ("task_name", "partition_id"):
+        value = config.get(name)
+        if value is not None and not isinstance(value, str):
+            raise InvalidArgumentError(
+                f"{name} must be a str, got {value!r}; the arguments of sample are ready_indexes, batch_size, "
+                f"task_name, partition_id in this order, and all others are passed by keyword"
+            )
+    partition_id = config.get("partition_id") or getattr(config.get("partition"), "partition_id", None)
+    return partition_id if isinstance(partition_id, str) else "", config.get("task_name") or ""
 
 
 def saved(state: Mapping[str, Any], name: str) -> dict[Any, Any]:

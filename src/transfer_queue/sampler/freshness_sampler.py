@@ -49,9 +49,17 @@ class FreshnessSampler(SamplerWrapper):
         old = self._too_old(ready_indexes, config)
         return Without(tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
 
-    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
-        """What the sampler inside deals; what is too old is consumed with it."""
-        sampled, consumed = super().sample(ready_indexes, batch_size, *args, **kwargs)
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """Return what the sampler inside deals. Samples that are too old are consumed with it."""
+        sampled, consumed = super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
         if not len(sampled):
             return sampled, consumed
         ready = set(ready_indexes)
@@ -77,7 +85,8 @@ class FreshnessSampler(SamplerWrapper):
         partition = config.get("partition")
         current = natural(config, "policy_version")
         if current is None:
-            current = getattr(partition, "policy_version", 0)
+            said = getattr(partition, "policy_version", 0)
+            current = said if isinstance(said, int) else 0  # a Mock answers anything
         key, bound = self.key, float(self.max_staleness - current)
         rows = tagged(ready_indexes, partition)
         size = self._group_size()

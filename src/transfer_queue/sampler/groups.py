@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from transfer_queue.sampler.base import ReadyIndexes
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, positive
+
+
+class DealsGroups:
+    """Part of a sampler that deals whole groups: how many samples a group has.
+
+    A sampler that is made without a size takes the one that a claim says as `n_samples_per_prompt` in its
+    sampling_config. Without that, through the system it deals the groups that the partition declares (`group_ids`,
+    `group_size`), and groups of one if there are none; alone it deals groups of one.
+    """
+
+    n_samples_per_prompt: int
+    """Samples in a group, unless a claim says another number."""
+
+    size_given: bool = True
+    """Whether the sampler was made with a size, so that a claim with another one is refused."""
+
+    def _take_group_size(self, n_samples_per_prompt: int | None) -> None:
+        self.size_given = n_samples_per_prompt is not None
+        self.n_samples_per_prompt = positive(1 if n_samples_per_prompt is None else n_samples_per_prompt, GROUP_SIZE)
+
+    def _group_size(self, config: Mapping[str, Any]) -> int:
+        """The group size of one claim. Raises InvalidArgumentError if the claim's is not the sampler's own."""
+        said = config.get(GROUP_SIZE)
+        if said is None:
+            return self.n_samples_per_prompt
+        size = positive(said, GROUP_SIZE)
+        if self.size_given and size != self.n_samples_per_prompt:
+            raise InvalidArgumentError(
+                f"{GROUP_SIZE} ({size}) must be the sampler's, which is {self.n_samples_per_prompt}; "
+                f"leave it out, or make the sampler without one"
+            )
+        return size
 
 
 def pick_groups(ready_indexes: Sequence[int], size: int, count: int) -> list[list[int]]:

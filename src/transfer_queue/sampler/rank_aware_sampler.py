@@ -30,19 +30,32 @@ class RankAwareSampler(RankConsistentSampler):
         self,
         ready_indexes: Sequence[int],
         batch_size: int,
-        dp_rank: int,
-        batch_index: int,
-        task_name: str,
-        partition_id: str,
+        task_name: str = "",
+        partition_id: str = "",
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """(sampled, consumed) of this caller; ([], []) where fewer than batch_size are ready.
+        """Return the batch of the caller's task, partition, dp_rank and batch_index. All four are required.
 
-        Raises InvalidArgumentError for a negative dp_rank, batch_index or batch_size.
+        Args:
+            ready_indexes: Global indexes of the samples that are ready and not consumed.
+            batch_size: Number of samples in the batch.
+            task_name: The task that asks.
+            partition_id: The partition that the samples belong to.
+            *args: Ignored.
+            **kwargs: `dp_rank`, `batch_index`, and what else the sampling_config holds.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes; ([], []) if fewer than batch_size are ready.
+
+        Raises:
+            InvalidArgumentError: One of the four is missing, or dp_rank, batch_index or batch_size is negative.
         """
-        kwargs.update(dp_rank=dp_rank, batch_index=batch_index, task_name=task_name, partition_id=partition_id)
-        return super().sample(ready_indexes, batch_size, *args, **kwargs)
+        if not task_name or not partition_id:
+            raise InvalidArgumentError(
+                f"RankAwareSampler needs task_name and partition_id, got {task_name!r} and {partition_id!r}; pass both"
+            )
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
         """It does where a deal is for the rank that asks alone."""

@@ -8,65 +8,48 @@ import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, pairwise
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.balance.checks import scalar
-from transfer_queue.sampler.base import (
-    GROUP_SIZE,
-    Deal,
-    RankConsistentSampler,
-    Share,
-    check_batch_size,
-    natural,
-    positive,
-    saved,
-)
+from transfer_queue.sampler.base import Deal, Share, check_batch_size, natural, positive, saved
 from transfer_queue.sampler.groups import pick_rows, whole_groups
+from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
+from transfer_queue.sampler.tags import PartitionTags, Tagged
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
 
 _LENGTH_TAG = "total_lengths"
 
 
-class Tagged(Protocol):
-    """What this sampler needs of a partition."""
-
-    def get_custom_meta(self, indexes: list[int], /) -> Mapping[int, Mapping[str, Any]]:
-        """The tags of these rows by global index; rows without any may be left out."""
-        ...
-
-
-class SeqlenBalancedSampler(RankConsistentSampler):
+class SeqlenBalancedSampler(GRPOGroupNSampler):
     """Deals whole groups to all ranks in one deal; each rank's sum of the tag `total_lengths` is nearly the same.
 
-    n_samples_per_prompt: samples in a group; None: as for `GRPOGroupNSampler`. dp_size: ranks. Both positive.
-    batch_size is what one rank gets: a deal takes batch_size * dp_size samples. Where its groups do not divide evenly
-    over the ranks their counts differ.
-    After a seal the rest is dealt as one smaller batch for every rank, the same number of groups each, and what is left
-    then is passed over; with `drop_last` all of it is.
+    batch_size is what one rank gets: a deal takes batch_size * dp_size samples. If its groups do not divide evenly
+    over the ranks, their counts differ. After a seal the rest is dealt as one smaller batch for every rank, the same
+    number of groups each, and what is left then is passed over; with `drop_last` all of it is.
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all
     ranks, and the lists of all ranks in _balanced_cache[(partition_id, task_name, batch_index)].
+
+    Args:
+        n_samples_per_prompt: Samples in a group, as in GRPOGroupNSampler.
+        dp_size: Number of ranks, positive.
+        drop_last: After a seal, whether what is less than a batch for every rank is dealt to none.
+
+    Raises:
+        InvalidArgumentError: n_samples_per_prompt or dp_size is not positive.
     """
 
     deals_rounds = True
     dp_size: int
 
     def __init__(self, n_samples_per_prompt: int | None = None, dp_size: int = 1, drop_last: bool = False) -> None:
-        super().__init__()
-        self.drop_last = drop_last
-        self.size_given = n_samples_per_prompt is not None
-        self.n_samples_per_prompt = 1 if n_samples_per_prompt is None else positive(n_samples_per_prompt, GROUP_SIZE)
-        self.dp_size = positive(dp_size, "dp_size")
+        super().__init__(n_samples_per_prompt, positive(dp_size, "dp_size"), drop_last)
         self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
-
-    def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
-        super().validate(batch_size, sampling_config)
-        self._groups_in(batch_size, self._ranks_of(sampling_config))
+        self._warned: set[str] = set()
 
     def ranks(self, sampling_config: Mapping[str, Any]) -> int:
         """dp_size, whatever the claim says."""
@@ -74,19 +57,42 @@ class SeqlenBalancedSampler(RankConsistentSampler):
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """Whole groups, the same number for every rank; without batch_index all, as the caller has no other ranks."""
-        groups = sum(1 for _ in whole_groups(ready_indexes, self.n_samples_per_prompt))
-        return groups // self._ranks_of(config) * self.n_samples_per_prompt
+        size = self._group_size(config)
+        groups = sum(1 for _ in whole_groups(ready_indexes, size))
+        return groups // self._ranks_of(config) * size
 
-    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
-        """(sampled, consumed) of the caller's dp_rank; ([], []) where there are too few, or beyond dp_size.
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """Return the share of the caller's dp_rank in the deal of its batch_index.
 
-        dp_rank and batch_index are 0 where they are not given.
+        Args:
+            ready_indexes: Global indexes of the samples that are ready and not consumed.
+            batch_size: Number of samples that each rank gets.
+            task_name: The task that asks. Batches of two tasks are independent of each other.
+            partition_id: The partition that the samples belong to. Default: the id of `partition`, if there is one.
+            *args: Ignored.
+            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and
+                what else the sampling_config holds.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes; ([], []) if there are too few, or if dp_rank is dp_size
+            or more.
+
+        Raises:
+            InvalidArgumentError: A tag is not a length, or batch_size can never be dealt.
         """
         for name in ("dp_rank", "batch_index"):
             kwargs[name] = natural(kwargs, name) or 0
         if kwargs["dp_rank"] >= self.dp_size:
             return [], []
-        return super().sample(ready_indexes, batch_size, *args, **kwargs)
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """(dp_rank, batch_index), the rank 0 where it is not given; None without batch_index."""
@@ -96,9 +102,12 @@ class SeqlenBalancedSampler(RankConsistentSampler):
     def deal(
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
     ) -> dict[int, Share]:
-        """The shares of all ranks, by rank. Without batch_index: whole groups for this caller alone.
+        """Return the shares of all ranks, by rank. Without batch_index: whole groups for this caller alone.
 
-        Without a partition the split is equal, in order. Raises InvalidArgumentError for a tag that is no length.
+        Without a partition, or if no sample has a length, the split is equal, in order, and a warning is logged once.
+
+        Raises:
+            InvalidArgumentError: A tag is not a length, or batch_size can never be dealt.
         """
         found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
         return {} if found is None else found.run()
@@ -107,15 +116,14 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
     ) -> Deal | None:
         """Chooses the groups and takes their tags; what is left to do, and may fail, is to balance them."""
-        ranks = self._ranks_of(config)
-        count = self._groups_in(batch_size, ranks)
-        groups = pick_rows(ready_indexes, self.n_samples_per_prompt, count)
+        size, count = self._group_size(config), self._groups_in(batch_size, config)
+        groups = pick_rows(ready_indexes, size, count)
         if len(groups) < count:
             return None
         rows = groups.reshape(-1)
         tags = None if partition is None or not count else _tags(rows, partition)
-        size = self.n_samples_per_prompt
-        return Deal(count, rows, lambda: _shares(groups.tolist(), tags, ranks, size))
+        ranks = self._ranks_of(config)
+        return Deal(count, rows, lambda: self._shares(groups.tolist(), tags, ranks, size))
 
     def clear_cache(self, partition_id: str) -> None:
         """Forgets what was dealt of this partition."""
@@ -150,10 +158,10 @@ class SeqlenBalancedSampler(RankConsistentSampler):
         """How many ranks a deal is for: without batch_index no other rank could come for its share."""
         return 1 if config.get("batch_index") is None else self.dp_size
 
-    def _groups_in(self, batch_size: int, ranks: int) -> int:
-        """Groups in a deal for so many ranks."""
+    def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
+        """Groups in a deal for all its ranks."""
         check_batch_size(batch_size)
-        size = self.n_samples_per_prompt
+        size, ranks = self._group_size(config), self._ranks_of(config)
         count, rest = divmod(batch_size * ranks, size)
         if rest:
             raise InvalidArgumentError(
@@ -166,45 +174,73 @@ class SeqlenBalancedSampler(RankConsistentSampler):
             )
         return count
 
+    def _shares(
+        self, groups: list[list[int]], tags: Sequence[Mapping[str, Any] | None] | None, ranks: int, size: int
+    ) -> dict[int, Share]:
+        """The groups of all ranks. tags: of each sample, None if they cannot be known."""
+        count = len(groups)
+        if not count:
+            return {rank: ([], []) for rank in range(ranks)}
+        even = count % ranks == 0
+        lengths = self._lengths(list(chain.from_iterable(groups)), tags)
+        if lengths is None:
+            parts = _in_order(count, ranks)
+        else:
+            sums = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
+            parts = get_seqlen_balanced_partitions(sums, ranks, even)
+        shares = {}
+        for rank, part in enumerate(parts):
+            sampled = list(chain.from_iterable(groups[position] for position in part))
+            shares[rank] = (sampled, list(sampled))
+        if not even:
+            _warn(
+                f"num_groups={count} is not divisible by dp_size={ranks}: the ranks get "
+                f"{[len(sampled) for sampled, _ in shares.values()]} samples, in groups of {size}; choose a batch_size "
+                f"that is a multiple of n_samples_per_prompt"
+            )
+        return shares
 
-def _tags(rows: np.ndarray, partition: Tagged) -> list[Mapping[str, Any] | None]:
+    def _lengths(self, rows: list[int], tags: Sequence[Mapping[str, Any] | None] | None) -> list[float] | None:
+        """The length of each sample, 1 if it has none; None if no sample has one."""
+        if tags is None:
+            self._warn_once(
+                "partition",
+                "no partition was given, so that the lengths of the samples are not known: they are divided equally, "
+                "in order; pass partition=, an object with get_custom_meta(indexes)",
+            )
+            return None
+        found = list(map(_length, rows, tags))
+        missing = found.count(None)
+        if missing:
+            counted = "is divided equally, in order" if missing == len(found) else "counts the missing ones as 1"
+            self._warn_once(
+                "lengths",
+                f"the tag {_LENGTH_TAG!r} is missing in {missing} of the {len(found)} samples of a deal, the first is "
+                f"row {rows[found.index(None)]}: the deal {counted}; put the number of tokens there with each sample",
+            )
+        return None if missing == len(found) else [1.0 if length is None else length for length in found]
+
+    def _warn_once(self, about: str, text: str) -> None:
+        """Log a warning, unless this sampler has logged one about the same before."""
+        if about not in self._warned:
+            self._warned.add(about)
+            _warn(f"{type(self).__name__}: {text}")
+
+
+def _tags(rows: np.ndarray, partition: Tagged) -> Sequence[Mapping[str, Any] | None]:
     """The tags of these rows, at once where the partition can."""
-    tags_of = getattr(partition, "tags_of", None)
-    if tags_of is not None:
-        return tags_of(rows)  # type: ignore[no-any-return]
+    if isinstance(partition, PartitionTags):
+        return partition.tags_of(rows)
     wanted = rows.tolist()
     found = partition.get_custom_meta(wanted)
     return [found.get(row) for row in wanted]
 
 
-def _shares(
-    groups: list[list[int]], tags: list[Mapping[str, Any] | None] | None, ranks: int, size: int
-) -> dict[int, Share]:
-    """The groups of all ranks. tags: of each sample; None splits them equally, in order."""
-    count = len(groups)
-    if not count:
-        return {rank: ([], []) for rank in range(ranks)}
-    even = count % ranks == 0
-    if tags is None:
-        parts = _in_order(count, ranks)
-    else:
-        lengths = list(map(_length, chain.from_iterable(groups), tags))
-        sums = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
-        parts = get_seqlen_balanced_partitions(sums, ranks, even)
-    shares = {}
-    for rank, part in enumerate(parts):
-        sampled = list(chain.from_iterable(groups[position] for position in part))
-        shares[rank] = (sampled, list(sampled))
-    if not even:
-        _warn_uneven([len(sampled) for sampled, _ in shares.values()], size)
-    return shares
-
-
-def _length(index: int, tags: Mapping[str, Any] | None) -> float:
-    """The length of one sample; 1 where it has none."""
+def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
+    """The length of one sample; None if it has none."""
     value = scalar((tags or {}).get(_LENGTH_TAG))
     if value is None:
-        return 1.0
+        return None
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             length = float(value)
@@ -228,14 +264,8 @@ def _in_order(count: int, ranks: int) -> list[list[int]]:
     return [list(range(start, stop)) for start, stop in pairwise(cuts)]
 
 
-def _warn_uneven(counts: list[int], size: int) -> None:
+def _warn(text: str) -> None:
     # Only here, so that a process that never warns sets up no logger.
     from transfer_queue.utils.logging_utils import get_logger
 
-    get_logger(__name__).warning(
-        "groups of %d do not divide evenly over %d ranks: they get %s samples; "
-        "choose a batch_size that is a multiple of n_samples_per_prompt",
-        size,
-        len(counts),
-        counts,
-    )
+    get_logger(__name__).warning("%s", text)

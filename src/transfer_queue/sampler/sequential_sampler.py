@@ -19,8 +19,28 @@ class SequentialSampler(BaseSampler):
         """It does."""
         return True
 
-    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
-        """(sampled, consumed), both ready_indexes[:batch_size]."""
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """Return (sampled, consumed), both ready_indexes[:batch_size].
+
+        Args:
+            ready_indexes: Global indexes of the samples that are ready and not consumed.
+            batch_size: Number of samples in the batch.
+            task_name: Ignored.
+            partition_id: Ignored.
+            *args: Ignored.
+            **kwargs: Ignored.
+
+        Raises:
+            InvalidArgumentError: batch_size is negative.
+        """
         check_batch_size(batch_size)
         sampled = [int(index) for index in ready_indexes[:batch_size]]
         return sampled, list(sampled)

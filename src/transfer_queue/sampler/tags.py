@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol, TypeAlias
@@ -22,6 +23,18 @@ class Tagged(Protocol):
     def get_custom_meta(self, indexes: list[int], /) -> Mapping[int, Mapping[str, Any]]:
         """The tags of these rows by global index; rows without any may be left out."""
         ...
+
+
+class PartitionTags(ABC):
+    """The controller's own view of a partition, of which samplers ask more than of any object of a user's."""
+
+    @abstractmethod
+    def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """{global index: tag}, copied, of those of these rows that live."""
+
+    @abstractmethod
+    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
+        """The tags of live rows (i8 global indexes), not copied. Nobody changes them."""
 
 
 def number(value: object) -> float | None:

@@ -11,27 +11,19 @@ import numpy as np
 
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
-from transfer_queue.sampler.base import (
-    GROUP_SIZE,
-    Deal,
-    RankConsistentSampler,
-    Share,
-    check_batch_size,
-    natural,
-    positive,
-)
-from transfer_queue.sampler.groups import whole_groups
+from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.groups import DealsGroups, whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
 
 WEIGHT = 40  # one group here takes about as long as so many that are only balanced
 
 
-class TokenBudgetSampler(RankConsistentSampler):
+class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
     """Deals one micro-batch to each rank at once: whole groups, in order, of token_budget tokens at most.
 
     token_budget: the most that the tags `tag` of a micro-batch's samples add up to; a group that is longer stands alone
-    in its micro-batch. n_samples_per_prompt: samples in a group; None: as for `GRPOGroupNSampler`. dp_size: ranks. All
-    three positive.
+    in its micro-batch. n_samples_per_prompt: samples in a group, as in GRPOGroupNSampler. dp_size: ranks. All three
+    positive.
     batch_size is the most samples in a micro-batch, and a multiple of n_samples_per_prompt.
     A deal takes groups until the next one fits to no rank; that one and all behind it stay ready. Fewer tokens wait
     for more samples, but for the last deals (`final=True`), which take what there is as long as every rank gets a
@@ -55,8 +47,7 @@ class TokenBudgetSampler(RankConsistentSampler):
         if not isinstance(tag, str):
             raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
         self.token_budget = positive(token_budget, "token_budget")
-        self.size_given = n_samples_per_prompt is not None
-        self.n_samples_per_prompt = 1 if n_samples_per_prompt is None else positive(n_samples_per_prompt, GROUP_SIZE)
+        self._take_group_size(n_samples_per_prompt)
         self.dp_size = positive(dp_size, "dp_size")
         self.tag = tag
         self.drop_last = bool(drop_last)
@@ -64,9 +55,17 @@ class TokenBudgetSampler(RankConsistentSampler):
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
         super().validate(batch_size, sampling_config)
-        self._check(batch_size)
+        self._groups_in(batch_size, sampling_config)
 
-    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
         """(sampled, consumed) of the caller's dp_rank; ([], []) where the micro-batches are not full.
 
         dp_rank and batch_index are 0 where they are not given. Errors as `validate` and `deal`.
@@ -74,7 +73,7 @@ class TokenBudgetSampler(RankConsistentSampler):
         for name in ("dp_rank", "batch_index"):
             kwargs[name] = natural(kwargs, name) or 0
         self.validate(batch_size, kwargs)
-        return super().sample(ready_indexes, batch_size, *args, **kwargs)
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """(dp_rank, batch_index), the rank 0 where it is not given; None without batch_index."""
@@ -102,11 +101,11 @@ class TokenBudgetSampler(RankConsistentSampler):
         **config: Any,
     ) -> Deal | None:
         """Finds that the micro-batches can be full; what is left to do is to fill them as well as can be."""
-        self._check(batch_size)
+        held = self._groups_in(batch_size, config)
+        size = self._group_size(config)
         ranks = 1 if config.get("batch_index") is None else self.dp_size
-        held = batch_size // self.n_samples_per_prompt
         # one group more than the ranks can hold tells whether all of them are full
-        groups = list(islice(whole_groups(ready_indexes, self.n_samples_per_prompt), ranks * held + 1))
+        groups = list(islice(whole_groups(ready_indexes, size), ranks * held + 1))
         lengths = self._lengths(groups, partition)
         bins = self._in_order(lengths, ranks, held)
         taken = sum(map(len, bins))
@@ -175,11 +174,11 @@ class TokenBudgetSampler(RankConsistentSampler):
                 f"tag {self.tag!r} of row {rows[wrong[0]]} is {shown}, and TokenBudgetSampler needs the number of "
                 f"tokens there, finite and not negative; put it with the sample"
             )
-        return [float(length) for length in found.reshape(-1, self.n_samples_per_prompt).sum(axis=1)]
+        return [float(length) for length in found.reshape(len(groups), -1).sum(axis=1)]
 
-    def _check(self, batch_size: int) -> None:
+    def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
         check_batch_size(batch_size)
-        if batch_size % self.n_samples_per_prompt:
-            raise InvalidArgumentError(
-                f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({self.n_samples_per_prompt})"
-            )
+        size = self._group_size(config)
+        if batch_size % size:
+            raise InvalidArgumentError(f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({size})")
+        return batch_size // size

@@ -57,12 +57,24 @@ class SamplerWrapper(BaseSampler):
         """As the sampler inside."""
         self.inner.validate(batch_size, sampling_config)
 
-    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
-        """What the sampler inside deals of the rows that it is shown."""
-        shown = self.view(ready_indexes, kwargs)
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """Return what the sampler inside deals of the rows that it is shown.
+
+        The sampler inside gets task_name, partition_id and **kwargs by keyword; *args are ignored.
+        """
+        config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
+        shown = self.view(ready_indexes, config)
         if getattr(self.inner, "wants_list", True) and not built_in(self.inner):
             shown = list(shown)
-        return self.inner.sample(shown, batch_size, *args, **kwargs)
+        return self.inner.sample(shown, batch_size, **config)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """As the sampler inside, which must be a rank-consistent one."""
@@ -132,15 +144,19 @@ def built_in(sampler: BaseSampler) -> bool:
     return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
 
 
-def of_groups(sampler: BaseSampler, size: int) -> BaseSampler:
-    """A built-in sampler like this one for groups of `size`; itself where it deals single samples, or those."""
-    if getattr(sampler, "n_samples_per_prompt", size) == size:
+def of_groups(sampler: BaseSampler, size: int, *, given: bool) -> BaseSampler:
+    """A built-in sampler like this one for groups of `size`; itself if it deals single samples.
+
+    given: the size of the twin is settled, as if it had been made with it.
+    """
+    if not hasattr(sampler, "n_samples_per_prompt"):
         return sampler
     twin: Any = copy.copy(sampler)
     if isinstance(twin, SamplerWrapper):
-        twin.inner = of_groups(twin.inner, size)
+        twin.inner = of_groups(twin.inner, size, given=given)
     else:
         twin.n_samples_per_prompt = size
+        twin.size_given = given or twin.size_given
     return twin  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,96 @@
+"""Built-in samplers and subclasses of them through the controller: tasks apart, group sizes per claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Harness
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import Seal
+from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SeqlenBalancedSampler
+
+
+class ForwardingGroups(GRPOGroupNSampler):
+    """A subclass that passes task and partition on by position."""
+
+    def sample(
+        self, ready_indexes: Any, batch_size: int, task_name: str = "", partition_id: str = "", *args: Any, **more: Any
+    ) -> Any:
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **more)
+
+
+class ForwardingBalance(SeqlenBalancedSampler):
+    """The same of the balanced sampler."""
+
+    def sample(
+        self, ready_indexes: Any, batch_size: int, task_name: str = "", partition_id: str = "", *args: Any, **more: Any
+    ) -> Any:
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **more)
+
+
+class ForwardingRanks(RankAwareSampler):
+    """The same of the sampler for ranks."""
+
+    def sample(
+        self, ready_indexes: Any, batch_size: int, task_name: str = "", partition_id: str = "", *args: Any, **more: Any
+    ) -> Any:
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **more)
+
+
+@pytest.mark.parametrize(
+    "sampler", [ForwardingGroups(2), ForwardingBalance(2, 1), ForwardingRanks()], ids=lambda each: type(each).__name__
+)
+def test_a_subclass_that_forwards_by_position_serves_two_tasks(sampler: Any) -> None:
+    h = Harness(sampler)
+    h.put(2, tags=[{"total_lengths": 1}] * 2)
+    asked = {"dp_rank": 0, "batch_index": 0}
+    assert h.dealt(2, "actor", **asked) == [0, 1]
+    h.clear([0, 1])
+    h.put(2, tags=[{"total_lengths": 1}] * 2)
+    assert h.dealt(2, "critic", **asked) == [2, 3], "a batch of its own, not that of the first task"
+
+
+class TestGroupSizePerClaim:
+    def test_a_claim_says_the_size(self) -> None:
+        h = Harness(GRPOGroupNSampler())
+        h.put(6)
+        assert h.dealt(4, n_samples_per_prompt=4) == [0, 1, 2, 3]
+        assert h.dealt(2, "u", n_samples_per_prompt=2) == [0, 1]
+        assert h.dealt(1, "v") == [0]
+
+    def test_a_claim_waits_for_a_whole_group_of_its_size(self) -> None:
+        h = Harness(PrioritySampler("n", GRPOGroupNSampler()))
+        h.put(3)
+        waiting = h.claim(4, wait=10, n_samples_per_prompt=4)
+        assert h.parked(waiting)
+        h.put(1)
+        assert h.got(waiting) == [0, 1, 2, 3]
+
+    def test_the_rest_after_a_seal_is_in_groups_of_that_size(self) -> None:
+        h = Harness(GRPOGroupNSampler())
+        h.put(7)
+        h.ask(Seal("p"))
+        assert h.dealt(6, n_samples_per_prompt=3) == [0, 1, 2, 3, 4, 5]
+        assert h.dealt(6, n_samples_per_prompt=3) is None
+
+    def test_a_sampler_with_a_size_refuses_another(self) -> None:
+        h = Harness(GRPOGroupNSampler(2))
+        h.put(4)
+        with pytest.raises(InvalidArgumentError, match=r"n_samples_per_prompt \(4\).*which is 2"):
+            h.dealt(4, n_samples_per_prompt=4)
+        assert h.dealt(4, n_samples_per_prompt=2) == [0, 1, 2, 3]
+
+    def test_a_partition_with_a_size_refuses_another(self) -> None:
+        h = Harness(GRPOGroupNSampler())
+        h.create(group_size=2)
+        h.put(4)
+        with pytest.raises(InvalidArgumentError, match=r"groups of 2 samples.*deals groups of 4"):
+            h.dealt(4, n_samples_per_prompt=4)
+
+    def test_many_sizes_are_served_one_after_the_other(self) -> None:
+        h = Harness(GRPOGroupNSampler())
+        h.put(100)
+        for size in range(1, 100):
+            assert h.dealt(size, f"task {size}", n_samples_per_prompt=size) == list(range(size))
