@@ -760,3 +760,47 @@ def test_chunks_of_jagged_columns(size: int) -> None:
         assert data["j"].offsets()[0] == 0
         assert len(data["j"].values()) == sum(lengths)
         assert (data["j"]._maybe_min_seqlen, data["j"]._maybe_max_seqlen) == (min(lengths), max(lengths))
+
+
+class Group:
+    """What a process group and a device mesh have in common."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+
+class TestNumberOfRanks:
+    @pytest.mark.parametrize("dp_size", [2, Group(2)])
+    def test_a_rank_leaves_the_others_their_batches(self, a: Client, dataset: Build, dp_size: Any) -> None:
+        a.put(numbers(12), partition_id="p")
+        ranks = [dataset(batch_size=2, dp_rank=rank, dp_size=dp_size) for rank in range(2)]
+        assert values(take(iter(ranks[0]), 3)) == [0, 1, 4, 5, 8, 9]
+        assert values(take(iter(ranks[1]), 3)) == [2, 3, 6, 7, 10, 11]
+
+    def test_is_said_to_a_custom_fetch_only_if_it_was_given(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4), partition_id="p")
+        said = []
+
+        def fetch(**arguments: Any) -> Any:
+            said.append(arguments["sampling_config"])
+            return default_fetch_batch_fn(**arguments)
+
+        take(iter(dataset(batch_size=2, fetch_batch_fn=fetch)), 1)
+        take(iter(dataset(batch_size=2, fetch_batch_fn=fetch, dp_size=2, task_name="other")), 1)
+        assert said == [{"dp_rank": 0, "task_name": "train"}, {"dp_rank": 0, "task_name": "other", "dp_size": 2}]
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"dp_size": 0}, "dp_size must be the number of dp_ranks, 1 or more, or a process group of them, got 0"),
+            ({"dp_size": True}, "got True"),
+            ({"dp_size": "2"}, "got '2'"),
+            ({"dp_size": 2, "dp_rank": 2}, "dp_rank must be less than dp_size, got dp_rank 2 and dp_size 2"),
+        ],
+    )
+    def test_that_cannot_be(self, dataset: Build, more: dict[str, Any], words: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=words):
+            dataset(**more)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, get_worker_info
 
 import transfer_queue as tq
+import warm
 from simulated import numbers, ragged, table
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
@@ -293,6 +295,52 @@ class TestPlace:
         loader.step(filled)
         waiting.join(300)
         assert found == list(range(ROWS))
+
+
+class TestRanks:
+    """A fixed number of rows, and workers that would fetch all of them for the rank that comes first."""
+
+    def test_a_known_number_of_ranks(self, dataset: Build, partition: str) -> None:
+        tq.get_client().put(numbers(16), partition_id=partition)
+        ranks = [dataset(dp_rank=rank, dp_size=2, task_name="train") for rank in range(2)]
+        got = [values(take(StreamingDataLoader(rank, num_workers=2), 4)) for rank in ranks]
+        assert got == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]
+
+    def test_the_number_that_torch_distributed_has(self, system: Any, partition: str, tmp_path: Path) -> None:
+        """Four processes, of which two each are replicas of one rank."""
+        tq.get_client().put(numbers(16), partition_id=partition)
+        order = warm.context().Barrier(4)
+        pipes = [warm.context().Pipe() for _ in range(4)]
+        processes = [
+            warm.process(read_as_rank, system, partition, str(tmp_path / "world"), number, order, pipe[1], daemon=False)
+            for number, pipe in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            for pipe, _ in pipes:
+                assert pipe.poll(120), "a process has got no batch, or has died"
+            got = [pipe.recv() for pipe, _ in pipes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        assert got == [[0, 1, 2, 3, 8, 9, 10, 11]] * 2 + [[4, 5, 6, 7, 12, 13, 14, 15]] * 2
+
+
+def read_as_rank(config: Any, partition: str, world: str, number: int, order: Any, pipe: Any) -> None:
+    """One process of four: rank 0 reads its two batches before rank 1 asks for any."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{world}", rank=number, world_size=4)
+    rank = number // 2
+    dataset = StreamingDataset(config, BATCH, MICRO, ["x"], partition, "train", rank)
+    loader = StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="fork")
+    if rank:
+        order.wait()
+    found = values(take(loader, 4))
+    if not rank:
+        order.wait()
+    pipe.send(found)
+    torch.distributed.destroy_process_group()
 
 
 class TestEnd:

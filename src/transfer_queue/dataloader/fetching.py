@@ -34,7 +34,8 @@ def default_fetch_batch_fn(
 ) -> tuple[TensorDictBase | None, BatchMeta]:
     """One batch of a rank, (data, metadata); (None, an empty BatchMeta) where nothing is ready in polling mode.
 
-    sampling_config: {"dp_rank", "task_name"}; batch_index and partition_id are added to a copy of it.
+    sampling_config: {"dp_rank", "task_name"}, and "dp_size" if the dataset was made with one; batch_index and
+    partition_id are added to a copy of it.
     """
     sampling = {**sampling_config, "batch_index": batch_index, "partition_id": partition_id}
     meta = tq_client.get_meta(
@@ -44,6 +45,11 @@ def default_fetch_batch_fn(
     if not len(meta):
         return None, meta
     return tq_client.get_data(meta), meta
+
+
+def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, Any]:
+    """What a loader says to the sampler in every fetch."""
+    return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
 
 
 def interval() -> float:
@@ -61,7 +67,8 @@ class Fetcher:
 
     ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
     hold: it fetches ahead; that it asks for a batch does not say that the task is through with the one before.
-    lease: seconds for which it claims; None: what it fetches is consumed.
+    lease: seconds for which it claims; None: what it fetches is consumed. dp_size: how many dp_ranks there are, if that
+    is known.
     """
 
     def __init__(
@@ -77,13 +84,14 @@ class Fetcher:
         *,
         hold: bool = False,
         lease: float | None = None,
+        dp_size: int | None = None,
     ) -> None:
         self.client = client
         self._how: dict[str, Any] = {"hold": hold} if lease is None else {"hold": hold, "lease": lease}
         self._fields = list(data_fields)
         self._batch_size = batch_size
         self._task_name = task_name
-        self._dp_rank = dp_rank
+        self._sampling = sampling_of(dp_rank, task_name, dp_size)
         self._finite = finite
         self._function = function
         self._ask = ask
@@ -94,9 +102,7 @@ class Fetcher:
 
         The data is None where it is still to be read: `complete` does so.
         """
-        sampling = {
-            "dp_rank": self._dp_rank, "task_name": self._task_name, "batch_index": number, "partition_id": partition_id,
-        }  # fmt: skip
+        sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._ask is ask_blocking:
             data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=interval())
@@ -121,7 +127,7 @@ class Fetcher:
     def _call(self, function: FetchBatch, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta]:
         values = (
             self.client, list(self._fields), self._batch_size, partition_id, self._task_name,
-            {"dp_rank": self._dp_rank, "task_name": self._task_name}, number,
+            dict(self._sampling), number,
         )  # fmt: skip
         try:
             if _takes_names(function):

@@ -71,6 +71,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         """Goes on where the last iteration was left. Workers start here, not with the first item."""
         self.dataset.check()
+        self.dataset.learn_dp_size()
         pinning = self._can_pin()
         if not self.num_workers:
             return self.dataset.stream(Here(), self._finish(pinning))

@@ -24,7 +24,15 @@ from transfer_queue.client.surface import Surface
 from transfer_queue.current import client_of
 from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
 from transfer_queue.dataloader.delivery import acknowledge_again, digest, hand_back, lease_of, take_over
-from transfer_queue.dataloader.fetching import Batch, FetchBatch, Fetcher, ask_blocking, default_fetch_batch_fn
+from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
+from transfer_queue.dataloader.fetching import (
+    Batch,
+    FetchBatch,
+    Fetcher,
+    ask_blocking,
+    default_fetch_batch_fn,
+    sampling_of,
+)
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, pack, token_field
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
@@ -76,6 +84,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     delivery: "at_most_once": what is fetched is consumed. "at_least_once": it is claimed for lease_seconds at a time,
     and acknowledged when the process that iterates asks for the first item after the batch; before that, whatever
     happens to the process, it is delivered again. A fetch_batch_fn passes lease= to get_meta by itself for that.
+    dp_size: how many dp_ranks there are: a number, or a process group or one-dimensional DeviceMesh of them. A
+    rank-consistent sampler then deals one batch to every rank at a time, so that no rank, however far its workers fetch
+    ahead, takes samples that another one needs. None: the sampler's own dp_size; if it has none, the number that the
+    processes of torch.distributed find out, where that is initialized and each of them has a dataset of this task. If
+    the number is not known, batches are dealt to the rank that asks (docs/architecture.md, "Ranks").
 
     buffer: whole batches fetched, (TensorDict, BatchMeta), which `reset` replays. batch_index: the next one to
     replay or fetch.
@@ -106,6 +119,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         keep_batches: int | None = None,
         delivery: str = "at_most_once",
         lease_seconds: float = 30.0,
+        dp_size: Any = None,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -130,6 +144,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.pack = pack
         self.length_field = length_field
         self.keep_batches = keep_batches
+        self.dp_size = checked_dp_size(dp_size, dp_rank)
+        self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
+        self._learned_dp_size: int | None = None
         self.delivery = delivery
         self.lease_seconds = lease_seconds
         self._lease = lease_of(delivery, lease_seconds)
@@ -158,6 +175,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def stream(self, source: Source, finish: Finish | None = None) -> Iterator[Any]:
         """The items from the place on, batches coming from this source; finish: what is done with each item."""
         self.check()
+        self.learn_dp_size()
         while True:
             if self._open is not None:
                 yield self._take(self._open)  # no variable holds it while its batch's successor is awaited
@@ -174,7 +192,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             wanted = {
                 "data_fields": self.data_fields, "batch_size": self.batch_size, "partition_id": partition_id,
                 "task_name": self.task_name, "sampling_config": {
-                    "dp_rank": self.dp_rank, "task_name": self.task_name, "batch_index": number,
+                    **sampling_of(self.dp_rank, self.task_name, self._dp_size), "batch_index": number,
                     "partition_id": partition_id,
                 },
             }  # fmt: skip
@@ -276,12 +294,21 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 "iterate by themselves; use StreamingDataLoader, or no workers"
             )
 
+    def learn_dp_size(self) -> None:
+        """Finds out how many dp_ranks there are, before the first batch is fetched, if nobody has said it."""
+        if self.dp_size is None and self._census is not None and self.fetch_batch_fn is None:
+            self._learned_dp_size, self._census = self._census.answer(), None
+
+    @property
+    def _dp_size(self) -> int | None:
+        return self.dp_size if self.dp_size is not None else self._learned_dp_size
+
     def fetcher(self, ask: Callable[..., Any] = ask_blocking) -> Fetcher:
         """Fetches this dataset's batches, in this process."""
         return Fetcher(
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
-            lease=self._lease,
+            lease=self._lease, dp_size=self._dp_size,
         )  # fmt: skip
 
     def client(self) -> Surface:
@@ -311,6 +338,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             **vars(self),
             "buffer": [],
             "_open": None,
+            "_census": None,
             "_held": None,
             "_unacked": {},
             "_owed": None,

@@ -193,7 +193,11 @@ class RankConsistentSampler(BaseSampler):
         """
         said = natural(sampling_config, "dp_size")
         if self.dp_size is not None and said not in (None, self.dp_size):
-            raise InvalidArgumentError(f"dp_size ({said}) must be the sampler's, which is {self.dp_size}")
+            raise InvalidArgumentError(
+                f"dp_size ({said}) must be the sampler's, which is {self.dp_size}. A dataset that was made without "
+                f"dp_size= says how many dp_ranks the processes of torch.distributed have; pass the number to it if "
+                f"these are not all"
+            )
         return said if self.dp_size is None else self.dp_size
 
     def sample(

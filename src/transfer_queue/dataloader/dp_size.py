@@ -1,0 +1,90 @@
+"""How many data-parallel ranks there are: as the caller says, or as the processes of torch.distributed find out.
+
+A process of torch.distributed does not know how its world is divided into ranks. So each one that makes a dataset says
+its dp_rank in the store of the process group, and reads those of the others when its first batch is due. All of them
+come to the same answer, which the first that has one leaves in the store. No collective operation takes place.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from typing import Any
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.utils.logging_utils import get_logger
+
+ANSWER_SECONDS = 5.0  # for the other processes of the world to make their datasets
+UNKNOWN = "unknown"
+
+_announced: Counter[str] = Counter()  # datasets of this process, by task
+
+
+def checked_dp_size(dp_size: Any, dp_rank: int) -> int | None:
+    """An int, the size of a process group or of a device mesh; None if nothing is given.
+
+    Raises:
+        InvalidArgumentError: it is no positive number, or dp_rank is not below it.
+    """
+    if dp_size is None:
+        return None
+    size = dp_size.size() if callable(getattr(dp_size, "size", None)) else dp_size
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        raise InvalidArgumentError(
+            f"dp_size must be the number of dp_ranks, 1 or more, or a process group of them, got {dp_size!r}"
+        )
+    if dp_rank >= size:
+        raise InvalidArgumentError(f"dp_rank must be less than dp_size, got dp_rank {dp_rank} and dp_size {size}")
+    return int(size)
+
+
+class Census:
+    """One dataset's question to the world: how many dp_ranks have loaders of this task?
+
+    It is asked by the n-th dataset of a task in every process: processes that do the same make as many datasets.
+    """
+
+    def __init__(self, task_name: str, dp_rank: int, store: Any, rank: int, world: int) -> None:
+        self._task_name = task_name
+        self._store = store
+        self._world = world
+        self._key = f"transfer_queue/dp_size/{task_name}/{_announced[task_name]}"
+        _announced[task_name] += 1
+        store.set(f"{self._key}/{rank}", str(dp_rank))
+
+    def answer(self) -> int | None:
+        """The number of dp_ranks, the same in every process; None if not all of them have said theirs in time."""
+        keys = [f"{self._key}/{rank}" for rank in range(self._world)]
+        verdict = f"{self._key}/answer"
+        if not self._store.check([verdict]):
+            try:
+                self._store.wait(keys, datetime.timedelta(seconds=ANSWER_SECONDS))
+                ranks = {int(self._store.get(key)) for key in keys}
+                found = str(len(ranks)) if ranks == set(range(len(ranks))) else UNKNOWN
+            except RuntimeError:  # it names the keys for which nobody has come
+                found = UNKNOWN
+            self._store.compare_set(verdict, "", found)
+        said: str = self._store.get(verdict).decode()
+        if said != UNKNOWN:
+            return int(said)
+        get_logger(__name__).warning(
+            f"The number of dp_ranks of task {self._task_name!r} is not known: not all of the {self._world} processes "
+            f"of torch.distributed have made a StreamingDataset of this task within {ANSWER_SECONDS:g} s, or their "
+            f"dp_ranks are not 0, 1, 2, ... Pass dp_size=, so that no rank takes samples that another one needs."
+        )
+        return None
+
+
+def census(task_name: str, dp_rank: int) -> Census | None:
+    """Says this process's dp_rank to the others of torch.distributed.
+
+    None if it is not initialized here, or if its world is this process alone, which says nothing about other ranks.
+    """
+    import torch.distributed
+
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    if torch.distributed.get_world_size() < 2:
+        return None
+    store = torch.distributed.distributed_c10d._get_default_store()
+    return Census(task_name, dp_rank, store, torch.distributed.get_rank(), torch.distributed.get_world_size())
