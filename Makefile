@@ -7,6 +7,8 @@
 CONTRACT ?= ../shared/contract
 # One more than there are cores, as tests that start processes mostly wait for these; 4 at most.
 PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+# How many times the examples of `make test` the differential tests have in `make fuzz`.
+EXAMPLES_FACTOR ?= 100
 
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
@@ -14,7 +16,8 @@ help:
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
-	@echo "make fuzz      new hostile input for every decoder, for a minute; what fails is kept in tests/fuzz/corpus"
+	@echo "make fuzz      new hostile input for every decoder, for a minute; then the differential tests of the data path"
+	@echo "               with 100 times the examples (20 minutes; EXAMPLES_FACTOR=10: 2 minutes)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain"
@@ -50,6 +53,8 @@ backends: venv
 
 fuzz: venv
 	.venv/bin/python tests/fuzz/run.py $(ARGS)
+	.venv/bin/python -m pytest -m differential --examples-factor $(EXAMPLES_FACTOR) -n $(PROCESSES) \
+		-o faulthandler_timeout=3600 tests/wire tests/core tests/storage tests/client
 
 soak: venv
 	.venv/bin/python -W ignore tests/long/soak.py $(ARGS)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import differential
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
@@ -58,8 +59,14 @@ LONGEST = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make chaos` asks for more of them."""
+    """`make chaos` asks for more schedules, `make fuzz` for more examples."""
     parser.addoption("--schedules", type=int, default=500, help="how many schedules are drawn for equal ends")
+    parser.addoption("--examples-factor", type=int, default=1, help="multiplies the examples of differential tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Differential tests read the factor when they are imported."""
+    differential.factor = config.getoption("--examples-factor")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -233,6 +233,16 @@ class TestGet:
         with pytest.raises(ValueError, match=words):
             a.kv_batch_get_by_meta(meta, selected)
 
+    def test_scattered_rows_whose_mean_length_is_the_first_ones(self, a: Client) -> None:
+        """Pieces of 1, 2 and 0 bytes are as many bytes as pieces of one byte each, and are not taken for these."""
+        rows = [[95], [], [], [], [188, 52], []]
+        for keys, some in ((["x"], rows[:1]), ([f"y{n}" for n in range(5)], rows[1:])):
+            column = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.uint8) for row in some],
+                                                layout=torch.jagged)  # fmt: skip
+            a.kv_batch_put(keys, "p", table(a=column))
+        back = a.kv_batch_get(["x"] * 6 + ["y0", "x", "y3"], "p")["a"]
+        assert [row.tolist() for row in back.unbind()] == [[95]] * 6 + [[], [95], [188, 52]]
+
 
 class TestListAndClear:
     def test_list(self, a: Client, b: Client) -> None:

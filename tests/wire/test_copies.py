@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.wire import copies
 from transfer_queue.wire.copies import allocate, copy_all, copy_bytes, gather_pieces, in_turns
 
@@ -46,6 +47,35 @@ def test_gather(settings_of_paths, places):
     assert found.tolist() == naive(MEMORY, *places).tolist()
     assert found.flags.writeable
     assert not np.shares_memory(found, MEMORY)
+
+
+def coinciding_pieces(seed):
+    """Pieces of 0, 1 and 2 cells at few places, some of them after each other, some again, some out of line."""
+    random = np.random.default_rng(seed)
+    cell, count = random.choice([1, 1, 2, 3, 4, 8, 16, 64]), random.integers(1, 40)
+    counts = np.full(count, random.integers(0, 3)) if random.random() < 0.1 else random.integers(0, 3, count)
+    if random.random() < 0.3:  # as many cells as pieces, though not each has one
+        longer = random.integers(0, 2, count // 2)
+        counts = random.permutation([*(1 + longer), *(1 - longer), *[1] * (count % 2)])
+    if random.random() < 0.2:
+        counts[[0, -1]] = 0
+    starts = random.integers(0, 12, count) * cell
+    if random.random() < 0.2:
+        starts += random.integers(0, 2, count)
+    for at in np.flatnonzero(random.random(count) < random.choice([0, 0.3, 0.8])):
+        starts[at] = starts[at - 1] + cell * counts[at - 1] if at else starts[at]
+    return starts, cell * counts
+
+
+@given(st.integers(0, 2**63), st.sampled_from([{}, {}, {"CELLS_PER_ROW": 10**9}, {"CELLS_PER_ROW": 0, "HUGE": 0}]))
+@differential(300)
+def test_gather_of_pieces_of_few_lengths(seed, limits):
+    starts, lengths = coinciding_pieces(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setattr(copies, name, value)
+        found = gather_pieces(MEMORY, starts, lengths)
+    assert found.tobytes() == naive(MEMORY, starts, lengths).tobytes(), (starts.tolist(), lengths.tolist())
 
 
 def test_gather_of_pieces_whose_mean_length_is_the_first_ones():

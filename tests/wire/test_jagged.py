@@ -5,9 +5,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from carried_values import pattern, same_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import DTYPES, differential, row_lengths, small
 from transfer_queue.wire import jagged
 from transfer_queue.wire.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
 
@@ -53,6 +55,36 @@ def test_a_twin_is_what_torch_makes(lengths, others, ragged, dtype):
     assert set(twin.__dict__) == set(first.__dict__)
     twin.values().zero_()
     assert torch.equal(first.values(), values)
+
+
+@st.composite
+def jagged_tensors(draw):
+    """(lengths, ragged dimension, other sizes, dtype, whether their owner writes into the offsets) of few kinds."""
+    at = draw(small)
+    others = [1] * at + draw(st.lists(st.sampled_from([1, 1, 2]), max_size=2))
+    owner_writes = draw(st.sampled_from([False, False, True]))
+    return draw(st.integers(1, 4).flatmap(row_lengths)), at, others, draw(st.sampled_from(DTYPES)), owner_writes
+
+
+@given(st.lists(jagged_tensors(), min_size=2, max_size=8))
+@differential(40)
+def test_kept_cuts_and_shapes_give_the_tensors_that_were_asked_for(wanted):
+    """Whatever was made before, and whatever its owners have done to it."""
+    for number, (sizes, at, others, dtype, owner_writes) in enumerate(wanted):
+        shape = [*others[:at], sum(sizes), *others[at:]]
+        values = pattern(dtype, shape, number)
+        made = cut_of(i8(*sizes)).over(values.clone(), at + 1)
+        rows = list(values.split(sizes, dim=at))
+        assert made.shape[0] == len(sizes)
+        assert made.dtype == dtype
+        assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (min(sizes), max(sizes))
+        assert all(map(same_tensor, made.unbind(), rows))
+        if at == 0:
+            start = number % len(sizes)
+            cut = rows_of_jagged(made, start, len(sizes))
+            assert all(map(same_tensor, cut.unbind(), rows[start:]))
+        if owner_writes:
+            made.offsets().zero_()
 
 
 def test_what_is_set_on_one_is_not_on_the_next():

@@ -6,8 +6,10 @@ from codec_arenas import packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from differential import differential, small
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import FieldSpec
+from transfer_queue.wire import locate, runs
 from transfer_queue.wire.layout import ALIGNMENT, ITEM_SIZES, MAX_BYTES, MIXED_RANK, block_nbytes, columns
 from transfer_queue.wire.layout import columns_of_many as many
 
@@ -138,3 +140,37 @@ def test_blocks_of_mixed_rank_one_at_a_time():
     spec = tensor(ndim=MIXED_RANK, ragged=True)
     with pytest.raises(InvalidArgumentError, match="one at a time"):
         many([spec], np.array([[1, 2, 0], [1, 2, 0]], np.int64), 2)
+
+
+@st.composite
+def alike_descriptors(draw):
+    """(schema, dims, blocks, rows) out of few, many of which differ in one thing alone; some make no sense."""
+    dtypes = st.sampled_from(["int8", "bool", "int16", "bfloat16", "complex128"])
+    specs = st.builds(tensor, st.sampled_from(["x", "y"]), st.sampled_from([0, 1, 1, 2]), st.booleans(), dtypes)
+    schema = draw(st.lists(specs, min_size=1, max_size=2, unique_by=lambda spec: spec.name))
+    rows, blocks = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    numbers = sum(spec.ndim * (rows if spec.ragged else 1) for spec in schema)
+    dims = draw(st.lists(small, min_size=blocks * numbers, max_size=blocks * numbers))
+    return tuple(schema), packed(*dims), blocks, rows
+
+
+@given(st.lists(alike_descriptors(), min_size=2, max_size=12))
+@differential(60)
+def test_kept_layouts_are_those_that_would_be_made(asked):
+    """Whatever descriptors were laid out before."""
+    for schema, dims, blocks, rows in asked:
+        made = many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
+        kept = locate._laid_out(schema, dims, blocks, rows)
+        assert [repr(column) for column in kept] == [repr(column) for column in made]
+        if blocks == 1:
+            found, end = runs._laid_out(schema, dims, rows)
+            assert end == int(made[-1].offsets[0] + made[-1].nbytes[0])
+            for column in made:
+                mine = found[column.spec.name]
+                starts, sizes = column.locate(0, np.arange(rows))
+                if mine.starts is None:
+                    assert [mine.offset + mine.row * row for row in range(rows)] == starts.tolist()
+                    assert [mine.row] * rows == sizes.tolist()
+                else:
+                    assert (mine.offset + mine.starts).tolist() == starts.tolist()
+                    assert mine.lengths.tolist() == sizes.tolist()

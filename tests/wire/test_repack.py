@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from carried_values import pattern, same_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from differential import DTYPES, differential, row_lengths, small
 from transfer_queue.core.sparse import blocks_message
 from transfer_queue.messages import FieldType, LookupReply, NewBlock, Placement
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
@@ -65,6 +67,39 @@ def test_the_rows_are_the_same(data: st.DataObject) -> None:
         for slot, value in zip(slots, found, strict=True):
             expected = given_columns[name][slot]  # type: ignore[index]
             assert torch.equal(value, expected) if isinstance(expected, torch.Tensor) else value == expected
+
+
+@st.composite
+def few_shapes(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[int]]:
+    """Rows of a field whose shapes coincide, and which of them live."""
+    count = draw(st.integers(1, 6))
+    dtype, other = draw(st.sampled_from(DTYPES)), draw(small)
+    first = draw(row_lengths(count))
+    ranks = draw(st.sampled_from([[1] * count, [2] * count, [1, 2] * count, [0, 1, 2] * count]))
+    shapes = [(size, other, other)[:rank] for size, rank in zip(first, ranks, strict=False)]
+    slots = sorted(draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    return [pattern(dtype, shape, row) for row, shape in enumerate(shapes)], slots
+
+
+@given(few_shapes(), few_shapes(), st.booleans())
+@differential(60)
+def test_rows_whose_shapes_coincide_are_the_same(
+    one: tuple[list[torch.Tensor], list[int]], other: tuple[list[torch.Tensor], list[int]], both: bool
+) -> None:
+    rows = min(len(one[0]), len(other[0]))
+    slots = sorted({min(slot, rows - 1) for slot in one[1]})
+    put = {"x": one[0][:rows], "y": other[0][:rows]}
+    fields = ["x", "y"] if both else ["y"]
+    block, memory = smaller(encode_columns(put, rows), slots, fields)
+    types = [
+        FieldType(s.name, s.kind, s.dtype, max(s.ndim, 0), None, 0, s.ndim == MIXED_RANK) for s in block.schema
+    ]  # fmt: skip
+    wanted = slots[::-1]
+    order = np.arange(len(slots), dtype="i4")[::-1].tobytes()
+    reply = LookupReply(len(slots), types, blocks_message([block]), [Placement(fields, bytes(4 * len(slots)), order)])
+    got = gather(reply, lambda unit: memory, "list")
+    for name in fields:
+        assert all(map(same_tensor, got.get(name).tolist(), [put[name][slot] for slot in wanted]))
 
 
 def test_what_has_become_alike_is_dense() -> None:

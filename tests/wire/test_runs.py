@@ -114,7 +114,13 @@ def test_a_field_that_is_otherwise_than_its_type_is_refused():
     arenas = Arenas()
     arenas.write(encode_columns({"x": torch.zeros(4, 2)}, 4))
     reply = arenas.reply()
-    for bent in ({"dtype": "float64"}, {"kind": "object", "dtype": "object"}, {"ndim": 2}, {"dtype": "no such"}):
+    for bent in (
+        {"dtype": "float64"},
+        {"dtype": "int32"},
+        {"kind": "object", "dtype": "object"},
+        {"ndim": 2},
+        {"dtype": "no such"},
+    ):
         types = [msgspec.structs.replace(reply.types[0], **bent)]
         with pytest.raises(ProtocolError):
             gather(msgspec.structs.replace(reply, types=types), arenas.memory)

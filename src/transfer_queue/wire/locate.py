@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages import FieldSpec, FieldType, LookupReply, Placement
 from transfer_queue.wire.copies import U8, Copies, gather_pieces
-from transfer_queue.wire.layout import ITEM_SIZES, MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
+from transfer_queue.wire.layout import MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
 
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
@@ -196,7 +196,7 @@ class _Rows:
     @staticmethod
     def _within(field: FieldType, group: _Group, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
         column = group.columns[field.name]
-        if column.spec.kind != field.kind or column.item_size != ITEM_SIZES.get(field.dtype):
+        if column.spec.kind != field.kind or column.spec.dtype != field.dtype:
             raise ValueError(f"field {field.name!r} is {field.dtype} by its type and {column.spec.dtype} in a block")
         which: I8 | int = 0 if len(column.offsets) == 1 else layouts
         starts, lengths = column.locate(which, slots)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
-from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, columns
+from transfer_queue.wire.layout import MIXED_RANK, columns
 from transfer_queue.wire.locate import FieldRows, Memory
 
 I8 = NDArray[np.int64]
@@ -120,7 +120,7 @@ class _Block:
     def run(self, field: FieldType) -> Run | None:
         """The rows of one field; None where the block has it otherwise than its type says."""
         column = self._columns.get(field.name)
-        if column is None or column.spec.kind != field.kind or column.item_size != ITEM_SIZES.get(field.dtype):
+        if column is None or column.spec.kind != field.kind or column.spec.dtype != field.dtype:
             return None
         first, count = self._first, self._count
         at = self._offset + column.offset
@@ -141,7 +141,6 @@ class _Column:
     """A field of a block: where it begins, bytes and shape of each row; where rows differ, those of all of them."""
 
     spec: FieldSpec
-    item_size: int
     offset: int
     row: int
     shape: tuple[int, ...]
@@ -158,10 +157,8 @@ def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[di
         offset, end = int(column.offsets[0]), int(column.offsets[0] + column.nbytes[0])
         if column.starts is None:
             shape = tuple(column.shapes[0, 0].tolist())
-            alone = _Column(column.spec, column.item_size, offset, int(column.lengths[0, 0]), shape, None, None, None)
+            alone = _Column(column.spec, offset, int(column.lengths[0, 0]), shape, None, None, None)
         else:
-            alone = _Column(
-                column.spec, column.item_size, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0]
-            )
+            alone = _Column(column.spec, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0])
         found[column.spec.name] = alone
     return found, end

@@ -1,0 +1,309 @@
+"""Rows of many small blocks come back as they were put, by every way that bytes take from a block to a reader.
+
+The model is the list of rows that were put. Encoding, layouts, runs, joined pieces, cells, cuts, pieces that come from
+elsewhere and rows that are received in place all stand between it and what is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from carried_values import bits, pattern, same, same_tensor
+from codec_arenas import Arenas
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorStack
+
+from differential import DTYPES, differential, row_lengths, small
+from transfer_queue.messages import LookupReply
+from transfer_queue.wire import copies, encode, ranges, tensors
+from transfer_queue.wire import gather as gathering
+from transfer_queue.wire.devices import DeviceArena, Packed
+from transfer_queue.wire.encode import encode_columns
+from transfer_queue.wire.gather import gather
+from transfer_queue.wire.ranges import HERE, elsewhere
+
+Shape = tuple[int, ...]
+NUMPY = {torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex128}
+OBJECTS = ["", "a", "bb", None, {"k": 1}, [1], b"\0", 7]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the rows of a field are like. dtype: None for objects. free: the dimensions in which rows may differ.
+
+    mixed: rows differ in rank.
+    """
+
+    dtype: torch.dtype | None
+    shape: Shape = ()
+    free: tuple[int, ...] = ()
+    mixed: bool = False
+
+
+@st.composite
+def kinds(draw: st.DrawFn) -> Kind:
+    which = draw(st.sampled_from(["ragged", "ragged", "dense", "several", "mixed", "object"]))
+    if which == "object":
+        return Kind(None)
+    dtype = draw(st.sampled_from(DTYPES))
+    if which == "mixed":
+        return Kind(dtype, mixed=True)
+    shape = tuple(draw(st.lists(small, min_size=which != "dense", max_size=3)))
+    free: tuple[int, ...] = ()
+    if which == "ragged":
+        free = (draw(st.sampled_from([0, 0, 0, *range(len(shape))])),)
+    elif which == "several":
+        free = tuple(range(len(shape)))
+    return Kind(dtype, shape, free)
+
+
+@st.composite
+def rows_of_kind(draw: st.DrawFn, kind: Kind, count: int, seed: int) -> list[Any]:
+    """So many values, each with bits of its own."""
+    if kind.dtype is None:
+        return [draw(st.sampled_from(OBJECTS)) for _ in range(count)]
+    if kind.mixed:
+        shapes = [tuple(draw(st.lists(small, max_size=2))) for _ in range(count)]
+    else:
+        columns = [draw(row_lengths(count)) if d in kind.free else [size] * count for d, size in enumerate(kind.shape)]
+        shapes = [tuple(column[row] for column in columns) for row in range(count)]
+    return [pattern(kind.dtype, shape, 1000 * seed + row) for row, shape in enumerate(shapes)]
+
+
+def concatenated(rows: list[torch.Tensor], dtype: torch.dtype, before: int = 0, after: int = 0) -> torch.Tensor:
+    """Rows that agree in all but their first dimension, one after the other, with some other elements around them."""
+    rest = tuple(rows[0].shape[1:])
+    some = [pattern(dtype, (count, *rest), 77) for count in (before, after)]
+    whole = b"".join([bits(some[0]), *map(bits, rows), bits(some[1])])
+    count = before + sum(row.size(0) for row in rows) + after
+    flat = torch.frombuffer(bytearray(whole), dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8)
+    return flat.view(dtype).reshape(count, *rest)
+
+
+def containers(rows: list[Any], kind: Kind) -> list[str]:
+    """The containers that can hold these rows."""
+    found = ["list", "stack of data"]
+    if kind.dtype is None:
+        return found
+    alike = len({row.shape for row in rows}) == 1
+    if alike:
+        found += ["dense", "strided", "every other"]
+        found += ["array", "reversed array"] if kind.dtype in NUMPY else []
+    trailing = {tuple(row.shape[1:]) for row in rows}
+    if not kind.mixed and kind.shape and len(trailing) == 1 and 0 not in next(iter(trailing)):
+        found += ["jagged", "jagged from the middle", "jagged with gaps"]
+    if not kind.mixed and kind.shape and kind.dtype in (torch.float32, torch.int64):
+        found.append("nested")
+    return found
+
+
+def contained(rows: list[Any], kind: Kind, how: str) -> Any:
+    """The rows in a container of this kind."""
+    if how == "list" or kind.dtype is None:
+        return rows if how == "list" else NonTensorStack(*rows)
+    if how == "stack of data":
+        return NonTensorStack(*rows)
+    if how.startswith("jagged"):
+        gaps = 2 if how.endswith("gaps") else 0
+        padded = [concatenated([row], kind.dtype, 0, gaps) for row in rows]
+        before = 0 if how == "jagged" else 3
+        values = concatenated(padded, kind.dtype, before, before)
+        ends = before + np.cumsum([0, *(row.size(0) for row in padded)])
+        sizes = torch.tensor([row.size(0) for row in rows]) if gaps else None
+        return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(ends), sizes)
+    if how == "nested":
+        return torch.nested.nested_tensor(rows)
+    whole = concatenated([row.unsqueeze(0) for row in rows], kind.dtype)
+    if how == "strided":
+        order = list(reversed(range(whole.dim())))
+        bit_view = whole.view(tensors.BITS[whole.element_size()])
+        return bit_view.permute(order).contiguous().permute(order).view(kind.dtype)
+    if how == "every other":
+        twice = concatenated([row.unsqueeze(0) for row in rows for _ in range(2)], kind.dtype)
+        return twice[::2]
+    if how.endswith("array"):
+        return whole.numpy() if how == "array" else whole.numpy()[::-1].copy()[::-1]
+    return whole
+
+
+@dataclass
+class Case:
+    """What was put, and what is asked for. values: by field and block, the rows; pairs: by field, (block, row)s."""
+
+    arenas: Arenas
+    kinds: dict[str, Kind]
+    values: dict[str, list[list[Any]]]
+    pairs: dict[str, list[tuple[int, int]]]
+
+    @property
+    def reply(self) -> LookupReply:
+        return self.arenas.reply(fields=self.pairs)
+
+    def wanted(self, name: str) -> list[Any]:
+        return [self.values[name][block][row] for block, row in self.pairs[name]]
+
+
+@st.composite
+def selections(draw: st.DrawFn, sizes: list[int]) -> list[tuple[int, int]]:
+    """Rows that are asked for: some of any blocks and often again, all, all in another order, or a run of a block."""
+    every = [(block, row) for block, size in enumerate(sizes) for row in range(size)]
+    how = draw(st.sampled_from(["any", "few", "all", "permuted", "run"]))
+    if how == "any":
+        return draw(st.lists(st.sampled_from(every), min_size=1, max_size=24))
+    if how == "few":
+        few = draw(st.lists(st.sampled_from(every), min_size=1, max_size=3))
+        return draw(st.lists(st.sampled_from(few), min_size=1, max_size=24))
+    if how == "run":
+        block = draw(st.integers(0, len(sizes) - 1))
+        first = draw(st.integers(0, sizes[block] - 1))
+        return [(block, row) for row in range(first, draw(st.integers(first, sizes[block] - 1)) + 1)]
+    return every if how == "all" else draw(st.permutations(every))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    units = draw(st.integers(1, 2))
+    arenas = Arenas(units, 1 << 13)
+    fields = {name: draw(kinds()) for name in "abc"[: draw(st.integers(1, 3))]}
+    sizes = draw(st.lists(st.sampled_from([1, 1, 2, 3, 6]), min_size=1, max_size=6))
+    values: dict[str, list[list[Any]]] = {name: [] for name in fields}
+    for block, size in enumerate(sizes):
+        columns = {}
+        for number, (name, kind) in enumerate(fields.items()):
+            rows = draw(rows_of_kind(kind, size, 10 * block + number))
+            values[name].append(rows)
+            columns[name] = contained(rows, kind, draw(st.sampled_from(containers(rows, kind))))
+        arenas.write(encode_columns(columns, size), draw(st.integers(0, units - 1)))
+    first = draw(selections(sizes))
+    other = draw(st.permutations(first)) if draw(st.booleans()) else first
+    pairs = {name: draw(st.sampled_from([first, other])) for name in fields}
+    return Case(arenas, fields, values, pairs)
+
+
+def rows_of(column: Any) -> list[Any]:
+    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else list(column.tolist())
+
+
+def padded(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The rows filled up with zeros to the largest."""
+    sizes = np.max([tuple(row.shape) for row in rows], axis=0).tolist() if rows[0].dim() else []
+    out = []
+    for row in rows:
+        whole = torch.zeros(int(np.prod(sizes, dtype=np.int64)) * row.element_size(), dtype=torch.uint8)
+        view = whole.view(tensors.BITS[row.element_size()]).reshape(sizes)
+        view[tuple(slice(size) for size in row.shape)] = row.view(tensors.BITS[row.element_size()])
+        out.append(view.view(row.dtype))
+    return out
+
+
+def check(case: Case, name: str, column: Any, layout: str) -> None:
+    kind, rows = case.kinds[name], case.wanted(name)
+    if kind.dtype is not None and layout == "padded":
+        rows = padded(rows)
+    found = rows_of(column)
+    assert len(found) == len(rows)
+    for value, wanted in zip(found, rows, strict=True):
+        assert same_tensor(value, wanted) if isinstance(wanted, torch.Tensor) else same(value, wanted)
+    if kind.dtype is not None and layout in ("dense", "padded"):
+        assert not column.is_nested
+
+
+def possible(case: Case, name: str, layout: str) -> bool:
+    """Whether a layout is made for these rows."""
+    if case.kinds[name].dtype is None or layout in ("jagged", "list"):
+        return True
+    shapes = {tuple(row.shape) for row in case.wanted(name)}
+    return len(shapes) == 1 if layout == "dense" else len({len(shape) for shape in shapes}) == 1
+
+
+@contextlib.contextmanager
+def thresholds(**given_: int) -> Iterator[None]:
+    """Other limits at which shortcuts begin, so that small inputs take them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in given_.items():
+            for module in (copies, tensors, encode, gathering, ranges):
+                if hasattr(module, name):
+                    patch.setattr(module, name, value)
+        yield
+
+
+limits = st.fixed_dictionaries(
+    {},
+    optional={
+        "CELLS_PER_ROW": st.sampled_from([0, 10**9]), "RUN": st.just(0), "HUGE": st.just(0),
+        "LEAST_PART": st.just(1), "LEAST_SHARE": st.sampled_from([0, 10**9]), "NEAR": st.sampled_from([0, 64]),
+    },
+)  # fmt: skip
+layouts = st.sampled_from(["jagged", "jagged", "list", "dense", "padded"])
+
+
+@given(cases(), layouts, limits)
+@differential(80)
+def test_rows_of_mapped_blocks(case: Case, layout: str, given_: dict[str, int]) -> None:
+    names = [name for name in case.kinds if possible(case, name, layout)]
+    case.pairs = {name: case.pairs[name] for name in names}
+    if not names:
+        return
+    with thresholds(**given_):
+        table = gather(case.reply, case.arenas.memory, layout)
+    for memory in case.arenas.memories:
+        memory[:] = 0x5A  # what was gathered is a copy
+    for name in names:
+        check(case, name, table.get(name), layout)
+
+
+@given(cases(), limits)
+@differential(10)
+def test_rows_that_two_threads_copy(case: Case, given_: dict[str, int]) -> None:
+    with thresholds(**given_, PARALLEL=0, _CORES=2):
+        table = gather(case.reply, case.arenas.memory)
+    for name in case.kinds:
+        check(case, name, table.get(name), "jagged")
+
+
+@given(cases(), layouts, limits, st.sets(st.integers(0, 1), min_size=1))
+@differential(40)
+def test_rows_of_blocks_that_are_received(case: Case, layout: str, given_: dict[str, int], away: set[int]) -> None:
+    """Only the pieces that were asked for come into the reader's buffer, where whole fields stay."""
+    names = [name for name in case.kinds if possible(case, name, layout)]
+    case.pairs = {name: case.pairs[name] for name in names}
+    found = elsewhere(case.reply, away) if names else None
+    if found is None:
+        return
+    arenas = case.arenas
+    with thresholds(**given_):
+        buffer = np.full(found.nbytes, 0xEE, np.uint8)
+        for each in found.pieces(arenas.memory):
+            for start, length, at in zip(each.starts.tolist(), each.lengths.tolist(), each.at.tolist(), strict=True):
+                buffer[at : at + length] = arenas.memory(each.unit)[start : start + length]
+        table = gather(found.reply, lambda unit: buffer if unit == HERE else arenas.memory(unit), layout)
+    for name in names:
+        check(case, name, table.get(name), layout)
+
+
+@given(cases(), layouts, limits)
+@differential(30)
+def test_rows_of_blocks_that_are_received_on_a_device(case: Case, layout: str, given_: dict[str, int]) -> None:
+    """The host's memory stands for a device's."""
+    names = [name for name, kind in case.kinds.items() if kind.dtype is not None and possible(case, name, layout)]
+    case.pairs = {name: case.pairs[name] for name in names}
+    found = elsewhere(case.reply, {0, 1}) if names else None
+    pieces = [] if found is None else found.pieces(case.arenas.memory)
+    if found is None or len(pieces) != 1:  # a landing is of one unit
+        return
+    packed = Packed(pieces[0])
+    memory = torch.full((packed.nbytes,), 0xEE, dtype=torch.uint8)
+    places = packed.places(pieces[0].at)
+    for start, length, at in zip(*(column.tolist() for column in (pieces[0].starts, pieces[0].lengths, places))):
+        memory[at : at + length] = torch.from_numpy(case.arenas.memory(pieces[0].unit)[start : start + length])
+    with thresholds(**given_):
+        table = gather(found.reply, DeviceArena(memory, found.nbytes, packed), layout)
+    for name in names:
+        check(case, name, table.get(name), layout)
