@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_COMPARED = 2000  # names; more are not worth the time that a hint may take
+MOST_COMPARED = 200  # of the latest names: the controller answers nobody else meanwhile
+LONGEST_COMPARED = 200  # characters
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1, least: float = 0.6) -> list[str]:
@@ -18,7 +19,9 @@ def nearest(name: str, known: Iterable[str], most: int = 1, least: float = 0.6) 
     """
     import difflib  # only for an unknown name: servers keep no memory for it
 
-    candidates = list(dict.fromkeys(known))[-MOST_COMPARED:]
+    candidates = [each for each in list(dict.fromkeys(known))[-MOST_COMPARED:] if len(each) <= LONGEST_COMPARED]
+    if len(name) > LONGEST_COMPARED:
+        return []
     return difflib.get_close_matches(name, candidates, n=most, cutoff=least)
 
 

@@ -127,3 +127,21 @@ def test_datasets(a: Client) -> None:
             StreamingDataset(**{**good, name: value})
     with pytest.raises(InvalidArgumentError, match="state_dict"):
         StreamingDataset(**good).load_state_dict(None)  # type: ignore[arg-type]
+
+
+def test_what_the_controller_warns_of_is_in_the_log_once(a: Client, caplog: pytest.LogCaptureFixture) -> None:
+    a.kv_put("k", "train_0", {"x": 1})
+    for _ in range(2):
+        assert a.reset_consumption("tarin_0")
+        assert a.drop("tarin_0", groups="g", reason="bad") == 0
+        a.get_meta("x", 1, "train_0", task_name="t", sampling_config={"dp_rnk": 0}, timeout=0)
+        a.reset_consumption("train_0")
+    a.seal("train_0")
+    a.seal("train_1", create=True)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert said[0] == "there is no partition 'tarin_0' (did you mean 'train_0'?): reset_consumption has no effect"
+    assert "drop has no effect" in said[1]
+    assert "'dp_rnk'; did you mean 'dp_rank'" in said[2]
+    a.seal("train_3")
+    assert "seal(..., create=True)" in caplog.records[-1].getMessage()

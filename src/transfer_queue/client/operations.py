@@ -335,7 +335,10 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> Operation[bool]:
-        """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
+        """Makes a partition ahead of its first sample; False if it exists.
+
+        One that exists and was made with other settings than those given here (defaults do not count) is an
+        InvalidArgumentError that names both.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
         free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
@@ -367,7 +370,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
 
         Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine. Returns how many samples were dropped.
+        groups, and samples that are gone, are fine; of a partition that does not exist a warning is logged. Returns how
+        many samples were dropped.
         """
         if groups is None and metadata is None:
             raise InvalidArgumentError("drop needs groups, or metadata of samples")
@@ -427,9 +431,18 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         request = Wanted(partition_id, arguments.text(task_name, "task_name"), taken, wait)
         return int((yield from self._ask(request, Done, None, parked=wait)).value)
 
-    def seal(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
-        """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
-        yield from self._ask(Seal(partition_id), Done, timeout)
+    def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
+        """Say that no new samples will come from this producer; fields of existing ones still may. Loaders end then.
+
+        A partition that does not exist is made and sealed, so that nobody waits for its samples. Unless `create` is
+        set, a warning names it and the nearest partitions that exist.
+
+        Args:
+            partition_id: The partition.
+            create: It may be that nobody has put anything into it. Default: False.
+            timeout: See `TransferQueueClient`.
+        """
+        yield from self._ask(Seal(partition_id, create), Done, timeout)
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
         """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
@@ -481,7 +494,10 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> Operation[bool]:
-        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
+        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True.
+
+        A partition that does not exist is fine, too, and is warned of.
+        """
         request = ResetConsumption(partition_id, arguments.text_or_none(task_name, "task_name"))
         return bool((yield from self._ask(request, Done, timeout)).value)
 

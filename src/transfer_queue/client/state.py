@@ -57,6 +57,7 @@ from transfer_queue.storage.block_file import Held, Mapped
 from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
 from transfer_queue.storage.stores.base import Store, StoreAddress
+from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.copies import U8
 from transfer_queue.wire.locate import Memory
 from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     import ssl
 
 T = TypeVar("T")
+
+MOST_WARNINGS = 1000  # of one client
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
 
@@ -148,6 +151,7 @@ class ClientState:
         self._presence: Presence | None = None
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
+        self._warned: set[str] = set()
         self.lost_cuts: set[str] = set()
         self.cuts: dict[str, tuple[Cut, str | os.PathLike[str] | None]] = {}
         self.loaded: Loaded | None = None
@@ -189,6 +193,14 @@ class ClientState:
         if self._space is None:
             raise NotInitializedError("the client has not reached its system yet")
         return self._space
+
+    def warn(self, words: str) -> None:
+        """Says it in the log, once."""
+        with self._lock:
+            if words in self._warned or len(self._warned) >= MOST_WARNINGS:
+                return
+            self._warned.add(words)
+        get_logger(__name__).warning("%s", words)
 
     def learn(self) -> Generator[Call, AnyReply, None]:
         """Asks for units and settings, once."""

@@ -426,7 +426,10 @@ class Surface(ABC):
         max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
+        """Makes a partition ahead of its first sample; False if it exists.
+
+        One that exists and was made with other settings than those given here (defaults do not count) is an
+        InvalidArgumentError that names both.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
         free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
@@ -472,7 +475,10 @@ class Surface(ABC):
         max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Makes a partition ahead of its first sample; False if it exists, whatever it was made with.
+        """Makes a partition ahead of its first sample; False if it exists.
+
+        One that exists and was made with other settings than those given here (defaults do not count) is an
+        InvalidArgumentError that names both.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
         free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
@@ -514,7 +520,8 @@ class Surface(ABC):
         """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
 
         Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine. Returns how many samples were dropped.
+        groups, and samples that are gone, are fine; of a partition that does not exist a warning is logged. Returns how
+        many samples were dropped.
         """
         return self._run(self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout))
 
@@ -530,7 +537,8 @@ class Surface(ABC):
         """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
 
         Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine. Returns how many samples were dropped.
+        groups, and samples that are gone, are fine; of a partition that does not exist a warning is logged. Returns how
+        many samples were dropped.
         """
         return await self._run_async(
             self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout)
@@ -606,13 +614,31 @@ class Surface(ABC):
         """
         return await self._run_async(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
 
-    def seal(self, partition_id: str, *, timeout: float | None = None) -> None:
-        """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
-        return self._run(self._operations.seal(partition_id, timeout=timeout))
+    def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
+        """Say that no new samples will come from this producer; fields of existing ones still may. Loaders end then.
 
-    async def async_seal(self, partition_id: str, *, timeout: float | None = None) -> None:
-        """No new samples will come (from this producer); fields of existing ones may. Loaders end then."""
-        return await self._run_async(self._operations.seal(partition_id, timeout=timeout))
+        A partition that does not exist is made and sealed, so that nobody waits for its samples. Unless `create` is
+        set, a warning names it and the nearest partitions that exist.
+
+        Args:
+            partition_id: The partition.
+            create: It may be that nobody has put anything into it. Default: False.
+            timeout: See `TransferQueueClient`.
+        """
+        return self._run(self._operations.seal(partition_id, create, timeout=timeout))
+
+    async def async_seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
+        """Say that no new samples will come from this producer; fields of existing ones still may. Loaders end then.
+
+        A partition that does not exist is made and sealed, so that nobody waits for its samples. Unless `create` is
+        set, a warning names it and the nearest partitions that exist.
+
+        Args:
+            partition_id: The partition.
+            create: It may be that nobody has put anything into it. Default: False.
+            timeout: See `TransferQueueClient`.
+        """
+        return await self._run_async(self._operations.seal(partition_id, create, timeout=timeout))
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
         """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
@@ -695,13 +721,19 @@ class Surface(ABC):
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> bool:
-        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
+        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True.
+
+        A partition that does not exist is fine, too, and is warned of.
+        """
         return self._run(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> bool:
-        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True."""
+        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True.
+
+        A partition that does not exist is fine, too, and is warned of.
+        """
         return await self._run_async(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
     def get_partition_list(self, *, timeout: float | None = None) -> list[str]:

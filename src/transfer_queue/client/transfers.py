@@ -39,6 +39,7 @@ from transfer_queue.messages import (
     AnyReply,
     AnyRequest,
     ClaimReply,
+    Done,
     Lookup,
     LookupReply,
     NewBlock,
@@ -48,7 +49,6 @@ from transfer_queue.messages import (
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
-from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.copies import allocate, copy_bytes
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.gather import gather
@@ -85,6 +85,8 @@ class Transfers:
         reply = yield call
         if not isinstance(reply, kind):
             raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
+        if isinstance(reply, (Done, ClaimReply)) and reply.warning is not None:
+            self._state.warn(reply.warning)
         return reply
 
     def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
@@ -273,8 +275,6 @@ class Transfers:
         return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
 
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
-        if reply.warning is not None:
-            get_logger(__name__).warning(reply.warning)
         meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
         meta._holder = self._state.client_id if reply.held else None
         if reply.token and lease is not None:

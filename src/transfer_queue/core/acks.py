@@ -13,6 +13,7 @@ from transfer_queue.core.leases import Lease
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import CLAIMED, indexes_in
 from transfer_queue.core.state import State
+from transfer_queue.core.unknown_names import no_partition
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages import Ack, Claim, ClaimReply, Nack, RankGone
 
@@ -204,7 +205,7 @@ def rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRe
     """What a rank has not acknowledged of its kept batches is anybody's; and how many rows these are."""
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(f"there is no partition {request.partition!r} whose rank could be gone")
+        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; it has no ranks")
     task, rank = request.task, request.dp_rank
     dealt = partition.dealt.get(task)
     kept = [dealt.batches[number].rows for (owner, _), number in dealt.by_key.items() if owner == rank] if dealt else []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.state import State
+from transfer_queue.core.unknown_names import no_partition
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
 from transfer_queue.messages import SetPolicyVersion
 
@@ -41,9 +42,7 @@ def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
     """The policy has a new version; the same one again is fine."""
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(
-            f"there is no partition {request.partition!r} to set a policy version of; create_partition makes it"
-        )
+        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")
     if request.version < partition.policy_version:
         raise InvalidArgumentError(
             f"the policy of partition {request.partition!r} is at version {partition.policy_version} and cannot go "

@@ -16,6 +16,7 @@ from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, Send, Work
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import meta_reply
+from transfer_queue.core.unknown_names import not_taken
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Claim, ClaimReply, Envelope
@@ -59,8 +60,10 @@ def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -
 
 def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
     """The answer to a claim that gets no rows."""
-    partition = core.state.partitions.get(claim.partition) if claim.probe else None
-    return ClaimReply(rows=b"", ended=ended, version=-1 if partition is None else partition.version)
+    partition = core.state.partitions.get(claim.partition)
+    version = -1 if partition is None or not claim.probe else partition.version
+    sampler = core.samplers.of(claim, partition)
+    return ClaimReply(b"", ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
 
 
 def _began(core: Controller, claim: Claim, waiter: Waiter, outcome: claims.Outcome) -> list[Effect]:
@@ -90,7 +93,7 @@ def _give(
     leased = acks.grant(core.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.Leased) else 0
     handed = demand.handed(partition, client, claim, rows) if not token else []
-    warning = spanning(core, partition, claim, rows)
+    warning = warning_of(core, partition, claim, rows)
     count = acks.deliveries(partition, claim.task, rows) if token else None
 
     def reply() -> AnyReply:
@@ -140,6 +143,12 @@ def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | N
                 core.apply(r.Inherited(partition.name, claim.task, gone, rank, client))
         held = partition.holds.of(claim.task, client, rank)
         core.finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
+
+
+def warning_of(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+    """What the log of the client that asks should say; None where there is nothing."""
+    words = spanning(core, partition, claim, rows), not_taken(core.samplers.of(claim, partition), claim.sampling)
+    return ". ".join(filter(None, words)) or None
 
 
 def spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:

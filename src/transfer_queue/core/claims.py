@@ -19,6 +19,7 @@ from transfer_queue.core.asking import PartitionView, asked, checked, dealt_toge
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
+from transfer_queue.core.unknown_names import not_taken
 from transfer_queue.errors import (
     BatchGoneError,
     InvalidArgumentError,
@@ -112,10 +113,12 @@ class Samplers:
     the claim says, or else that of the groups that are declared there (`declared_size`). A claim that says another size
     than its sampler or its partition is refused.
     costs: of a user's samplers, by name: they may hold up the loop for as long as they like.
+    strict: entries of a sampling_config that the sampler does not take are errors.
     """
 
-    def __init__(self, default: BaseSampler) -> None:
+    def __init__(self, default: BaseSampler, strict: bool = False) -> None:
         self.default = default
+        self.strict = strict
         self.costs: dict[str, SamplerCost] = {}
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
@@ -233,6 +236,9 @@ def check(state: State, samplers: Samplers, claim: Claim) -> None:
     if claim.replicas is not None and (claim.lease is None or claim.replicas < 1):
         raise InvalidArgumentError(f"replicas must be 1 or more, of a claim with a lease, and is {claim.replicas}")
     sampler = samplers.of(claim, state.partitions.get(claim.partition))
+    words = not_taken(sampler, claim.sampling) if samplers.strict else None
+    if words is not None:
+        raise InvalidArgumentError(words)
     if (claim.replicas or 1) > 1 and not _keeps(sampler, claim):
         raise InvalidArgumentError(
             f"replicas is {claim.replicas}, but only batches that are kept under (dp_rank, batch_index) are given to "

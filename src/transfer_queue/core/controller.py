@@ -115,12 +115,13 @@ class Controller:
         max_deliveries: int = MAX_DELIVERIES,
         replicas: int = 1,
         marks: Watermarks = DEFAULTS,
+        strict: bool = False,
     ) -> None:
         self.state = State(capacity) if restored is None else restored
         self.deadlines = Deadlines(self.state)
         self.max_deliveries = max_deliveries
         self.state.watched = ranked_tags(sampler)
-        self.samplers = claims.Samplers(sampler)
+        self.samplers = claims.Samplers(sampler, strict)
         self.config = config
         self.timer = timer
         self.boot = boot

@@ -7,6 +7,7 @@ import numpy as np
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.state import State
+from transfer_queue.core.unknown_names import no_partition
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages import Claim, Want, Wanted
 
@@ -80,9 +81,7 @@ def want(state: State, request: Want) -> list[r.AnyRecord]:
         raise InvalidArgumentError(f"groups must not be negative, and is {request.groups}")
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(
-            f"there is no partition {request.partition!r} to want groups of; create_partition makes it"
-        )
+        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")
     if partition.wants.groups.get(request.task, 0) == request.groups:
         return []
     return [r.GroupsWanted(request.partition, request.task, request.groups)]

@@ -11,6 +11,7 @@ from transfer_queue.core.groups import Group
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.core.state import State
+from transfer_queue.core.unknown_names import others
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Claim, Explain
 
@@ -24,8 +25,12 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
     """
     partition = state.partitions.get(request.partition)
     if partition is None:
-        there = ", ".join(map(repr, list(state.partitions)[:10])) or "none"
-        return f"Partition {request.partition!r} does not exist (never made, or dropped). There are: {there}."
+        there = others(request.partition, state.partitions)
+        end = "" if there.endswith("?") else "."
+        return (
+            f"Partition {request.partition!r} does not exist (never made, or dropped). "
+            f"{there[0].upper()}{there[1:]}{end}"
+        )
     if request.key is not None:
         position = partition.keys.get(request.key, -1)
         name = f"Sample {request.key!r}"
@@ -291,8 +296,8 @@ def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None =
         f"partition {claim.partition!r}"
     )
     if partition is None:
-        there = ", ".join(map(repr, list(state.partitions)[:10])) or "none"
-        return f"{begin}; 0 available: the partition does not exist yet (there are: {there})."
+        there = others(claim.partition, state.partitions)
+        return f"{begin}; 0 available: the partition does not exist yet ({there})."
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
     words = f"{begin}; {ready} available."
     if ready >= claim.count:

@@ -11,6 +11,7 @@ from transfer_queue.core import acks, admission, claims, clears, demand, puts, r
 from transfer_queue.core import records as r
 from transfer_queue.core.queries import meta_reply
 from transfer_queue.core.rows import indexes_in
+from transfer_queue.core.unknown_names import no_partition
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
     Ack,
@@ -49,9 +50,12 @@ Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
 
 
 def create_partition(core: Controller, client: str, peer: int, request: CreatePartition) -> Decision:
-    """False if it exists."""
-    known = request.partition in core.state.partitions
-    return [] if known else puts.create_partition(core.state, request), lambda: Done(not known)
+    """False if it exists. InvalidArgumentError where it was made with other options than are asked for."""
+    partition = core.state.partitions.get(request.partition)
+    if partition is None:
+        return puts.create_partition(core.state, request), lambda: Done(True)
+    puts.check_same_options(partition, request.options)
+    return [], lambda: Done(False)
 
 
 def reserve(core: Controller, client: str, peer: int, request: Reserve) -> Decision:
@@ -104,22 +108,32 @@ def clear_partition(core: Controller, client: str, peer: int, request: ClearPart
 
 def reset(core: Controller, client: str, peer: int, request: ResetConsumption) -> Decision:
     """A task (None: every one) begins anew."""
-    known = request.partition in core.state.partitions
+    warning = _unknown(core, request.partition, "reset_consumption has no effect")
     records: list[r.AnyRecord] = []
-    if known:
+    if warning is None:
         records.append(r.ConsumptionForgotten(request.partition, request.task))
-    return records, lambda: Done(True)
+    return records, lambda: Done(True, warning)
 
 
 def seal(core: Controller, client: str, peer: int, request: Seal) -> Decision:
     """By one of its producers."""
-    return puts.seal(core.state, request.partition, core.connections), Done
+    effect = "seal makes it, sealed and empty; seal(..., create=True) says that this is meant"
+    warning = None if request.create else _unknown(core, request.partition, effect)
+    return puts.seal(core.state, request.partition, core.connections), lambda: Done(None, warning)
 
 
 def drop(core: Controller, client: str, peer: int, request: Drop) -> Decision:
     """How many rows went."""
+    warning = _unknown(core, request.partition, "drop has no effect")
     records, count = clears.drop(core.state, request)
-    return records, lambda: Done(count)
+    return records, lambda: Done(count, warning)
+
+
+def _unknown(core: Controller, partition: str, effect: str) -> str | None:
+    """A warning about a partition that does not exist; None where it does. effect: what the request does then."""
+    if partition in core.state.partitions:
+        return None
+    return f"{no_partition(partition, core.state.partitions)}: {effect}"
 
 
 def finish_rows(core: Controller, client: str, peer: int, request: Finish) -> Decision:

@@ -50,6 +50,21 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
     return made
 
 
+def check_same_options(partition: Partition, options: PartitionOptions) -> None:
+    """Raises InvalidArgumentError where options that are asked for, not defaults, are not those of the partition."""
+    defaults, its = PartitionOptions(), partition.options
+    differing = [
+        f"{name}: asked for {getattr(options, name)!r}, but it was made with {getattr(its, name)!r}"
+        for name in PartitionOptions.__struct_fields__
+        if getattr(options, name) not in (getattr(defaults, name), getattr(its, name))
+    ]
+    if differing:
+        raise InvalidArgumentError(
+            f"the partition {partition.name!r} exists with other settings; {'; '.join(differing)}. Settings of a "
+            f"partition never change: ask for the same everywhere, before the first put, or choose another name"
+        )
+
+
 def check_options(options: PartitionOptions) -> None:
     """Raises InvalidArgumentError for what no partition can be made with."""
     for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):

@@ -16,6 +16,7 @@ from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.snapshots import take_snapshot
 from transfer_queue.core.state import State
+from transfer_queue.core.unknown_names import no_partition
 from transfer_queue.errors import UnknownPartitionError
 from transfer_queue.messages import (
     MEMORY,
@@ -216,8 +217,7 @@ def tier_of(state: State, number: int) -> str:
 def _known(state: State, name: str) -> Partition:
     partition = state.partitions.get(name)
     if partition is None:
-        there = ", ".join(map(repr, list(state.partitions)[:10])) or "none"
-        raise UnknownPartitionError(f"there is no partition {name!r}; the partitions are: {there}")
+        raise UnknownPartitionError(no_partition(name, state.partitions))
     return partition
 
 

@@ -161,7 +161,7 @@ def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
     for record in chain.from_iterable(handed):
         core.apply(record)
     whole = meta_reply(partition, positions, rows, claim.fields)
-    warning = claiming.spanning(core, partition, claim, rows)
+    warning = claiming.warning_of(core, partition, claim, rows)
     replies = [
         msgspec.structs.replace(reply, held=bool(held), warning=None if at else warning)
         for at, (reply, held) in enumerate(zip(_cut(whole, batches), handed, strict=True))

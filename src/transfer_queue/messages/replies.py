@@ -21,9 +21,10 @@ class Failure(Reply, frozen=True):
 
 
 class Done(Reply, frozen=True):
-    """Nothing more to say; value for yes/no and short answers."""
+    """Nothing more to say; value for yes/no and short answers. warning: what the asking client's log should say."""
 
     value: Any = None
+    warning: str | None = None
 
 
 class KeysReply(Reply, frozen=True):

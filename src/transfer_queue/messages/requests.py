@@ -306,9 +306,10 @@ class ResetConsumption(Request, frozen=True):
 
 
 class Seal(Request, frozen=True):
-    """No new rows will come (from this producer)."""
+    """No new rows will come (from this producer). create: it is known that there may be no such partition yet."""
 
     partition: str
+    create: bool = False
 
 
 class Explain(Request, frozen=True):

@@ -75,6 +75,7 @@ def build_controller(
         max_deliveries=settings.max_deliveries,
         replicas=settings.replicas,
         marks=Watermarks(settings.offload_high, settings.offload_low),
+        strict=settings.strict,
     )  # fmt: skip
     journaling = None
     if journal is not None and recovered is not None:

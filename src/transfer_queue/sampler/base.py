@@ -64,10 +64,13 @@ class BaseSampler(ABC):
     `clear_cache`.
     wants_list: the controller gives a user's sampler the ready rows as a list, made for it; one that says False gets
     them as they are, a lazy `ReadyIndexes`, and pays only for what it reads.
+    sampling_entries: the entries of a sampling_config that a built-in sampler takes beside those that choose the
+    sampler, the rank and the batch. Users are warned of others; a sampler of a user's takes any.
     """
 
     _states: dict[Any, Any]
     wants_list: bool = True
+    sampling_entries: Collection[str] = ()
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Makes `_states` here, so that it is there though a subclass may not call `__init__` of its base."""
@@ -153,6 +156,7 @@ class RankConsistentSampler(BaseSampler):
     batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
     """
 
+    sampling_entries: Collection[str] = ("dp_size",)
     deals_rounds = False
     deals_finally = False
     dp_size: int | None = None

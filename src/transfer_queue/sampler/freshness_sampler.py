@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
@@ -23,6 +23,8 @@ class FreshnessSampler(SamplerWrapper):
     not ready yet, too. Those that come later go when they are ready, under a reason of their own. What is dropped
     counts as consumed by the task; the controller counts it by reason (`passes_over`).
     """
+
+    sampling_entries: Collection[str] = ("policy_version",)
 
     def __init__(self, inner: BaseSampler, max_staleness: int, tag: str = "policy_version") -> None:
         super().__init__(inner)

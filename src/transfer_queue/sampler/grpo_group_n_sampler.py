@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,6 +26,8 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
     Raises:
         InvalidArgumentError: n_samples_per_prompt or dp_size is not positive.
     """
+
+    sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
 
     def __init__(
         self, n_samples_per_prompt: int | None = None, dp_size: int | None = None, drop_last: bool = False

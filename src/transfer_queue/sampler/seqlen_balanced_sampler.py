@@ -45,6 +45,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
     deals_rounds = True
     dp_size: int
+    sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
 
     def __init__(self, n_samples_per_prompt: int | None = None, dp_size: int = 1, drop_last: bool = False) -> None:
         super().__init__(n_samples_per_prompt, positive(dp_size, "dp_size"), drop_last)

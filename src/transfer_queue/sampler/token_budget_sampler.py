@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -34,6 +34,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
     deals_rounds = True
     deals_finally = True
     dp_size: int
+    sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
 
     def __init__(
         self,
