@@ -176,7 +176,8 @@ class BatchMeta:
     def field_schema(self) -> dict[str, dict[str, Any]]:
         """What is known of each field, as dicts of the caller's own.
 
-        "dtype": torch dtype, None for objects. "shape": torch.Size of one row, None where rows differ, for
+        "dtype": torch dtype, None for objects; what `torch.promote_types` makes of those of the rows where they differ
+        (`get_dtypes`). "shape": torch.Size of one row, None where rows differ, for
         objects, and where not known. "is_nested": False while the rows of the field agree, True once they
         differ; then "per_sample_shapes" has one torch.Size a row. A cut of a nested field is nested, whatever
         its own rows are. "is_non_tensor": the values are Python objects.
@@ -214,7 +215,7 @@ class BatchMeta:
         Raises:
             StorageKeyNotFoundError: the batch has no such field (a KeyError).
         """
-        return [self._field(field_name).dtype] * self.size
+        return self._field(field_name).to_dtypes(self.size)
 
     def get_shapes(self, field_name: str) -> list[torch.Size | None]:
         """The shape of a field in each row, None for objects and where not known.

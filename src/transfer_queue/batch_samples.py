@@ -44,7 +44,7 @@ class Sample:
         """What is known of each field: "dtype", "shape" (its own), "is_nested", "is_non_tensor"."""
         batch, place = self._batch, self._place
         return MappingProxyType(
-            {name: MappingProxyType(field.row_schema(field.size_of(place))) for name, field in batch._fields.items()}
+            {name: MappingProxyType(field.schema_of(place)) for name, field in batch._fields.items()}
         )
 
     def __repr__(self) -> str:

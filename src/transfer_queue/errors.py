@@ -9,7 +9,7 @@
     |-- ProtocolError               (RuntimeError)                  the peer speaks another version, or nonsense
     |-- ConnectionLostError         (RuntimeError, ConnectionError) the system went away during a call
     |-- InvalidArgumentError        (ValueError)                    an argument cannot be right
-    |   |-- FieldTypeError          (ValueError)                    a field's dtype or kind differs from live values
+    |   |-- FieldTypeError          (ValueError)                    a put of another kind than a field's values
     |   |-- DuplicateError          (ValueError)                    keys, fields or positions that are not distinct
     |   |-- OutOfRangeError         (ValueError, IndexError)        a position outside the batch
     |   `-- BalanceInputError       (ValueError, AssertionError)    a list that cannot be partitioned as asked
@@ -87,7 +87,10 @@ class InvalidArgumentError(TransferQueueError, ValueError):
 
 
 class FieldTypeError(InvalidArgumentError):
-    """A put whose dtype or kind differs from the field's live values; nothing was changed."""
+    """A put whose values do not go with a field's live ones: another kind, or dtypes that torch does not promote.
+
+    Nothing was changed.
+    """
 
 
 class DuplicateError(InvalidArgumentError):

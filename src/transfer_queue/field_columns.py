@@ -6,6 +6,7 @@ never kept here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
@@ -31,10 +32,11 @@ class FieldColumn:
     None. shapes: int64 [rows, ndim], or a list of one tuple a row where ranks differ; None while all rows
     agree, or where not known. is_non_tensor: the values are objects. is_nested: rows have differed;
     by default so where shapes are given, or where a tensor field has no one shape. extra: further
-    entries of the field's schema, carried along.
+    entries of the field's schema, carried along. dtypes: one a row of a field whose rows may differ in dtype, else
+    None; `dtype` is what `torch.promote_types` makes of them.
     """
 
-    __slots__ = ("dtype", "extra", "is_nested", "is_non_tensor", "name", "ndim", "shape", "shapes")
+    __slots__ = ("dtype", "dtypes", "extra", "is_nested", "is_non_tensor", "name", "ndim", "shape", "shapes")
 
     def __init__(
         self,
@@ -46,11 +48,13 @@ class FieldColumn:
         is_non_tensor: bool = False,
         is_nested: bool | None = None,
         extra: dict[str, Any] | None = None,
+        dtypes: list[torch.dtype | None] | None = None,
     ) -> None:
         if is_nested is None:
             is_nested = shapes is not None or (shape is None and dtype is not None and not is_non_tensor)
         self.name = name
-        self.dtype = dtype
+        self.dtype = dtype if dtypes is None else promoted(dtypes)
+        self.dtypes = dtypes
         self.ndim = ndim
         self.shape = shape if shapes is None else None
         self.shapes = shapes
@@ -111,12 +115,16 @@ class FieldColumn:
         """The columns of one field one after the other. Where the shapes of some rows are not known, none are.
 
         Raises:
-            InvalidArgumentError: dtype or kind differ (unless not `validate`: the first one's count).
+            InvalidArgumentError: the kind differs, or the dtype where none of the columns says it row by row (unless
+                not `validate`: the first one's count).
         """
         first = columns[0]
+        dtypes: list[torch.dtype | None] | None = None
+        if any(column.dtypes is not None for column in columns):
+            dtypes = [dtype for column, size in zip(columns, sizes, strict=True) for dtype in column.to_dtypes(size)]
         if validate:
             for column in columns[1:]:
-                _check_same_type(first, column)
+                _check_same_type(first, column, dtypes is not None)
         nested = any(column.is_nested for column in columns)
         ndim = first.ndim if len({column.ndim for column in columns}) == 1 else None
         shape = first.shape
@@ -124,7 +132,7 @@ class FieldColumn:
         if alike or any(column.shapes is None and column.shape is None for column in columns):
             if not alike:
                 shape = None
-            return cls(first.name, first.dtype, ndim, shape, None, first.is_non_tensor, nested, first.extra)
+            return cls(first.name, first.dtype, ndim, shape, None, first.is_non_tensor, nested, first.extra, dtypes)
         parts = [column._spread(size) for column, size in zip(columns, sizes, strict=True)]
         arrays = [part for part in parts if isinstance(part, np.ndarray)]
         if len(arrays) == len(parts) and len({part.shape[1] for part in arrays}) == 1:
@@ -133,20 +141,26 @@ class FieldColumn:
         else:
             shapes = [tuple(shape) for part in parts for shape in _as_lists(part)]
             ndim = None
-        return cls(first.name, first.dtype, ndim, None, shapes, first.is_non_tensor, True, first.extra)
+        return cls(first.name, first.dtype, ndim, None, shapes, first.is_non_tensor, True, first.extra, dtypes)
 
     def take(self, selection: Selection) -> FieldColumn:
         """The field of the selected rows. One that was nested in the whole stays so."""
-        if self.shapes is None:
+        if self.shapes is None and self.dtypes is None:
             return self
+        shapes: RowShapes | None = None
         if isinstance(self.shapes, list):
-            shapes: RowShapes = taken(self.shapes, selection)
-        else:
+            shapes = taken(self.shapes, selection)
+        elif self.shapes is not None:
             # a copy, for a view of a slice would keep the whole array alive
             shapes = self.shapes[selection].copy() if isinstance(selection, slice) else self.shapes[selection]
+        dtypes = None if self.dtypes is None else taken(self.dtypes, selection)
         return FieldColumn(
-            self.name, self.dtype, self.ndim, None, shapes, self.is_non_tensor, self.is_nested, self.extra
+            self.name, self.dtype, self.ndim, self.shape, shapes, self.is_non_tensor, self.is_nested, self.extra, dtypes
         )
+
+    def to_dtypes(self, rows: int) -> list[torch.dtype | None]:
+        """The dtype of each row; None for objects, and where not known."""
+        return [self.dtype] * rows if self.dtypes is None else list(self.dtypes)
 
     def to_sizes(self, rows: int) -> list[torch.Size | None]:
         """The shape of each row; None where not known."""
@@ -162,6 +176,11 @@ class FieldColumn:
             return torch.Size(self.shapes[position].tolist())
         return None if self.shape is None else torch.Size(self.shape)
 
+    def schema_of(self, position: int) -> dict[str, Any]:
+        """What one row would have as its entry of `field_schema`."""
+        dtype = self.dtype if self.dtypes is None else self.dtypes[position]
+        return {**self.row_schema(self.size_of(position)), "dtype": dtype}
+
     def row_schema(self, shape: torch.Size | None) -> dict[str, Any]:
         """The entry of `field_schema` without per_sample_shapes, for rows of this shape."""
         return {
@@ -175,7 +194,7 @@ class FieldColumn:
     def __reduce__(self) -> tuple[Any, ...]:
         # numbers of rows and dimensions travel in few bytes
         shapes = packed(self.shapes) if isinstance(self.shapes, np.ndarray) else self.shapes
-        kind = (self.is_non_tensor, self.is_nested, self.extra)
+        kind = (self.is_non_tensor, self.is_nested, self.extra, self.dtypes)
         return _unpickled, (self.name, self.dtype, self.ndim, self.shape, shapes, *kind)
 
     def _spread(self, rows: int) -> RowShapes:
@@ -191,8 +210,20 @@ def _unpickled(
     return FieldColumn(name, dtype, ndim, shape, unpacked(*shapes) if isinstance(shapes, tuple) else shapes, *kind)
 
 
-def _check_same_type(one: FieldColumn, other: FieldColumn) -> None:
-    if one.dtype != other.dtype or one.is_non_tensor != other.is_non_tensor:
+def promoted(dtypes: Sequence[torch.dtype | None]) -> torch.dtype | None:
+    """What `torch.promote_types` makes of the dtypes of rows; None where torch does not promote them, or there is none.
+
+    A get of such rows raises, and says why.
+    """
+    known = [dtype for dtype in dict.fromkeys(dtypes) if dtype is not None]
+    try:
+        return functools.reduce(torch.promote_types, known) if known else None
+    except RuntimeError:
+        return None
+
+
+def _check_same_type(one: FieldColumn, other: FieldColumn, by_row: bool) -> None:
+    if (one.dtype != other.dtype and not by_row) or one.is_non_tensor != other.is_non_tensor:
         types = ["objects" if column.is_non_tensor else str(column.dtype) for column in (one, other)]
         raise InvalidArgumentError(
             f"the dtype of field {one.name!r} does not match: {types[0]} in one batch, {types[1]} in another"

@@ -82,7 +82,7 @@ def kv_batch_put(
 
     Raises:
         InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-        dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+        value does not go with the field's live ones. CapacityError: no room. SealedError: no new
         rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
     """
     return current_client().kv_batch_put(
@@ -111,7 +111,7 @@ async def async_kv_batch_put(
 
     Raises:
         InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-        dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+        value does not go with the field's live ones. CapacityError: no room. SealedError: no new
         rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
     """
     return await current_client().async_kv_batch_put(

@@ -5,6 +5,7 @@ The arena is small, so that space is used again all the time, and messages arriv
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ objects = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=5,
 )  # fmt: skip
+
+
+def promoted(values: list[Any]) -> list[Any]:
+    """What a get over these values returns: tensors in the dtype that torch promotes theirs to."""
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    if len(dtypes) < 2:
+        return values
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return [value.to(dtype) for value in values]
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -104,19 +114,17 @@ class Programs(RuleBasedStateMachine):
         self.cluster.close()
         self.folder.cleanup()
 
-    def _live_type(self, partition: str, field: str) -> Any:
-        """What a new value of the field must be like: None without live ones."""
+    def _live_kind(self, partition: str, field: str) -> bool | None:
+        """Whether a new value of the field must be a tensor: None without live ones."""
         for row in self.model.get(partition, {}).values():
             if field in row:
-                return row[field].dtype if isinstance(row[field], torch.Tensor) else object
+                return isinstance(row[field], torch.Tensor)
         return None
 
     def _fits(self, partition: str, columns: dict[str, list[Any]]) -> bool:
         for name, values in columns.items():
-            live = self._live_type(partition, name)
-            mine = object
-            if all(isinstance(value, torch.Tensor) for value in values):
-                mine = values[0].dtype
+            live = self._live_kind(partition, name)
+            mine = all(isinstance(value, torch.Tensor) for value in values)
             if live is not None and live != mine:
                 return False
         return True
@@ -160,8 +168,9 @@ class Programs(RuleBasedStateMachine):
         back = self.clients[who].kv_batch_get(keys, partition, layout=layout)
         assert set(back.keys()) == fields
         for name in fields:
-            for value, key in zip(rows_of(back.get(name)), keys, strict=True):
-                assert same(value, rows[key][name]), (partition, key, name)
+            wanted = promoted([rows[key][name] for key in keys])
+            for value, row, key in zip(rows_of(back.get(name)), wanted, keys, strict=True):
+                assert same(value, row), (partition, key, name)
 
     @rule(who=st.integers(0, 1), data=st.data())
     @precondition(lambda self: any(self.model.values()))
@@ -182,9 +191,9 @@ class Programs(RuleBasedStateMachine):
             return
         back = self.clients[who].get_data(meta)
         for name in meta.field_names:
-            for value, row in zip(rows_of(back.get(name)), rows, strict=True):
-                assert row is not None
-                assert same(value, row[name])
+            wanted = promoted([row[name] for row in rows if row is not None])
+            for value, row in zip(rows_of(back.get(name)), wanted, strict=True):
+                assert same(value, row)
 
     @rule(who=st.integers(0, 1), data=st.data())
     @precondition(lambda self: any(self.model.values()))

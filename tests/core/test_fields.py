@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from harness import OBJECT, Harness, tensor
 
+from transfer_queue.core import saving
 from transfer_queue.core.fields import check_block
-from transfer_queue.errors import FieldTypeError, InvalidArgumentError
+from transfer_queue.errors import CheckpointError, FieldTypeError, InvalidArgumentError
 from transfer_queue.messages import Claim, ClaimReply, ClearPartition, FieldSpec, FieldType, NewBlock, Show
 
 
@@ -19,9 +20,9 @@ def type_of(h: Harness, name: str = "x") -> FieldType:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (tensor("float32"), tensor("float64"), "tensors of float32.*tensors of float64"),
-        (tensor("float32"), OBJECT, "tensors of float32.*objects"),
-        (OBJECT, tensor("bool"), "objects.*tensors of bool"),
+        (tensor("uint16"), tensor("int32"), "tensors of uint16.*tensors of int32.*torch.promote_types"),
+        (tensor("float32"), OBJECT, "tensors of float32.*Python objects"),
+        (OBJECT, tensor("bool"), "Python objects.*tensors of bool"),
     ],
 )
 @pytest.mark.parametrize("target", ["insert", "rows", "keys"])
@@ -41,7 +42,7 @@ def test_forgotten_with_the_last_live_value(h: Harness) -> None:
     h.put(2, {"x": tensor("float32", (3,)), "y": tensor()})
     h.clear([0])
     with pytest.raises(FieldTypeError):
-        h.put(1, {"x": tensor("int64")})
+        h.put(1, {"x": OBJECT})
     h.clear([1])
     assert h.ask(Show("p", ["x"])).fields == []
     h.put(1, {"x": tensor("int64", ())})
@@ -49,6 +50,44 @@ def test_forgotten_with_the_last_live_value(h: Harness) -> None:
     h.ask(ClearPartition("p"))
     h.put(1, {"x": OBJECT})
     assert type_of(h).kind == "object"
+
+
+def test_rows_of_several_dtypes(h: Harness) -> None:
+    h.put(2, {"x": tensor("float32"), "y": tensor("bool", ())})
+    h.put(2, {"x": tensor("int64"), "y": tensor("bool", ())})
+    h.put(1, {"x": tensor("float32")}, rows=[2])
+    assert type_of(h) == FieldType("x", "tensor", "float32", 1, [4], 0, False, ["float32", "int64"])
+    assert type_of(h, "y").dtypes == []
+    reply = h.ask(Claim("p", "t", ["x", "y"], 4))
+    assert isinstance(reply, ClaimReply)
+    assert {name: list(codes) for name, codes in reply.dtypes.items()} == {"x": [0, 0, 0, 1]}
+    assert h.state.partitions["p"].fields["x"].words() == "float32|int64[4]"
+
+
+def test_a_put_into_a_field_of_several_dtypes_is_answered_with_them(h: Harness) -> None:
+    def told(dtype: str) -> object:
+        return h.ask(h.publish(1, {"x": tensor(dtype), "y": tensor()})).dtypes
+
+    assert [told(dtype) for dtype in ("int8", "int8")] == [{}, {}]
+    assert [told(dtype) for dtype in ("bool", "bool", "int8")] == [{"x": ["int8", "bool"]}] * 3
+
+
+def test_a_state_of_an_older_release_has_one_dtype_a_field(h: Harness) -> None:
+    h.put(2, {"x": tensor("float32")})
+    tree = saving.saved(h.state)
+    del tree["partitions"]["p"]["dtypes"]
+    assert saving.trusted(tree).snapshot() == h.state.snapshot()
+
+
+@pytest.mark.parametrize("dtypes", [{}, {"x": ["int64", "int64"]}, {"x": ["int64", "float32"]}, {"y": ["int8"]}])
+def test_a_state_with_wrong_dtypes_is_refused(h: Harness, dtypes: dict[str, list[str]]) -> None:
+    h.put(2, {"x": tensor("float32")})
+    h.put(2, {"x": tensor("int64")})
+    tree = saving.saved(h.state)
+    assert tree["partitions"]["p"]["dtypes"] == {"x": ["int64"]}
+    tree["partitions"]["p"]["dtypes"] = dtypes
+    with pytest.raises(CheckpointError):
+        saving.trusted(tree)
 
 
 def test_a_uniform_shape_is_known(h: Harness) -> None:

@@ -88,6 +88,8 @@ def test_what_lacks_something(h: Harness) -> None:
     """As a state of another release would."""
     h.put(2, keys=["a", "b"])
     for name in saving.saved(h.state)["partitions"]["p"]:
+        if name == "dtypes":
+            continue  # older releases had none; see test_fields
         tree = saving.saved(h.state)
         del tree["partitions"]["p"][name]
         with pytest.raises(CheckpointError, match=f"required field `{name}`"):

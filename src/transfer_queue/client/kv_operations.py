@@ -109,7 +109,7 @@ class KVOperations(Transfers):
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+            value does not go with the field's live ones. CapacityError: no room. SealedError: no new
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         yield from self._state.learn()

@@ -56,21 +56,24 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
     first = types[0]
     differs, mixed = 0, False
     for other in types:
-        if (other.kind, other.dtype) != (first.kind, first.dtype):
+        if other.kind != first.kind:
             raise FieldTypeError(
-                f"field {name!r} holds {first.kind}s of {first.dtype} in one partition and {other.kind}s of "
-                f"{other.dtype} in another; fetch the partitions one by one (metadata.chunk_by_partition())"
+                f"field {name!r} holds {first.kind}s in one partition and {other.kind}s in another; fetch the "
+                f"partitions one by one (metadata.chunk_by_partition())"
             )
         differs |= other.differs
         mixed |= other.mixed_rank or other.ndim != first.ndim
+    listed = list(dict.fromkeys(dtype for each in types for dtype in (each.dtype, *each.dtypes)))
+    dtypes = listed if len(listed) > 1 else []
     if first.kind != "tensor" or mixed:
-        return FieldType(name, first.kind, first.dtype, first.ndim, None, differs, mixed)
+        return FieldType(name, first.kind, first.dtype, first.ndim, None, differs, mixed, dtypes)
     # a dimension that never differed within any partition is told by one row of each
     shapes = [_one_shape(name, known, reply) for known, reply in zip(types, replies)]
     for d in range(first.ndim):
         if any(shape[d] != shapes[0][d] for shape in shapes):
             differs |= 1 << d
-    return FieldType(name, first.kind, first.dtype, first.ndim, None if differs else first.shape, differs, False)
+    shape = None if differs else first.shape
+    return FieldType(name, first.kind, first.dtype, first.ndim, shape, differs, False, dtypes)
 
 
 def _one_shape(name: str, known: FieldType, reply: LookupReply) -> list[int]:

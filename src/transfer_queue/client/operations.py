@@ -242,7 +242,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             The metadata given, with the fields added, or that of the new samples.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
+            InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
             was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
             exception: metadata of several partitions is published partition by partition, and what the controller

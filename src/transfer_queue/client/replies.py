@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_queue.field_columns import FieldColumn
+from transfer_queue.field_columns import FieldColumn, promoted
 from transfer_queue.messages import DELETE_CODE, ClaimReply, FieldType, StatusReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.encode import EncodedBlock
@@ -22,22 +22,28 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
     if not len(rows):
         return BatchMeta()
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
-    fields = [_column(field, reply.shapes) for field in reply.fields]
+    fields = [_column(field, reply.shapes, reply.dtypes, len(rows)) for field in reply.fields]
     meta = BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, allow_pickle))
     meta._epoch = reply.epoch
     return meta
 
 
-def _column(field: FieldType, shapes: dict[str, bytes]) -> FieldColumn:
+def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes], rows: int) -> FieldColumn:
     if field.kind != "tensor":
         return FieldColumn(field.name, None, is_non_tensor=True)
-    dtype = getattr(torch, field.dtype)
+    dtype, dtypes = getattr(torch, field.dtype), None
+    if field.dtypes:
+        all_of_it = [getattr(torch, name) for name in field.dtypes]
+        told = codes.get(field.name)
+        dtypes = [all_of_it[code] for code in told] if told is not None and len(told) == rows else None
+        dtype = promoted(all_of_it)
     if field.shape is not None:
-        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape))
+        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)
     listed = shapes.get(field.name)
     if listed is None:
-        return FieldColumn(field.name, dtype)
-    return FieldColumn(field.name, dtype, field.ndim, None, np.frombuffer(listed, "<i8").reshape(-1, field.ndim))
+        return FieldColumn(field.name, dtype, dtypes=dtypes)
+    row_shapes = np.frombuffer(listed, "<i8").reshape(-1, field.ndim)
+    return FieldColumn(field.name, dtype, field.ndim, None, row_shapes, dtypes=dtypes)
 
 
 def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:

@@ -24,6 +24,7 @@ from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import DistantArena, DistantSpace
 from transfer_queue.client.elsewhere import bring, received
+from transfer_queue.client.field_kinds import FieldKinds
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held as HeldSlot
 from transfer_queue.client.space import Space
@@ -119,7 +120,7 @@ class ClientState:
     settings, config: known after the first call. space: where it writes. hold: locks a slot file.
     cuts: by the folder that they are saved into, with the older checkpoint.
     lost_cuts: checkpoints whose saving was interrupted, to be ended by the next. loaded: what is written of one that
-    is being loaded. renewals: its leases.
+    is being loaded. renewals: its leases. kinds: what it knows of the fields that it puts.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class ClientState:
         self.lost_cuts: set[str] = set()
         self.cuts: dict[str, tuple[Cut, str | os.PathLike[str] | None]] = {}
         self.loaded: Loaded | None = None
+        self.kinds = FieldKinds()
 
     def _resolve(self, target: Target) -> str | tuple[str, int]:
         if target == CONTROLLER:

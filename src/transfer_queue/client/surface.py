@@ -339,7 +339,7 @@ class Surface(ABC):
             The metadata given, with the fields added, or that of the new samples.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
+            InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
             was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
             exception: metadata of several partitions is published partition by partition, and what the controller
@@ -374,7 +374,7 @@ class Surface(ABC):
             The metadata given, with the fields added, or that of the new samples.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or a dtype differs from the field's live values
+            InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
             was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
             exception: metadata of several partitions is published partition by partition, and what the controller
@@ -1006,7 +1006,7 @@ class Surface(ABC):
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+            value does not go with the field's live ones. CapacityError: no room. SealedError: no new
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         return self._run(
@@ -1037,7 +1037,7 @@ class Surface(ABC):
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            dtype or kind differs from the field's live values. CapacityError: no room. SealedError: no new
+            value does not go with the field's live ones. CapacityError: no room. SealedError: no new
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         return await self._run_async(

@@ -159,7 +159,10 @@ class Transfers:
             space.published(reserved, certain=False)
             raise
         space.published(reserved)
-        return _published(reply)
+        made = _published(reply)
+        if made.dtypes:
+            self._state.kinds.warn_of_dtypes(target["partition"], made.dtypes)
+        return made
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         """Writes a block where it was reserved; the simulation stops a writer in the middle of it.

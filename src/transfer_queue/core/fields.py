@@ -1,4 +1,4 @@
-"""What is known of a field over its live values: dtype, kind, and in which dimensions its rows have differed."""
+"""What is known of a field over its live values: dtypes, kind, and in which dimensions its rows have differed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,28 @@ from transfer_queue.messages import FieldSpec, FieldType, NewBlock
 
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 
+_WIDE_UNSIGNED = frozenset({"uint16", "uint32", "uint64"})
+_FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
+_PROMOTED = _FLOATING | {
+    "bool", "uint8", "int8", "int16", "int32", "int64", "complex32", "complex64", "complex128",
+}  # fmt: skip
+
+
+def promotes(one: str, other: str) -> bool:
+    """Whether `torch.promote_types` has a result for these two dtypes; this process does not import torch."""
+    if one == other or (one in _PROMOTED and other in _PROMOTED):
+        return True
+    return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
+
 
 class Field:
     """live: rows that have a value. ever: rows that have got one so far. The rest is forgotten when live falls to 0.
 
+    dtype: of the first value. others: further dtypes that values have had since, in order of appearance.
     shape: row shape of the first value. differs: bit d set once rows differed in dimension d.
     """
 
-    __slots__ = ("differs", "dtype", "ever", "kind", "live", "mixed_rank", "name", "ndim", "shape")
+    __slots__ = ("differs", "dtype", "ever", "kind", "live", "mixed_rank", "name", "ndim", "others", "shape")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,6 +45,7 @@ class Field:
         """No live row carries the field."""
         self.kind = ""
         self.dtype = ""
+        self.others: tuple[str, ...] = ()
         self.ndim = 0
         self.shape: tuple[int, ...] = ()
         self.differs = 0
@@ -38,18 +53,30 @@ class Field:
 
     def check(self, spec: FieldSpec) -> None:
         """Raises FieldTypeError where a value of this spec does not go with the live ones."""
-        if self.live and (self.kind, self.dtype) != (spec.kind, spec.dtype):
+        if not self.live or (self.kind, self.dtype) == (spec.kind, spec.dtype):
+            return
+        if self.kind != spec.kind:
             raise FieldTypeError(
                 f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put brings "
-                f"{_words(spec.kind, spec.dtype)}; nothing was put. Convert the values, use another field name, or "
+                f"{_words(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
                 f"clear the rows that hold the field first."
             )
+        for dtype in (self.dtype, *self.others):
+            if not promotes(dtype, spec.dtype):
+                raise FieldTypeError(
+                    f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put brings "
+                    f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
+                    f"Convert the values to {dtype}, use another field name, or clear the rows that hold the field "
+                    f"first."
+                )
 
     def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
         """Takes in the row shapes of one block column (dims: its part of the block's dims)."""
         if not self.kind:
             self.kind, self.dtype, self.ndim = spec.kind, spec.dtype, spec.ndim
             self.shape = tuple(dims[: max(spec.ndim, 0)].tolist())
+        elif spec.dtype != self.dtype and spec.dtype not in self.others:
+            self.others += (spec.dtype,)
         if spec.kind == "object":
             return
         if spec.ndim != self.ndim or spec.ndim == MIXED_RANK:
@@ -67,6 +94,7 @@ class Field:
         return FieldType(
             name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
             shape=list(self.shape) if known else None, differs=self.differs, mixed_rank=self.mixed_rank,
+            dtypes=[self.dtype, *self.others] if self.others else [],
         )  # fmt: skip
 
     def words(self) -> str:
@@ -76,10 +104,10 @@ class Field:
         if self.kind == "object":
             return "objects"
         shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
-        return f"{self.dtype}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
+        return f"{'|'.join((self.dtype, *self.others))}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
 
     def saved(self) -> tuple[Any, ...]:
-        """See `core.saving`; also for comparison after replay."""
+        """See `core.saving`; `others` is saved apart from it, as older releases had none."""
         return (self.live, self.ever, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
 
     def restore(self, saved: Any) -> None:
@@ -88,8 +116,15 @@ class Field:
         self.shape = tuple(shape)
 
 
+_REMEDY = {  # by the kind of what is put
+    "object": "Put tensors, or NumPy arrays and numbers, which become tensors there",
+    "tensor": "Put every value as a torch.Tensor from the first put on (a NumPy array or a number in the dict of a "
+    "kv_put, and a list of numbers, are stored as Python objects when they come first), put Python objects here, too",
+}
+
+
 def _words(kind: str, dtype: str) -> str:
-    return "objects" if kind == "object" else f"tensors of {dtype}"
+    return "Python objects" if kind == "object" else f"tensors of {dtype}"
 
 
 def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:

@@ -222,6 +222,7 @@ class PartitionForm(Form):
     dealt: dict[str, DealtForm]
     passed: PassedForm
     version: Count
+    dtypes: dict[str, list[str]] = {}  # further ones of fields, which older releases did not have
 
 
 class BlockColumns(Form):

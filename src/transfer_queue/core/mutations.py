@@ -79,12 +79,13 @@ def publish(core: Controller, client: str, peer: int, request: Publish) -> Decis
         core.counters["published_rows"] += request.count
 
     def reply() -> AnyReply:
-        if new or request.keys is None:
-            return PublishReply(indexes.tobytes(), epoch=core.state.epoch)
         partition = core.state.partitions[request.partition]
+        dtypes = partition.several_dtypes(request.block)
+        if new or request.keys is None:
+            return PublishReply(indexes.tobytes(), epoch=core.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
-        return PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, core.state.epoch)
+        return PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, core.state.epoch, dtypes)
 
     return records, reply
 

@@ -28,7 +28,7 @@ from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
 from transfer_queue.core.unseen import Fields, Unseen
 from transfer_queue.core.wants import Wants
-from transfer_queue.messages import DELETE_CODE, PartitionOptions
+from transfer_queue.messages import DELETE_CODE, NewBlock, PartitionOptions
 
 MAX_READY_SETS = 64
 
@@ -218,6 +218,13 @@ class Partition:
             columns = chunk.field
             common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
         return sorted(common)
+
+    def several_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
+        """The dtypes of those fields of the block just published whose rows have several."""
+        if block is None or self.learnt is not None:
+            return {}
+        fields = (self.fields[spec.name] for spec in block.schema)
+        return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
     def wholly_consumed(self, task: str) -> bool:
         """Whether the task has consumed every row that is left, reserved ones included, and any row at all.
@@ -510,6 +517,7 @@ class Partition:
             "wants": self.wants.saved(),
             "freed": self.freed,
             "fields": {name: field.saved() for name, field in self.fields.items()},
+            "dtypes": {name: list(field.others) for name, field in self.fields.items() if field.others},
             "keys": list(self.keys),
             "keyed": np.fromiter(self.keys.values(), "i8", len(self.keys)),
             "waiting": np.array(self.waiting, "i8"),
@@ -534,6 +542,8 @@ class Partition:
         for name, field in saved["fields"].items():
             self.fields[name] = Field(name)
             self.fields[name].restore(field)
+        for name, others in saved.get("dtypes", {}).items():
+            self.fields[name].others = tuple(others)
         for task, dealt in saved["dealt"].items():
             self.dealt[task] = DealtBatches()
             self.dealt[task].restore(dealt)
@@ -564,7 +574,7 @@ class Partition:
             "index": self.rows.indexes_of(positions).tolist(),
             "keys": dict(self.keys),
             "tags": self.tags_of(positions),
-            "fields": {name: field.saved() for name, field in self.fields.items()},
+            "fields": {name: (*field.saved(), field.others) for name, field in self.fields.items()},
             "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
             "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
             "broken": self.groups.broken,

@@ -62,11 +62,25 @@ def meta_reply(
     shapes = {
         t.name: row_shapes(partition, t, positions).tobytes() for t in types if whole and t.differs and not t.mixed_rank
     }
+    dtypes = {t.name: row_dtypes(partition, t, positions).tobytes() for t in types if whole and t.dtypes}
     return ClaimReply(
         rows=rows.astype("i8", copy=False).tobytes(), fields=types,
         produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,
-        epoch=partition.epoch,
+        epoch=partition.epoch, dtypes=dtypes,
     )  # fmt: skip
+
+
+def row_dtypes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
+    """i1 [rows]: which of `field.dtypes` the value of each row has; 0 where a row has no value."""
+    numbers, _ = partition.blocks_of(field.name, positions)
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    codes = np.zeros(len(unique), "i1")
+    for i, number in enumerate(unique.tolist()):
+        if number:
+            schema, _, _ = partition.blocks.shape_source(number)
+            codes[i] = field.dtypes.index(next(spec.dtype for spec in schema if spec.name == field.name))
+    out: np.ndarray = codes[inverse.reshape(-1)]
+    return out
 
 
 def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from transfer_queue.core.blocks import CHUNK as BLOCK_CHUNK
 from transfer_queue.core.blocks import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.dealt import DealtBatches
-from transfer_queue.core.fields import MIXED_RANK, dims_parts
+from transfer_queue.core.fields import MIXED_RANK, Field, dims_parts
 from transfer_queue.core.forms import MOST
 from transfer_queue.core.interned import Interned
 from transfer_queue.core.intervals import Intervals
@@ -88,13 +88,14 @@ class _Blocks:
         _interned(table.schemas, columns["schema"], "schema")
         _interned(table.dims, columns["dims"], "dims")
         _shapes(table, columns["schema"], columns["dims"], columns["rows"])
-        self.names = [{spec.name for spec in schema or ()} for schema in table.schemas.values]
+        self.dtypes = [{spec.name: spec.dtype for spec in schema or ()} for schema in table.schemas.values]
         require(int(self.nbytes.sum()) == table.live_bytes, "7: the bytes of live blocks are not what a recount gives")
         for place in table.freed:
             require(place not in table.extents, f"extent {place} is free and in use")
 
-    def take(self, name: str, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
+    def take(self, field: Field, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
         """Values of a field lie in these rows of these blocks. mine: marks what the partition has of all blocks."""
+        name = field.name
         if not len(numbers):
             return
         at = np.minimum(np.searchsorted(self.number, numbers), max(len(self.number) - 1, 0))
@@ -102,7 +103,9 @@ class _Blocks:
         require(there, f"1: a value of {name} of {where} is in a block that is not there")
         require(bool(((slots >= 0) & (slots < self.rows[at])).all()), f"1: a value of {name} of {where} is in no row")
         for schema in np.flatnonzero(np.bincount(self.schema[at])).tolist():
-            require(name in self.names[schema], f"1: a value of {name} of {where} is in a block without that field")
+            dtype = self.dtypes[schema].get(name)
+            require(dtype is not None, f"1: a value of {name} of {where} is in a block without that field")
+            require(dtype in (field.dtype, *field.others), f"{name} of {where} has a value of {dtype}, unknown to it")
         low, high = int(at.min()), int(at.max()) + 1
         if high - low <= 8 * len(at):
             self.used[low:high] += np.bincount(at - low, minlength=high - low)
@@ -272,13 +275,16 @@ def _values(partition: Partition, blocks: _Blocks) -> None:
         there = [np.flatnonzero(numbers) for numbers, _ in columns]
         numbers = _joined([column[at] for (column, _), at in zip(columns, there, strict=True)])
         slots = _joined([column[at] for (_, column), at in zip(columns, there, strict=True)])
-        blocks.take(name, numbers, slots, mine, partition.name)
+        require(field.name == name, f"{where} is called {field.name!r}")
+        blocks.take(field, numbers, slots, mine, partition.name)
         require(field.live == len(numbers), f"7: {where} counts {field.live} values, {len(numbers)} are there")
         require(field.live <= field.ever, f"7: {where} has more values than it ever had")
         require((not field.kind) == (not field.live), f"{where} has no type, or an old one")
         dimensions = MIXED_RANK <= field.ndim <= 64 and len(field.shape) == max(field.ndim, 0)
         require(field.kind in ("", "tensor", "object") and dimensions, f"{where} has no type that there is")
-        require(field.name == name, f"{where} is called {field.name!r}")
+        dtypes = (field.dtype, *field.others)
+        apart = len(set(dtypes)) == len(dtypes) and (not field.others or field.kind == "tensor")
+        require(apart, f"{where} has the dtypes {dtypes}")
     require(not (mine & blocks.owned).any(), f"a block of {partition.name} is another partition's, too")
     blocks.owned |= mine
     of_it = bool((blocks.owner[mine] == partition.number).all())

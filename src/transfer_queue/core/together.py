@@ -233,5 +233,5 @@ def _cut(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[ClaimReply]:
         yield ClaimReply(
             rows=whole.rows[8 * start : 8 * end], fields=whole.fields, tags=tags if tags and any(tags) else None,
             shapes={name: whole.shapes[name][start * step : end * step] for name, step in steps.items()},
-            epoch=whole.epoch,
+            epoch=whole.epoch, dtypes={name: codes[start:end] for name, codes in whole.dtypes.items()},
         )  # fmt: skip

@@ -109,4 +109,5 @@ def learn(partition: Partition, block: NewBlock) -> None:
         if field is None:
             field = partition.fields[spec.name] = Field(spec.name)
         field.add(spec, part)
-    partition.learnt = known
+    # puts into a field of several dtypes are looked at one by one, so that each client is told once
+    partition.learnt = None if any(partition.fields[spec.name].others for spec in block.schema) else known

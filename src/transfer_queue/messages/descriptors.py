@@ -65,6 +65,7 @@ class FieldType(Message, frozen=True):
 
     shape: the row shape while all rows agree, else None. differs: bit d set once two live rows
     differed in row dimension d. mixed_rank: rows of different rank have been seen.
+    dtypes: all that rows may have, `dtype` first; empty while that is the only one.
     """
 
     name: str
@@ -74,6 +75,7 @@ class FieldType(Message, frozen=True):
     shape: list[int] | None
     differs: int
     mixed_rank: bool
+    dtypes: list[str] = []
 
 
 class Blocks(Message, frozen=True):

@@ -50,13 +50,15 @@ class PublishReply(Reply, frozen=True):
     """rows: i8 global indexes of the targets. epoch: of the state (see `core.state`).
 
     Of a put by keys of which some were known: tags, merged (None: all empty), and fields, common and sorted. fields
-    None: all of them are new, and what they have is what was put.
+    None: all of them are new, and what they have is what was put. dtypes: of those fields of the put whose rows have
+    several.
     """
 
     rows: bytes
     tags: list[dict[str, Any]] | None = None
     fields: list[str] | None = None
     epoch: int = 0
+    dtypes: dict[str, list[str]] = {}
 
 
 class LookupReply(Reply, frozen=True):
@@ -72,7 +74,8 @@ class ClaimReply(Reply, frozen=True):
     """Rows with what a BatchMeta says of them.
 
     rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
-    rows x ndim) for fields whose rows have differed. ended: nothing will ever come for this claim.
+    rows x ndim) for fields whose rows have differed. dtypes: field -> i1 rows, places in the `FieldType.dtypes`
+    of those that have any. ended: nothing will ever come for this claim.
     version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
     held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
     warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
@@ -96,6 +99,7 @@ class ClaimReply(Reply, frozen=True):
     token: int = 0
     deliveries: bytes | None = None
     places: LookupReply | None = None
+    dtypes: dict[str, bytes] = {}
 
 
 class ChangeReply(Reply, frozen=True):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from transfer_queue.wire.copies import U8, joined_runs
-from transfer_queue.wire.ranges import ALIGNMENT, Pieces
+from transfer_queue.wire.ranges import ALIGNMENT, HERE, Pieces
 from transfer_queue.wire.tensors import BITS, settle
 
 I8 = NDArray[np.int64]
@@ -61,6 +61,12 @@ class DeviceArena:
         self._memory = memory
         self._length: U8 = np.broadcast_to(np.uint8(0), (nbytes,))
         self._packed = packed
+
+    @classmethod
+    def whole(cls, memory: torch.Tensor) -> DeviceArena:
+        """All of this memory, without holes."""
+        none, size = np.zeros(1, np.int64), np.array([len(memory)])
+        return cls(memory, len(memory), Packed(Pieces(HERE, none, size, none)))
 
     @property
     def device(self) -> torch.device:

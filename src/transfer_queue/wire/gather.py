@@ -22,12 +22,12 @@ from transfer_queue.wire.copies import LARGEST, U8, Copies, allocate, copy_all
 from transfer_queue.wire.devices import DeviceArena
 from transfer_queue.wire.jagged import Cut, cut_of
 from transfer_queue.wire.layout import ITEM_SIZES
-from transfer_queue.wire.locate import FieldRows, Memory, located
+from transfer_queue.wire.locate import FieldRows, Memory, located, of_dtype
 from transfer_queue.wire.raising import decode_object
 from transfer_queue.wire.ranges import HERE
 from transfer_queue.wire.runs import Run, runs
 from transfer_queue.wire.sense import sense_in
-from transfer_queue.wire.tensors import DTYPES, copied_tensor, nested_over, tensor_over
+from transfer_queue.wire.tensors import DTYPES, NAMES, copied_tensor, nested_over, promoted, tensor_over
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
@@ -40,13 +40,15 @@ Cuts = dict[bytes, Cut]  # row lengths -> how fields of these lengths are cut
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
     """The rows a lookup found, in its order; memory(unit) is a uint8 view of that unit's whole arena.
 
-    Where it is a `DeviceArena`, tensors are made on that device; objects cannot be.
+    A field whose rows differ in dtype comes in the dtype of `torch.promote_types`. If memory is a `DeviceArena`,
+    tensors are made on that device; objects cannot be.
 
     layout, for fields of tensors: "jagged", the default described in the contract; "dense", rows of equal
     shapes stacked; "padded", stacked with zeros up to the largest; "list", a tensor a row.
 
     Raises:
         InvalidArgumentError: an unknown layout, or "dense" (or "padded") of rows that differ in shape (in rank).
+        FieldTypeError: rows of dtypes that torch does not promote.
         ProtocolError: the reply makes no sense, or stored bytes are no object: torn by a writer that reused
             the space, if the generations have changed.
         UncarriableValueError: a value was pickled and pickle is not allowed.
@@ -72,15 +74,22 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
         name = rows.type.name
         if rows.type.kind == "object":
             columns[name] = stack_of(_objects(rows, memory, allow_pickle), reply.count)
-        elif rows.type.dtype not in DTYPES:
-            raise _unknown_dtype(rows.type)
-        elif layout == "jagged":
-            columns[name] = _by_type(rows, memory, cuts, later)
-        elif layout == "list":
-            columns[name] = stack_of(_rows(rows, memory), reply.count)
+        elif rows.parts:
+            columns[name] = _tensors(*promoted_rows(rows, memory), layout, cuts, later)
         else:
-            columns[name] = _dense(rows, memory) if layout == "dense" else _padded(rows, memory)
+            columns[name] = _tensors(rows, memory, layout, cuts, later)
     return columns
+
+
+def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Copies) -> Any:
+    """The rows of a field of tensors in the container that was asked for."""
+    if rows.type.dtype not in DTYPES:
+        raise _unknown_dtype(rows.type)
+    if layout == "jagged":
+        return _by_type(rows, memory, cuts, later)
+    if layout == "list":
+        return stack_of(_rows(rows, memory), len(rows.starts))
+    return _dense(rows, memory) if layout == "dense" else _padded(rows, memory)
 
 
 def _unknown_dtype(field: FieldType) -> ProtocolError:
@@ -126,6 +135,36 @@ def _tensor(run: Run, memory: Memory, shape: tuple[int, ...], later: Copies) -> 
 
 
 # ---------------------------------------------------------------- tensors
+
+
+def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
+    """Rows of several dtypes as rows of the one that `torch.promote_types` gives, converted into memory of their own.
+
+    Raises:
+        FieldTypeError: torch does not promote these dtypes.
+    """
+    names = [name for name, _ in rows.parts]
+    for name in names:
+        if name not in DTYPES:
+            raise _unknown_dtype(of_dtype(rows.type, name))
+    dtype = promoted(rows.type.name, names)
+    lengths, starts = np.empty_like(rows.lengths), np.empty_like(rows.starts)
+    pieces, end = [], 0
+    for name, chosen in rows.parts:
+        part = FieldRows(
+            of_dtype(rows.type, name), rows.units[chosen], rows.starts[chosen], rows.lengths[chosen],
+            rows.shapes[chosen],
+        )  # fmt: skip
+        pieces.append(_flat(part, memory).to(dtype).view(torch.uint8))
+        lengths[chosen] = part.lengths // ITEM_SIZES[name] * dtype.itemsize
+        ends = end + np.cumsum(lengths[chosen])
+        starts[chosen], end = ends - lengths[chosen], int(ends[-1])
+    joined = torch.cat(pieces)
+    made = FieldRows(of_dtype(rows.type, NAMES[dtype]), np.full_like(rows.units, HERE), starts, lengths, rows.shapes)
+    if isinstance(memory, DeviceArena):
+        return made, DeviceArena.whole(joined)
+    array: U8 = joined.numpy()
+    return made, lambda unit: array
 
 
 def _bytes(rows: FieldRows, memory: Memory, later: Copies | None = None) -> U8 | torch.Tensor:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +28,9 @@ Memory = Callable[[int], U8]
 class FieldRows:
     """The wanted rows of one field.
 
-    units, starts, lengths: [rows], arena and bytes of each. shapes: [rows, ndim]; rows of lower rank
-    than others are filled up with -1.
+    type: with the dtype of these rows. units, starts, lengths: [rows], arena and bytes of each. shapes: [rows, ndim];
+    rows of lower rank than others are filled up with -1. parts: where rows differ in dtype, each dtype with the
+    positions of its rows; `type` then has the first of all dtypes of the field.
     """
 
     type: FieldType
@@ -36,6 +38,7 @@ class FieldRows:
     starts: I8
     lengths: I8
     shapes: I8
+    parts: tuple[tuple[str, I8], ...] = ()
 
     def bytes(self, memory: Memory, later: Copies | None = None) -> U8:
         """All rows, one after the other, in fresh memory; later: see `copies.gather_pieces`."""
@@ -77,6 +80,16 @@ def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
             yield by_placement[id(places[field.name])].of(field)
     except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
         raise ProtocolError(f"a lookup's reply makes no sense: {type(error).__name__}: {error}") from error
+
+
+def fits(spec: FieldSpec, field: FieldType) -> bool:
+    """Whether a block may have this column of a field of this type."""
+    return spec.kind == field.kind and (spec.dtype == field.dtype or spec.dtype in field.dtypes)
+
+
+def of_dtype(field: FieldType, dtype: str) -> FieldType:
+    """The type of rows of a field that have this dtype."""
+    return field if dtype == field.dtype else msgspec.structs.replace(field, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +194,28 @@ class _Rows:
             return FieldRows(field, self._units, nothing, nothing, np.zeros((0, max(field.ndim, 0)), np.int64))
         if isinstance(self._parts, _Group):
             starts, lengths, shapes = self._within(field, self._parts, self._layouts, self._offsets, self._slots)
-            return FieldRows(field, self._units, starts, lengths, shapes)
+            typed = of_dtype(field, self._parts.columns[field.name].spec.dtype)
+            return FieldRows(typed, self._units, starts, lengths, shapes)
         starts, lengths = np.empty_like(self._slots), np.empty_like(self._slots)
         found = []
+        dtypes: dict[str, list[I8]] = {}
         for chosen, group in self._parts:
             places = self._layouts[chosen], self._offsets[chosen], self._slots[chosen]
             starts[chosen], lengths[chosen], part = self._within(field, group, *places)
             found.append((chosen, part))
+            dtypes.setdefault(group.columns[field.name].spec.dtype, []).append(chosen)
         shapes = np.full((len(self._slots), max(part.shape[1] for _, part in found)), -1, np.int64)
         for chosen, part in found:
             shapes[chosen, : part.shape[1]] = part
-        return FieldRows(field, self._units, starts, lengths, shapes)
+        if len(dtypes) == 1:
+            return FieldRows(of_dtype(field, next(iter(dtypes))), self._units, starts, lengths, shapes)
+        parts = tuple((dtype, np.concatenate(chosen)) for dtype, chosen in dtypes.items())
+        return FieldRows(field, self._units, starts, lengths, shapes, parts)
 
     @staticmethod
     def _within(field: FieldType, group: _Group, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
         column = group.columns[field.name]
-        if column.spec.kind != field.kind or column.spec.dtype != field.dtype:
+        if not fits(column.spec, field):
             raise ValueError(f"field {field.name!r} is {field.dtype} by its type and {column.spec.dtype} in a block")
         which: I8 | int = 0 if len(column.offsets) == 1 else layouts
         starts, lengths = column.locate(which, slots)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
 from transfer_queue.wire.layout import MIXED_RANK, columns
-from transfer_queue.wire.locate import FieldRows, Memory
+from transfer_queue.wire.locate import FieldRows, Memory, fits, of_dtype
 
 I8 = NDArray[np.int64]
 
@@ -120,8 +120,9 @@ class _Block:
     def run(self, field: FieldType) -> Run | None:
         """The rows of one field; None where the block has it otherwise than its type says."""
         column = self._columns.get(field.name)
-        if column is None or column.spec.kind != field.kind or column.spec.dtype != field.dtype:
+        if column is None or not fits(column.spec, field):
             return None
+        field = of_dtype(field, column.spec.dtype)
         first, count = self._first, self._count
         at = self._offset + column.offset
         if column.starts is None or column.shapes is None or column.lengths is None:

@@ -6,6 +6,7 @@ What the encoder, the gatherer and the object codec need of torch, in one place;
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transfer_queue.errors import FieldTypeError
 from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copied
 from transfer_queue.wire.layout import ITEM_SIZES
 
@@ -42,6 +44,21 @@ if hasattr(os, "register_at_fork"):
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's name of a dtype without the prefix."""
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def promoted(field: str, names: Sequence[str]) -> torch.dtype:
+    """What `torch.promote_types` makes of the dtypes that the rows of a field have.
+
+    Raises:
+        FieldTypeError: torch does not promote them.
+    """
+    try:
+        return functools.reduce(torch.promote_types, [DTYPES[name] for name in names])
+    except RuntimeError as error:
+        raise FieldTypeError(
+            f"field {field!r} has rows of {' and '.join(names)}, which torch does not promote to one dtype "
+            f"({str(error).partition(chr(10))[0]}); get rows of one dtype at a time, or put them in one dtype"
+        ) from error
 
 
 def is_carriable(tensor: torch.Tensor) -> bool:
