@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv demo test ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv compat demo test ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -28,6 +28,7 @@ help:
 	@echo "make types     mypy on the package, pyright on user code"
 	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); tq bench NAME is one alone"
 	@echo "make bench-peer  the same beside what a user would pick instead: Ray, and the PyPI package TransferQueue"
+	@echo "make compat    a wheel without files that meets requirements of the distribution TransferQueue (dist/)"
 	@echo "make ci        all of it, as CI does"
 
 venv:
@@ -93,6 +94,9 @@ bench: venv
 bench-peer: venv
 	@tools/make_peers
 	.venv/bin/python benchmarks/performance.py --peers $(ARGS)
+
+compat:
+	@tools/make_compat_wheel $(ARGS)
 
 ci:
 	bash .ci/run

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "messages": {"errors"},
     "checks": {"errors"},
     "names": set(),
+    "installations": set(),
     "config_tree": {"checks", "errors", "names"},
     "config": {"checks", "config_tree", "errors", "sampler"},
     "utils": {"errors", "config"},
@@ -48,10 +49,10 @@ MAY_IMPORT = {
     "on_ray": CLIENT | {"client", "partition_snapshot"},
     "current": CLIENT | {"client", "on_ray"},
     "kv": CLIENT | {"client", "current"},
-    "interface": CLIENT | SERVERS | {"client", "current", "kv", "on_ray"},
+    "interface": CLIENT | SERVERS | {"client", "current", "installations", "kv", "on_ray"},
     "dataloader": CLIENT | {"client", "current", "interface"},
     "testing": SERVERS | CLIENT | {"client", "current", "interface", "dataloader"},
-    "cli": SERVERS | CLIENT | {"client", "current", "interface", "dataloader", "on_ray"},
+    "cli": SERVERS | CLIENT | {"client", "current", "installations", "interface", "dataloader", "on_ray"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 

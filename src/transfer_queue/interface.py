@@ -15,6 +15,7 @@ from transfer_queue.config import Settings, address, process_environment, sample
 from transfer_queue.config_tree import as_json, differences, merge, unknown_keys
 from transfer_queue.current import CURRENT, current_client, find_system
 from transfer_queue.errors import AttachError, InvalidArgumentError, NotInitializedError, StartError
+from transfer_queue.installations import advice, overlaid, own_folder
 from transfer_queue.kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
@@ -105,6 +106,7 @@ def init(
             _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
             close()
         settings = Settings.from_config(conf)
+        _warn_of_other_installations()
         found = find_system(settings)
         if found is None:
             found = _start(settings, conf, attach)
@@ -150,6 +152,18 @@ def _start(settings: Settings, conf: DictConfig | Mapping[str, Any] | None, atta
     if found.new:
         found.conf = merged
     return found
+
+
+def _warn_of_other_installations() -> None:
+    others = overlaid()
+    if others:
+        _logger.warning(
+            "two distributions have the import name transfer_queue: %s, and this one in %s. The modules of one may "
+            "have replaced those of the other: %s",
+            ", ".join(map(str, others)),
+            own_folder(),
+            advice(others),
+        )
 
 
 def _refuse_running(system: RunningSystem, attach: str) -> None:

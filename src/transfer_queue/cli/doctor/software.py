@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
+from transfer_queue.installations import PACKAGE, advice, all_installations, own_folder
 
 PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}
@@ -33,12 +34,28 @@ def check() -> Iterator[Finding]:
     """Each version against the least that is needed."""
     own = version_of("transfer_queue")
     yield Finding("transfer_queue", OK, own or "from the source tree", values={"version": own})
+    yield _installations()
     yield _compared("Python", platform.python_version(), PYTHON, f"this one is {sys.executable}")
     for package, least in NEEDED.items():
         yield _package(package, least, needed=True)
     for package, least in OPTIONAL.items():
         yield _package(package, least, needed=False)
     yield _kernel()
+
+
+def _installations() -> Finding:
+    found = all_installations()
+    others = [each for each in found if canonical(each.name) != canonical(PACKAGE)]
+    values = {"folder": str(own_folder()), "others": [str(each) for each in others]}
+    if others:
+        words = f"other distributions have files of the import name {PACKAGE}: {', '.join(map(str, others))}; "
+        return Finding("installation", PROBLEM, f"{words}this one is in {own_folder()}", advice(others), values)
+    return Finding("installation", OK, f"{own_folder()}, and no other distribution has files there", values=values)
+
+
+def canonical(name: str) -> str:
+    """The name of a distribution as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _package(package: str, least: tuple[int, ...], needed: bool) -> Finding:

@@ -1,0 +1,73 @@
+"""Distributions that have files of the import name `transfer_queue`: two of them overwrite or hide each other.
+
+The PyPI package `TransferQueue` is another distribution over the same import name. A distribution of that name without
+files (`tools/make_compat_wheel`) does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGE = "transfer_queue"
+THEIRS = "TransferQueue"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What one distribution has installed.
+
+    name, version: Of the distribution.
+    folder: Where its files of the package lie.
+    files: How many; 0 for one that has none, as an editable one or a stand-in.
+    """
+
+    name: str
+    version: str
+    folder: Path
+    files: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version} ({self.files} files in {self.folder})"
+
+
+def own_folder() -> Path:
+    """Return the folder of the package that runs."""
+    return Path(__file__).resolve().parent
+
+
+def overlaid() -> list[Installation]:
+    """Return the installations of the PyPI package that have files of the import name; takes a millisecond."""
+    return list(_with_files(metadata.distributions(name=THEIRS)))
+
+
+def all_installations() -> list[Installation]:
+    """Return every distribution that has files of the import name, whatever its name; reads all that are installed."""
+    return list(_with_files(metadata.distributions()))
+
+
+def advice(found: Iterable[Installation]) -> str:
+    """Return what to do about foreign installations.
+
+    Args:
+        found: Installations of other distributions that have files of the import name.
+    """
+    listed = list(dict.fromkeys(each.name for each in found))
+    again = ""
+    if any(each.folder == own_folder() for each in found):
+        again = ", then install this package again (`pip install --force-reinstall --no-deps`): both had files there"
+    return (
+        f"run `pip uninstall {' '.join(listed)}`{again}. Where something requires the distribution {THEIRS} by name, "
+        f"install the one that `make compat` builds, which has no files (docs/migrate.md)"
+    )
+
+
+def _with_files(distributions: Iterable[metadata.Distribution]) -> Iterator[Installation]:
+    for each in distributions:
+        record = each.read_text("RECORD") or ""
+        count = record.startswith(f"{PACKAGE}/") + record.count(f"\n{PACKAGE}/")
+        if count:
+            folder = Path(str(each.locate_file(PACKAGE))).resolve()
+            yield Installation(each.metadata["Name"], each.version, folder, count)
