@@ -138,6 +138,7 @@ class TestSettings:
             "tls": None,
             "start_timeout": 30.0,
             "call_timeout": 60.0,
+            "report_wait": 30.0,
             "ray_namespace": "transfer_queue",
             "ray_detached": False,
             "ray_restart_seconds": 60.0,
@@ -228,6 +229,8 @@ class TestSettings:
             ("timeouts.start", "soon"),
             ("timeouts.call", float("nan")),
             ("timeouts.call", float("inf")),
+            ("timeouts.report_wait", 0),
+            ("timeouts.report_wait", "often"),
         ],
     )
     def test_refused(self, key, value):

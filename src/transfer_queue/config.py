@@ -273,6 +273,7 @@ class Settings:
     tls: dict[str, str] | None
     start_timeout: float
     call_timeout: float
+    report_wait: float | None
     ray_namespace: str
     ray_detached: bool
     ray_restart_seconds: float
@@ -295,7 +296,7 @@ class Settings:
         name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
         journal, resource = given["journal_folder"], given["ray_node_resource"]
         high, low = _checked_watermarks(given["offload_high"], given["offload_low"])
-        disk = given["offload_bytes"]
+        disk, report = given["offload_bytes"], given["report_wait"]
         backend = _checked_backend(given["storage_backend"])
         if backend != "SimpleStorage":
             units = 1  # which knows what the store has, wherever the bytes are
@@ -329,6 +330,7 @@ class Settings:
             tls=_checked_tls(KEYS["tls"], given["tls"]),
             start_timeout=checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
             call_timeout=checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
+            report_wait=None if report is None else checked_seconds(KEYS["report_wait"], report),
             ray_namespace=checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
             ray_detached=checked_bool(KEYS["ray_detached"], given["ray_detached"]),
             ray_restart_seconds=checked_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
@@ -387,6 +389,7 @@ KEYS = {
     "tls": "security.tls",
     "start_timeout": "timeouts.start",
     "call_timeout": "timeouts.call",
+    "report_wait": "timeouts.report_wait",
     "ray_namespace": "ray.namespace",
     "ray_detached": "ray.detached",
     "ray_restart_seconds": "ray.restart_seconds",

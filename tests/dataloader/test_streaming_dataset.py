@@ -200,12 +200,12 @@ class TestWaiting:
         monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "1000")
         a.put(numbers(3), partition_id="p")
         counted: list[float] = []
-        cluster.later(99, lambda: counted.append(cluster.controller.counters["requests"]))
-        cluster.later(100, lambda: a.put(numbers(1, 3), partition_id="p"))
+        cluster.later(28, lambda: counted.append(cluster.controller.counters["requests"]))
+        cluster.later(29, lambda: a.put(numbers(1, 3), partition_id="p"))  # before a wait is reported
         before = cluster.controller.counters["requests"]
         stream = iter(dataset(should_check_consumption_status=False, fetch_batch_fn=custom))
         assert values(take(stream, 1)) == [0, 1]
-        assert cluster.clock.now == 100
+        assert cluster.clock.now == 29
         assert counted[0] - before <= 3
 
     def test_asks_again_after_the_interval(
@@ -804,3 +804,24 @@ class TestNumberOfRanks:
     def test_that_cannot_be(self, dataset: Build, more: dict[str, Any], words: str) -> None:
         with pytest.raises(InvalidArgumentError, match=words):
             dataset(**more)
+
+
+class TestLongWaits:
+    @pytest.mark.parametrize("custom", [False, True])
+    def test_are_reported_at_doubling_intervals(
+        self, cluster: Cluster, a: Client, dataset: Build, caplog: pytest.LogCaptureFixture, custom: bool
+    ) -> None:
+        """The rank that waits names the one that is ahead, and what its wait is for."""
+        a.put(numbers(4), partition_id="p")
+        more = {"fetch_batch_fn": default_fetch_batch_fn} if custom else {}
+        ahead = dataset(should_check_consumption_status=False, **more)
+        behind = dataset(should_check_consumption_status=False, dp_rank=1, **more)
+        take(iter(ahead), 2)
+        cluster.later(130.0, lambda: a.start(a.operations.put(numbers(4, 4), partition_id="p")))
+        assert values(take(iter(behind), 2)) == [4, 5, 6, 7]
+        reported = [record.getMessage() for record in caplog.records if "Still waiting" in record.getMessage()]
+        seconds = [float(words.split()[3]) for words in reported]
+        assert len(seconds) == 3
+        assert all(due <= found < due + 3 for due, found in zip((30, 60, 120), seconds, strict=True))
+        assert "waits for 4 samples with fields ['x'] in partition 'p' (batch 0 of dp_rank 1)" in reported[0]
+        assert "dp_rank 0 (1 batches)" in reported[0]

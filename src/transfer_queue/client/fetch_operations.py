@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import arguments
+from transfer_queue.client.long_waits import report
 from transfer_queue.client.lookups import joined
 from transfer_queue.client.transfers import Operation, Transfers
 from transfer_queue.config import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.messages import Claim, ClaimReply, Lookup, LookupReply
+from transfer_queue.messages import Claim, ClaimReply, Done, Explain, Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
 
 
@@ -139,10 +141,29 @@ class FetchOperations(Transfers):
             hold=hold, lease=lease, replicas=replicas, places=places,
         )  # fmt: skip
         try:
-            reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
+            reply = yield from self._claimed(claim)
         except WaitTimeoutError:
             return _Awaited(BatchMeta(), False)
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
+
+    def _claimed(self, claim: Claim) -> Operation[ClaimReply]:
+        """The answer to a claim. While it is long in coming, the log says what it waits for."""
+        yield from self._state.learn()
+        left, due = arguments.seconds(claim.wait), self._state.settings.report_wait
+        while left is not None and due is not None and left > due - claim.waited:
+            part = msgspec.structs.replace(claim, wait=due - claim.waited)
+            try:
+                return (yield from self._ask(part, ClaimReply, None, parked=part.wait))
+            except WaitTimeoutError:
+                left -= due - claim.waited
+                claim, due = msgspec.structs.replace(claim, wait=left, waited=due), 2 * due
+            report(__name__, claim.waited, (yield from self._explained(claim)))
+        return (yield from self._ask(claim, ClaimReply, None, parked=left))
+
+    def _explained(self, claim: Claim) -> Operation[str]:
+        """What a claim waits for."""
+        request = Explain(claim.partition, None, None, claim.task, claim.fields, claim.count, claim.sampling)
+        return str((yield from self._ask(request, Done, None)).value)
 
     def _claim(
         self,

@@ -133,7 +133,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, hold=hold,
             lease=lease, replicas=replicas,
         )  # fmt: skip
-        return self._meta(partition_id, (yield from self._ask(claim, ClaimReply, None, parked=timeout)), claim.lease)
+        return self._meta(partition_id, (yield from self._claimed(claim)), claim.lease)
 
     def await_batch(
         self,
@@ -513,15 +513,20 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         task: str | None = None,
         fields: Sequence[str] | str | None = None,
         *,
+        batch_size: int | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[str]:
         """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
 
-        Without a sample: the rows nearest to ready for `task` and `fields`.
+        Without a sample: the rows nearest to ready for `task` and `fields`. With `batch_size`: what a fetch of so many
+        samples with this `sampling_config` waits for, and which dp_ranks are ahead of its own.
         """
         names = None if fields is None else arguments.names(fields, "fields")
         task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")
-        request = Explain(partition_id, global_index, key, task, names)
+        count = None if batch_size is None else arguments.count(batch_size)
+        sampling = arguments.plain(sampling_config)
+        request = Explain(partition_id, global_index, key, task, names, count, sampling)
         return str((yield from self._ask(request, Done, timeout)).value)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:

@@ -752,13 +752,27 @@ class Surface(ABC):
         task: str | None = None,
         fields: Sequence[str] | str | None = None,
         *,
+        batch_size: int | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> str:
         """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
 
-        Without a sample: the rows nearest to ready for `task` and `fields`.
+        Without a sample: the rows nearest to ready for `task` and `fields`. With `batch_size`: what a fetch of so many
+        samples with this `sampling_config` waits for, and which dp_ranks are ahead of its own.
         """
-        return self._run(self._operations.explain(partition_id, global_index, key, task, fields, timeout=timeout))
+        return self._run(
+            self._operations.explain(
+                partition_id,
+                global_index,
+                key,
+                task,
+                fields,
+                batch_size=batch_size,
+                sampling_config=sampling_config,
+                timeout=timeout,
+            )
+        )
 
     async def async_explain(
         self,
@@ -768,14 +782,26 @@ class Surface(ABC):
         task: str | None = None,
         fields: Sequence[str] | str | None = None,
         *,
+        batch_size: int | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> str:
         """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
 
-        Without a sample: the rows nearest to ready for `task` and `fields`.
+        Without a sample: the rows nearest to ready for `task` and `fields`. With `batch_size`: what a fetch of so many
+        samples with this `sampling_config` waits for, and which dp_ranks are ahead of its own.
         """
         return await self._run_async(
-            self._operations.explain(partition_id, global_index, key, task, fields, timeout=timeout)
+            self._operations.explain(
+                partition_id,
+                global_index,
+                key,
+                task,
+                fields,
+                batch_size=batch_size,
+                sampling_config=sampling_config,
+                timeout=timeout,
+            )
         )
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:

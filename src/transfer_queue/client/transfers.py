@@ -21,6 +21,7 @@ from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.elsewhere import send_to
 from transfer_queue.client.landing import land, moved
+from transfer_queue.client.long_waits import LongWait
 from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import (
@@ -88,6 +89,16 @@ class Transfers:
         if isinstance(reply, (Done, ClaimReply)) and reply.warning is not None:
             self._state.warn(reply.warning)
         return reply
+
+    @property
+    def long_wait(self) -> LongWait:
+        """For a wait of many requests, on this client's clock; another one each time."""
+        return LongWait(lambda: self._state.session.clock())
+
+    @property
+    def report_wait(self) -> float | None:
+        """Seconds after which a wait is reported; None: never. Known after the first call."""
+        return self._state.settings.report_wait
 
     def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
         near, avoid = self._state.wishes()

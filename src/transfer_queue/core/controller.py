@@ -38,7 +38,7 @@ from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
-from transfer_queue.core.explain import explain, timeout_words
+from transfer_queue.core.explain import explain, timeout_words, waiting_words
 from transfer_queue.core.making import Making
 from transfer_queue.core.measuring import LeaseCounts
 from transfer_queue.core.moves import Moves
@@ -309,7 +309,7 @@ class Controller:
         if isinstance(body, Status):
             return [Send(peer, sequence, self.status(now))]
         if isinstance(body, Explain):
-            return [Send(peer, sequence, Done(explain(self.state, body, self.group_size_of(body.partition))))]
+            return [Send(peer, sequence, Done(self._explain(body)))]
         if isinstance(body, Renew):
             held = [self.deadlines.renew(name, token, now) for name, token in body.leases]
             return [Send(peer, sequence, Done(held))]
@@ -428,7 +428,8 @@ class Controller:
             if request.probe:
                 return claiming.nothing(self, request, ended=False)
             dealt = claims.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
-            return Failure("WaitTimeoutError", timeout_words(self.state, request, now - waiting.since, dealt))
+            waited = request.waited + now - waiting.since
+            return Failure("WaitTimeoutError", timeout_words(self.state, request, waited, dealt))
         if isinstance(request, Wanted):
             return Done(0)
         try:
@@ -436,6 +437,13 @@ class Controller:
         except CapacityError as error:
             return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
         return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
+
+    def _explain(self, request: Explain) -> str:
+        if request.count is None or request.task is None or not request.fields:
+            return explain(self.state, request, self.group_size_of(request.partition))
+        claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
+        sampler = self.samplers.of(claim, self.state.partitions.get(request.partition))
+        return waiting_words(self.state, claim, claims.group_size(sampler))
 
     def settle(self) -> list[Effect]:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""

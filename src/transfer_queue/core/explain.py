@@ -42,7 +42,7 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         if position < 0:
             return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
     else:
-        return _partition_words(partition, request, dealt)
+        return _partition_words(state, partition, request, dealt)
     return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request, dealt)) + "."
 
 
@@ -212,11 +212,11 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
     return ", which waits for " + ", ".join(missing[:4]) + more
 
 
-def _partition_words(partition: Partition, request: Explain, dealt: int | None) -> str:
+def _partition_words(state: State, partition: Partition, request: Explain, dealt: int | None) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or task and fields of a claim")
     words = nearest(partition, request.task, request.fields, dealt)
-    return words + _uneven(partition, request.task) + _flow_words(partition)
+    return words + _uneven(state, partition, request.task) + _flow_words(partition)
 
 
 def _flow_words(partition: Partition) -> str:
@@ -234,17 +234,23 @@ def _flow_words(partition: Partition) -> str:
     return words + (f" Dropped so far: {told}." if told else "")
 
 
-def _uneven(partition: Partition, task: str) -> str:
-    """Of a sealed partition that its ranks have different numbers of batches, if so."""
+def _uneven(state: State, partition: Partition, task: str) -> str:
+    """If the dp_ranks that were dealt batches, or wait for some, have different numbers of them."""
     dealt = partition.dealt.get(task)
-    counts = dealt.counts if dealt is not None and partition.sealed else {}
+    if dealt is None:
+        return ""
+    queue = state.waiting.of_partition(partition.name).get(task)
+    waiting = {} if queue is None or partition.sealed else {rank: 0 for rank, _ in queue.shares}
+    counts = {**waiting, **dealt.counts}
     if len(set(counts.values())) < 2:
         return ""
     told = ", ".join(f"{rank}: {count}" for rank, count in sorted(counts.items())[:10])
-    return (
-        f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told}): where too few samples were "
-        f"left after the seal to make them equal, those behind got what there was."
-    )
+    words = f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told})"
+    if partition.sealed:
+        return words + (
+            ": where too few samples were left after the seal to make them equal, those behind got what there was."
+        )
+    return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
 
 
 def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
@@ -290,18 +296,50 @@ def _unacknowledged(partition: Partition, task: str) -> str:
 
 def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
     """The text of a claim's WaitTimeoutError. dealt: as in `explain`."""
-    partition = state.partitions.get(claim.partition)
-    begin = (
-        f"Timeout: task {claim.task!r} waited {waited:.3g} s for {claim.count} samples with fields {claim.fields} in "
-        f"partition {claim.partition!r}"
+    return (
+        f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
     )
+
+
+def waiting_words(state: State, claim: Claim, dealt: int | None = None) -> str:
+    """What a claim that is not met yet waits for. dealt: as in `explain`."""
+    return f"Task {claim.task!r} waits for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
+
+
+def _wanted(claim: Claim) -> str:
+    rank, batch = claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")
+    share = "" if rank is None or batch is None else f" (batch {batch} of dp_rank {rank})"
+    return f"{claim.count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
+
+
+def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
+    """Why a claim is not met."""
+    partition = state.partitions.get(claim.partition)
     if partition is None:
         there = others(claim.partition, state.partitions)
-        return f"{begin}; 0 available: the partition does not exist yet ({there})."
+        return f"0 available: the partition does not exist yet ({there})."
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
-    words = f"{begin}; {ready} available."
+    words = f"{ready} available."
     if ready >= claim.count:
         words += " Enough are ready, but the sampler made no batch of them"
         words += " (whole groups, all ranks' shares, or full micro-batches)."
     sealed = " The partition is sealed: no new rows will come." if partition.sealed else ""
-    return f"{words} {nearest(partition, claim.task, claim.fields, dealt)}{sealed}{_flow_words(partition)}"
+    near = nearest(partition, claim.task, claim.fields, dealt)
+    return f"{words} {near}{_ranks_ahead(partition, claim)}{sealed}{_flow_words(partition)}"
+
+
+def _ranks_ahead(partition: Partition, claim: Claim) -> str:
+    """Which dp_ranks were dealt more batches than the one that waits."""
+    dealt, rank = partition.dealt.get(claim.task), claim.sampling.get("dp_rank")
+    if dealt is None or not isinstance(rank, int):
+        return ""
+    mine = dealt.counts.get(rank, 0)
+    ahead = sorted((-count, other) for other, count in dealt.counts.items() if count > mine)
+    if not ahead:
+        return ""
+    told = ", ".join(f"dp_rank {other} ({-count} batches)" for count, other in ahead[:NEAREST])
+    more = f" and {len(ahead) - NEAREST} more" if len(ahead) > NEAREST else ""
+    words = f" Ahead of dp_rank {rank}, which was dealt {mine} batches: {told}{more}."
+    if claim.sampling.get("dp_size") is None and not partition.sealed:
+        words += " If the datasets say dp_size=, no rank takes samples that another one needs."
+    return words

@@ -8,6 +8,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from transfer_queue.client.long_waits import report
 from transfer_queue.client.surface import Surface
 from transfer_queue.config import empty_batch_sleep_interval
 from transfer_queue.errors import WaitTimeoutError
@@ -95,13 +96,27 @@ class Fetcher:
         self._finite = finite
         self._function = function
         self._ask = ask
+        self._long = client._operations.long_wait
         self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
 
     def claim(self, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
         """Batch `number` of the rank; an empty BatchMeta where none came within the interval; None where none will.
 
-        The data is None where it is still to be read: `complete` does so.
+        The data is None where it is still to be read: `complete` does so. The log says what a long wait is for.
         """
+        self._long.begin((partition_id, number))
+        found = self._claim(partition_id, number)
+        if found is not None and not len(found[1]):
+            waited = self._long.due(self.client._operations.report_wait)
+            if waited is not None:
+                words = self._ask(
+                    self.client, "explain", partition_id, task=self._task_name, fields=self._fields,
+                    batch_size=self._batch_size, sampling_config={**self._sampling, "batch_index": number},
+                )  # fmt: skip
+                report(__name__, waited, words)
+        return found
+
+    def _claim(self, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._ask is ask_blocking:

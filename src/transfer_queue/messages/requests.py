@@ -69,6 +69,7 @@ class Claim(Request, frozen=True):
     lease: what is dealt is claimed for so many seconds (and renewed), until it is acknowledged; None: it is consumed.
     replicas: acks of a kept batch by so many tokens consume it; None: as many as the partition's replicas.
     places: the reply is to say where the values lie, too (`ClaimReply.places`).
+    waited: seconds for which the caller has waited before this request; its timeout counts them.
     """
 
     partition: str
@@ -84,6 +85,7 @@ class Claim(Request, frozen=True):
     lease: float | None = None
     replicas: int | None = None
     places: bool = False
+    waited: float = 0.0
 
 
 class Ack(Request, frozen=True):
@@ -313,13 +315,18 @@ class Seal(Request, frozen=True):
 
 
 class Explain(Request, frozen=True):
-    """Why a sample is not handed out, in words."""
+    """Why a sample is not handed out, in words; with a count, what a claim of the task for so many rows waits for.
+
+    sampling: of that claim.
+    """
 
     partition: str
     row: int | None = None
     key: str | None = None
     task: str | None = None
     fields: list[str] | None = None
+    count: int | None = None
+    sampling: dict[str, Any] = {}
 
 
 class Status(Request, frozen=True):
