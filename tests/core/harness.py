@@ -204,8 +204,12 @@ class Harness:
         if isinstance(request, RegisterUnit):
             self.told.clear()
         sent = encode(Envelope(sequence, client.acknowledged, request, client.finished))
-        envelope = msgspec.msgpack.decode(sent, type=Envelope)
         self.replies.pop((client.peer, sequence), None)
+        try:
+            envelope = msgspec.msgpack.decode(sent, type=Envelope)
+        except msgspec.ValidationError as error:  # it does not come to the controller, see `node.service`
+            self.replies[client.peer, sequence] = Failure("ProtocolError", str(error))
+            return sequence
         self.take(self.controller.handle(name, client.peer, envelope, self.now))
         return sequence
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 from harness import Harness, rows_of
@@ -75,17 +73,16 @@ def test_show_deals_nothing(h: Harness) -> None:
     assert h.dealt(3) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("claim", [Claim("p", "t", [], 1), Claim("p", "t", ["x"], -1)], ids=["no fields", "negative"])
-def test_claims_that_cannot_be(h: Harness, claim: Claim) -> None:
+def test_a_claim_needs_fields(h: Harness) -> None:
     with pytest.raises(InvalidArgumentError):
-        h.ask(claim)
+        h.ask(Claim("p", "t", [], 1))
 
 
 def test_none_wanted(h: Harness) -> None:
     assert h.dealt(0, wait=10) == []
 
 
-@pytest.mark.parametrize("wait", [None, 0.0, -3.0, math.nan])
+@pytest.mark.parametrize("wait", [None, 0.0, -3.0])
 def test_without_a_wait_the_answer_comes_at_once(h: Harness, wait: float | None) -> None:
     assert h.dealt(1, wait=wait) == []
     assert h.controller.next_deadline() is None

@@ -27,7 +27,7 @@ def test_no_sample(h: Harness) -> None:
     assert "Sample 'a' of partition 'p' is unknown: it was never put, or it was cleared" in explain(h, key="a")
     assert "it was cleared, or its partition was dropped. An index is never used again" in explain(h, row=0)
     assert "it is in partition 'q'" in explain(h, row=2)
-    for row in (3, -1, (1 << 64) - 1):
+    for row in (3, -1, (1 << 63) - 1):
         assert "no sample has this index yet" in explain(h, row=row)
     h.ask(ClearPartition("q"))
     assert "its partition was dropped" in explain(h, row=2)

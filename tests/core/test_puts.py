@@ -128,13 +128,13 @@ def test_what_is_named_twice_is_said(h: Harness) -> None:
         h.put(14, rows=[*range(8), *range(1, 7)])
 
 
-@pytest.mark.parametrize("count", [0, -1, 1 << 40])
-def test_numbers_of_rows_that_cannot_be(h: Harness, count: int) -> None:
-    request = h.publish(1, None, tags=[{}])
+def test_numbers_of_rows_that_cannot_be(h: Harness) -> None:
+    kind, many = type(h.publish(1, None, tags=[{}])), 1 << 40
     for wrong in (
-        type(request)("p", count, tags=[]),
-        Reserve("p", count or -1, None),
-        CreatePartition("p", count or -1),
+        kind("p", 0, tags=[]),
+        kind("p", many, tags=[]),
+        Reserve("p", many, None),
+        CreatePartition("p", many),
     ):
         with pytest.raises(InvalidArgumentError):
             h.ask(wrong)

@@ -10,7 +10,7 @@ import pytest
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node import paths
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.server_process import write_log_to
+from transfer_queue.node.server_log import write_log_to
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ INTS = (
     2**63 - 1,
     -(2**63),
 )
+WIDE = (2**63, 2**64 - 1)
+"""What travels as an int and fits into no column."""
 FLOATS = (0.0, 0.5, 1.0, 60.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), float("-inf"))
 NAMES = (
     "p",
@@ -106,7 +108,7 @@ class Hostile:
         return kind(**{field.name: self.value(hints[field.name]) for field in msgspec.structs.fields(kind)})
 
     def int(self) -> int:
-        return self.rng.randrange(6) if self.chance(60) else self.one(INTS)
+        return self.rng.randrange(6) if self.chance(60) else self.one(INTS + WIDE)
 
     def float(self) -> float:
         return self.one(FLOATS)

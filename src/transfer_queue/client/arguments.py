@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from transfer_queue.conditions import ConsumedBy
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import PartitionOptions
+from transfer_queue.messages.ranges import LONGEST_SECONDS
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.objects import DELETE, encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
@@ -25,7 +26,7 @@ Columns = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
 Tags = Sequence[Mapping[str, Any]]
 
-LONGEST_TIMEOUT = 1e9  # seconds
+LONGEST_TIMEOUT = LONGEST_SECONDS
 
 
 def _listed(values: Any, what: str) -> list[Any]:

@@ -71,8 +71,6 @@ def check_options(options: PartitionOptions) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InvalidArgumentError(f"{name} must be positive, not {value}")
-    if options.max_staleness is not None and options.max_staleness < 0:
-        raise InvalidArgumentError(f"max_staleness must not be negative, and is {options.max_staleness}")
     if (options.max_staleness is None) != (options.rows_per_version is None):
         raise InvalidArgumentError(
             f"max_staleness ({options.max_staleness}) and rows_per_version ({options.rows_per_version}) go together: "

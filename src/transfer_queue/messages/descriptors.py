@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfer_queue.messages.base import Message
+from transfer_queue.messages.ranges import Bytes, Dimensions, ExtentNumber, Natural, Seconds, Small, Unit
 
 MEMORY, DISK = "memory", "disk"
 STORE = "store"  # how the tier of an external store is told
@@ -21,18 +22,18 @@ class FieldSpec(Message, frozen=True):
     name: str
     kind: str
     dtype: str
-    ndim: int
+    ndim: Dimensions
     ragged: bool
 
 
 class Place(Message, frozen=True):
     """Where a block lies; see `NewBlock`."""
 
-    unit: int
-    extent: int
-    offset: int
-    generation: int
-    length: int = 0
+    unit: Unit
+    extent: ExtentNumber
+    offset: Bytes
+    generation: Natural
+    length: Bytes = 0
     session: str = ""
 
 
@@ -47,15 +48,15 @@ class NewBlock(Message, frozen=True):
     it leased the extent (`OpenSlot.writer`).
     """
 
-    unit: int
-    extent: int
-    offset: int
-    generation: int
-    nbytes: int
-    rows: int
+    unit: Unit
+    extent: ExtentNumber
+    offset: Bytes
+    generation: Natural
+    nbytes: Bytes
+    rows: Small
     schema: list[FieldSpec]
     dims: bytes
-    length: int = 0
+    length: Bytes = 0
     copies: list[Place] = []
     session: str = ""
 
@@ -106,7 +107,7 @@ class Placement(Message, frozen=True):
 class UnitInfo(Message, frozen=True):
     """One storage unit: its number, where it listens, the folder of its arena; see `RegisterUnit`."""
 
-    unit: int
+    unit: Unit
     address: str
     arena: str
     boot_id: str = ""
@@ -114,7 +115,7 @@ class UnitInfo(Message, frozen=True):
     node: str = ""
     remote: str = ""
     tier: str = MEMORY
-    capacity: int = 0
+    capacity: Bytes = 0
     store: str = ""
 
     @property
@@ -133,13 +134,13 @@ class PartitionOptions(Message, frozen=True):
     max_deliveries: rows of leases that ended so often without an ack are set aside; 0: never, None: the system's.
     """
 
-    group_size: int | None = None
-    producers: int = 1
+    group_size: Natural | None = None
+    producers: Natural = 1
     free_when: list[str] = []
-    replicas: int = 1
-    max_staleness: int | None = None
-    rows_per_version: int | None = None
-    keep_rows: int | None = None
-    keep_bytes: int | None = None
-    keep_seconds: float | None = None
-    max_deliveries: int | None = None
+    replicas: Natural = 1
+    max_staleness: Natural | None = None
+    rows_per_version: Natural | None = None
+    keep_rows: Natural | None = None
+    keep_bytes: Natural | None = None
+    keep_seconds: Seconds | None = None
+    max_deliveries: Natural | None = None

@@ -6,6 +6,7 @@ from typing import Union
 
 import msgspec
 
+from transfer_queue.messages.ranges import Natural
 from transfer_queue.messages.replies import (
     ChangeReply,
     ClaimReply,
@@ -117,10 +118,10 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True):
     `acknowledged` passes it.
     """
 
-    sequence: int
-    acknowledged: int
+    sequence: Natural
+    acknowledged: Natural
     body: AnyRequest
-    finished: list[tuple[int, int]] = []
+    finished: list[tuple[Natural, Natural]] = []
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.progress import Timing
+from transfer_queue.messages.ranges import Finite, Natural
 from transfer_queue.messages.replies import UnitStatusReply
 
 
@@ -22,14 +23,14 @@ class ServerMeasures(Message, frozen=True):
 
     requests: list[Timing]
     waits: list[Timing]
-    failures: dict[str, int]
-    rejected: dict[str, int]
-    longest: dict[str, float]
-    connections: int
-    accepted: int
-    cpu: float
-    resident: int
-    started: float
+    failures: dict[str, Natural]
+    rejected: dict[str, Natural]
+    longest: dict[str, Finite]
+    connections: Natural
+    accepted: Natural
+    cpu: Finite
+    resident: Natural
+    started: Finite
 
 
 class UnitMeasures(Message, frozen=True):
@@ -39,7 +40,7 @@ class UnitMeasures(Message, frozen=True):
     """
 
     space: UnitStatusReply
-    extents: int
-    waiting: int
-    longest_wait: float
+    extents: Natural
+    waiting: Natural
+    longest_wait: Finite
     draining: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfer_queue.messages.base import Message
+from transfer_queue.messages.ranges import Finite, Natural
 
 
 class FieldProgress(Message, frozen=True):
@@ -98,6 +99,6 @@ class Timing(Message, frozen=True):
     """
 
     name: str
-    counts: list[int]
-    seconds: float
+    counts: list[Natural]
+    seconds: Finite
     task: str = ""

@@ -7,6 +7,7 @@ from typing import Any
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import MEMORY, Blocks, FieldType, Placement, UnitInfo
 from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
+from transfer_queue.messages.ranges import Bytes
 
 
 class Reply(Message, frozen=True, tag=True):
@@ -213,9 +214,9 @@ class UnitStatusReply(Reply, frozen=True):
     largest_free: the longest run of what is not leased, given back to the file system or not.
     """
 
-    capacity: int
-    held: int
-    leased: int
-    free: int
+    capacity: Bytes
+    held: Bytes
+    leased: Bytes
+    free: Bytes
     tier: str = MEMORY
-    largest_free: int = 0
+    largest_free: Bytes = 0

@@ -6,6 +6,7 @@ from typing import Any
 
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
+from transfer_queue.messages.ranges import AnyIndex, AnyUnit, ExtentNumber, Natural, Position, Seconds, Unit, Version
 
 
 class Request(Message, frozen=True, tag=True):
@@ -20,7 +21,7 @@ class CreatePartition(Request, frozen=True):
     """Makes a partition; False if it exists. pre_allocate: rows reserved at once."""
 
     partition: str
-    pre_allocate: int = 1
+    pre_allocate: Natural = 1
     options: PartitionOptions = PartitionOptions()
 
 
@@ -28,11 +29,11 @@ class Reserve(Request, frozen=True):
     """Reserves rows: `count` new ones, or one for each key that is not known (all keys are answered)."""
 
     partition: str
-    count: int
+    count: Natural
     keys: list[str] | None
-    pre_allocate: int = 1
+    pre_allocate: Natural = 1
     groups: list[str] | None = None
-    wait: float | None = None
+    wait: Seconds | None = None
 
 
 class Publish(Request, frozen=True):
@@ -46,17 +47,17 @@ class Publish(Request, frozen=True):
     """
 
     partition: str
-    count: int
+    count: Natural
     rows: bytes | None = None
     keys: list[str] | None = None
     block: NewBlock | None = None
     tags: list[dict[str, Any] | None] | None = None
     replace_tags: bool = False
     groups: list[str] | None = None
-    closes: list[tuple[int, int]] = []
-    pre_allocate: int = 1
-    wait: float | None = None
-    epoch: int | None = None
+    closes: list[tuple[Unit, ExtentNumber]] = []
+    pre_allocate: Natural = 1
+    wait: Seconds | None = None
+    epoch: Natural | None = None
 
 
 class Claim(Request, frozen=True):
@@ -75,15 +76,15 @@ class Claim(Request, frozen=True):
     partition: str
     task: str
     fields: list[str]
-    count: int
+    count: Natural
     sampling: dict[str, Any] = {}
-    wait: float | None = None
+    wait: Seconds | None = None
     probe: bool = False
     finite: bool = False
-    since: int | None = None
+    since: Version | None = None
     hold: bool = False
-    lease: float | None = None
-    replicas: int | None = None
+    lease: Seconds | None = None
+    replicas: Natural | None = None
     places: bool = False
     waited: float = 0.0
 
@@ -92,7 +93,7 @@ class Ack(Request, frozen=True):
     """These rows (i8 global indexes) of a lease are consumed. Done(True) where it counts for any of them."""
 
     partition: str
-    token: int
+    token: Natural
     rows: bytes
 
 
@@ -103,7 +104,7 @@ class Nack(Request, frozen=True):
     """
 
     partition: str
-    token: int
+    token: Natural
     rows: bytes
     delivered: bool = True
 
@@ -111,7 +112,7 @@ class Nack(Request, frozen=True):
 class Renew(Request, frozen=True):
     """These leases, (partition, token), have all their time again. Done([bool]): which are still in force."""
 
-    leases: list[tuple[str, int]]
+    leases: list[tuple[str, Natural]]
 
 
 class RankGone(Request, frozen=True):
@@ -119,7 +120,7 @@ class RankGone(Request, frozen=True):
 
     partition: str
     task: str
-    dp_rank: int
+    dp_rank: Natural
 
 
 class Show(Request, frozen=True):
@@ -152,9 +153,9 @@ class Lookup(Request, frozen=True):
     rows: bytes | None = None
     keys: list[str] | None = None
     fields: list[str] | None = None
-    epoch: int | None = None
-    near: list[int] = []
-    avoid: list[int] = []
+    epoch: Natural | None = None
+    near: list[AnyUnit] = []
+    avoid: list[AnyUnit] = []
 
 
 class ListKeys(Request, frozen=True):
@@ -166,8 +167,8 @@ class ListKeys(Request, frozen=True):
 
     partitions: list[str] | None = None
     where: dict[str, Any] = {}
-    made: int | None = None
-    start: int = 0
+    made: Natural | None = None
+    start: Natural = 0
 
 
 class Watch(Request, frozen=True):
@@ -178,9 +179,9 @@ class Watch(Request, frozen=True):
     """
 
     partition: str
-    since: int | None = None
+    since: Version | None = None
     where: dict[str, Any] = {}
-    wait: float | None = None
+    wait: Seconds | None = None
 
 
 class ListPartitions(Request, frozen=True):
@@ -192,7 +193,7 @@ class ClearRows(Request, frozen=True):
 
     partition: str
     rows: bytes
-    epoch: int | None = None
+    epoch: Natural | None = None
 
 
 class ClearKeys(Request, frozen=True):
@@ -212,7 +213,7 @@ class Drop(Request, frozen=True):
     reason: str
     rows: bytes = b""
     groups: list[str] = []
-    epoch: int | None = None
+    epoch: Natural | None = None
 
 
 class Finish(Request, frozen=True):
@@ -225,14 +226,14 @@ class Finish(Request, frozen=True):
     task: str
     rows: bytes
     holder: str
-    epoch: int | None = None
+    epoch: Natural | None = None
 
 
 class SetPolicyVersion(Request, frozen=True):
     """The policy has reached this version, which never goes back."""
 
     partition: str
-    version: int
+    version: Natural
 
 
 class Want(Request, frozen=True):
@@ -240,7 +241,7 @@ class Want(Request, frozen=True):
 
     partition: str
     task: str
-    groups: int
+    groups: Natural
 
 
 class Wanted(Request, frozen=True):
@@ -251,8 +252,8 @@ class Wanted(Request, frozen=True):
 
     partition: str
     task: str
-    most: int | None = None
-    wait: float | None = None
+    most: Natural | None = None
+    wait: Seconds | None = None
 
 
 class ClearPartition(Request, frozen=True):
@@ -282,8 +283,8 @@ class TakeSnapshot(Request, frozen=True):
     """
 
     partition: str
-    made: int | None = None
-    start: int = 0
+    made: Natural | None = None
+    start: Natural = 0
 
 
 class CheckProduction(Request, frozen=True):
@@ -321,7 +322,7 @@ class Explain(Request, frozen=True):
     """
 
     partition: str
-    row: int | None = None
+    row: AnyIndex | None = None
     key: str | None = None
     task: str | None = None
     fields: list[str] | None = None
@@ -336,7 +337,7 @@ class Status(Request, frozen=True):
 class CloseExtents(Request, frozen=True):
     """These extents of the asking writer will take no more blocks."""
 
-    extents: list[tuple[int, int]]
+    extents: list[tuple[Unit, ExtentNumber]]
 
 
 class FetchState(Request, frozen=True):
@@ -344,8 +345,8 @@ class FetchState(Request, frozen=True):
     where there is no such file), and the payload `length` of them."""
 
     name: str
-    start: int
-    length: int
+    start: Natural
+    length: Natural
 
 
 class SendState(Request, frozen=True):
@@ -355,7 +356,7 @@ class SendState(Request, frozen=True):
     """
 
     name: str
-    start: int
+    start: Position
 
 
 class NodeGone(Request, frozen=True):
@@ -371,15 +372,15 @@ class Drain(Request, frozen=True):
     undo: it leases again. wait: seconds to wait until nothing lies there; None answers at once.
     """
 
-    unit: int
+    unit: Unit
     undo: bool = False
-    wait: float | None = None
+    wait: Seconds | None = None
 
 
 class Cancel(Request, frozen=True):
     """The asking client no longer waits for its request `sequence`."""
 
-    sequence: int
+    sequence: Natural
 
 
 class BeginCheckpoint(Request, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
 from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
+from transfer_queue.messages.ranges import AnyUnit, Bytes, ExtentNumber, Natural, Seconds, Small, Unit
 from transfer_queue.messages.requests import Request
 
 
@@ -26,18 +27,18 @@ class RegisterUnit(Request, frozen=True):
     name: str = ""
     when: str = ""
     extents: bytes | None = None
-    next_extent: int | None = None
+    next_extent: ExtentNumber | None = None
     node: str = ""
     remote: str = ""
     tier: str = MEMORY
-    capacity: int = 0
+    capacity: Bytes = 0
     store: str = ""
 
 
 class ExtentsGone(Request, frozen=True):
     """The store of these extents (i8) has lost what was in them; they are leased no more. when: in words."""
 
-    unit: int
+    unit: Unit
     extents: bytes
     when: str
 
@@ -48,23 +49,27 @@ class Missed(Request, frozen=True):
     Answered when the unit has looked for them itself: True where some are gone.
     """
 
-    unit: int
+    unit: Unit
     extents: bytes
 
 
 class Freed(Request, frozen=True):
-    """These extents (i8), which the unit was told to free, are not leased there any more."""
+    """These extents (i8), which the unit was told to free, are not leased there any more.
 
-    unit: int
+    failed: why others of the same order could not be freed, in words; "" where all were.
+    """
+
+    unit: Unit
     extents: bytes
+    failed: str = ""
 
 
 class WriterGone(Request, frozen=True):
     """A unit proved a writer dead; extents: what it had leased."""
 
     writer: str
-    unit: int
-    extents: list[int]
+    unit: Unit
+    extents: list[ExtentNumber]
 
 
 class Moved(Request, frozen=True):
@@ -73,21 +78,23 @@ class Moved(Request, frozen=True):
     extent: where the copies lie, closed and of this length and generation; 0 where there was no room for them.
     offsets: i8, of each block that was wanted whole, in order; -1 where it was gone before it was copied.
     repacked: one for each repack, in order, None where its block was gone.
+    failed: why the order could not be carried out, in words; "" where it was, or where there was no room.
     """
 
-    move: int
-    unit: int
-    extent: int
-    length: int
-    generation: int
+    move: Natural
+    unit: Unit
+    extent: ExtentNumber
+    length: Bytes
+    generation: Natural
     offsets: bytes
     repacked: list[NewBlock | None]
+    failed: str = ""
 
 
 class Recalled(Request, frozen=True):
     """Nothing more is written into these extents (i8), which are so long now (i8): their writers had no use for it."""
 
-    unit: int
+    unit: Unit
     extents: bytes
     lengths: bytes
 
@@ -95,9 +102,9 @@ class Recalled(Request, frozen=True):
 class SpaceShort(Request, frozen=True):
     """A unit's writers that wait for space there, told whenever it changes. freed: how many `Free` the unit has had."""
 
-    unit: int
+    unit: Unit
     writers: list[str]
-    freed: int
+    freed: Natural
 
 
 class Lease(Request, frozen=True):
@@ -107,11 +114,11 @@ class Lease(Request, frozen=True):
     unit: the number of the unit that is meant, -1 for whichever answers; the same of the requests below.
     """
 
-    slot: int
-    nbytes: int
-    want: int
-    wait: float | None = None
-    unit: int = -1
+    slot: Small
+    nbytes: Bytes
+    want: Bytes
+    wait: Seconds | None = None
+    unit: AnyUnit = -1
 
 
 class OpenSlot(Request, frozen=True):
@@ -123,25 +130,25 @@ class OpenSlot(Request, frozen=True):
     """
 
     writer: str
-    unit: int = -1
+    unit: AnyUnit = -1
     remote: bool = False
 
 
 class WriteBytes(Request, frozen=True):
     """The payload goes to this offset of the arena, within an extent that is leased to the slot of a remote writer."""
 
-    slot: int
-    extent: int
-    offset: int
-    unit: int
+    slot: Small
+    extent: ExtentNumber
+    offset: Bytes
+    unit: Unit
 
 
 class Return(Request, frozen=True):
     """Gives back extents in which nothing was published."""
 
-    slot: int
-    extents: list[int]
-    unit: int = -1
+    slot: Small
+    extents: list[ExtentNumber]
+    unit: AnyUnit = -1
 
 
 class UnitStatus(Request, frozen=True):
@@ -159,7 +166,7 @@ class Keep(Request, frozen=True):
     offsets: bytes
     generations: bytes
     nbytes: bytes
-    remotes: dict[int, str]
+    remotes: dict[Unit, str]
 
 
 class ReadPieces(Request, frozen=True):
@@ -170,7 +177,7 @@ class ReadPieces(Request, frozen=True):
     for that once more, without pieces, after the bytes have come.
     """
 
-    unit: int
+    unit: Unit
     starts: bytes
     lengths: bytes
     offsets: bytes
@@ -180,13 +187,13 @@ class ReadPieces(Request, frozen=True):
 class Free(Request, frozen=True):
     """Controller to unit: nothing lives in these extents any more."""
 
-    extents: list[int]
+    extents: list[ExtentNumber]
 
 
 class Repack(Message, frozen=True):
     """Of block `at` of a `Move` only these rows (i4, ascending) and fields are wanted, as a block of their own."""
 
-    at: int
+    at: Small
     slots: bytes
     fields: list[str]
 
@@ -198,11 +205,11 @@ class Move(Request, frozen=True):
     remotes: unit -> "host:port", of those on other nodes. repacks: those that are not wanted whole, ascending by `at`.
     """
 
-    number: int
+    number: Natural
     blocks: Blocks
-    arenas: dict[int, str]
+    arenas: dict[Unit, str]
     repacks: list[Repack] = []
-    remotes: dict[int, str] = {}
+    remotes: dict[Unit, str] = {}
 
 
 class Drained(Request, frozen=True):
@@ -220,13 +227,13 @@ class Refuse(Request, frozen=True):
 class Measure(Request, frozen=True):
     """Controller to unit: say with `Measured` what you have measured. number: of the question."""
 
-    number: int
+    number: Natural
 
 
 class Measured(Request, frozen=True):
     """The answer to a `Measure`; it changes nothing."""
 
-    number: int
-    unit: int
+    number: Natural
+    unit: Unit
     server: ServerMeasures
     storage: UnitMeasures

@@ -181,6 +181,8 @@ class ControllerService(EnvelopeService):
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
+        if isinstance(envelope.body, (Freed, Moved)) and envelope.body.failed:
+            logger.error("storage unit %d could not do what it was told: %s", envelope.body.unit, envelope.body.failed)
         if isinstance(envelope.body, Measured):
             self.told(peer, envelope.body)
             return [self.answer(peer, envelope.sequence, Done())]

@@ -429,7 +429,7 @@ def log_tails(folder: SystemFolder, lines: int = 30) -> str:
     """The ends of all logs of a system."""
     texts = []
     with contextlib.suppress(OSError):
-        for path in sorted(folder.logs.iterdir()):
+        for path in sorted(folder.logs.glob("*.log")):
             with open(path, encoding="utf-8", errors="replace", opener=no_link) as file:
                 text = file.read().splitlines()[-lines:]
             texts.append("\n".join([f"--- {path}", *text]))

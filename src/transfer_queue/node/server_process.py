@@ -8,61 +8,44 @@ thread waits for that, so that it also works while the user's sampler never retu
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
+import select
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
-from transfer_queue import config
 from transfer_queue.errors import StartError
 from transfer_queue.node.locks import StartLock
 from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.server_log import LogFile, write_log_to
 
 READY = b"+"  # what a server says that is up; anything else is why it is not
 ORPHAN_SECONDS = 3.0  # an orphan that has not ended by itself is ended after so long
 LOCK_SECONDS = 2.0  # for which an orphan waits for others who start or remove the system
-
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def write_log_to(path: Path) -> None:
-    """Sends stdout, stderr and logging of this process to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
-    configure_logging()
-
-
-def configure_logging() -> None:
-    """Logging of a server, to stderr, which is its log file."""
-    logging.basicConfig(stream=sys.stderr, level=config.logging_level() or logging.INFO, format=_FORMAT, force=True)
-    faulthandler.enable()
+LOG_SECONDS = 5.0  # between two looks at the size of the log, besides those at each line
 
 
 class _Guardian:
-    """Waits for the supervisor's death and sees to it that this process follows."""
+    """Waits for the supervisor's death and sees to it that this process follows. Meanwhile it keeps the log bounded."""
 
-    def __init__(self, lifeline: int, system: SystemFolder) -> None:
+    def __init__(self, lifeline: int, system: SystemFolder, log: LogFile) -> None:
         self.orphaned = False
         self.server: Serves | None = None
         self._lifeline = lifeline
+        self._log = log
         self._system = system
         self._identity = system.identity()
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="guardian", daemon=True).start()
 
     def _watch(self) -> None:
-        while os.read(self._lifeline, 1):
-            pass
+        poll = select.poll()
+        poll.register(self._lifeline, select.POLLIN)
+        while not poll.poll(LOG_SECONDS * 1000) or os.read(self._lifeline, 1):
+            self._log.bound()
         self.orphaned = True
         if self.server is not None:
             self.server.stop()
@@ -100,9 +83,9 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
 
     ready: where to say that it is up, or why not.
     """
-    write_log_to(system.log(name))
+    log = write_log_to(system.log(name))
     logger = logging.getLogger(f"{__name__}.{name}")
-    guardian = _Guardian(lifeline, system)
+    guardian = _Guardian(lifeline, system, log)
     try:
         server = build()
     except BaseException:

@@ -40,7 +40,8 @@ from transfer_queue.node.controller_process import Sockets, build_controller
 from transfer_queue.node.locks import StartLock, hold_liveness
 from transfer_queue.node.offloading import make_folder
 from transfer_queue.node.paths import Description, SystemFolder, no_link
-from transfer_queue.node.server_process import configure_logging, run_server
+from transfer_queue.node.server_log import configure_logging, write_log_to
+from transfer_queue.node.server_process import run_server
 from transfer_queue.node.store_process import KEPT, build_keeper, say
 from transfer_queue.node.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena import choose_folder
@@ -85,6 +86,7 @@ class Supervisor:
         # children read the one end; the other is here alone and is never written to
         self._lifeline, self._life = os.pipe()
         self._take_possession()
+        write_log_to(self._system.log("supervisor"))
         self._starter = None if start.detached else processes.Process(start.starter_pid, start.starter_started)
         self._orphaned: float | None = None  # since when the starter is dead
 

@@ -41,6 +41,8 @@ from transfer_queue.storage.virtual import UNLIMITED, Begin, VirtualRoom
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
 RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away
+LONGEST_PAUSE = 5.0  # seconds before a try, after connections that ended soon
+STEADY_SECONDS = 10.0  # a connection that has lasted for so long did not end soon
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
     unit = StorageUnit(reply.value, room, slots)
 
-    worker = Worker()
+    worker, pauses = Worker(), _Pauses()
 
     def begin_beside(run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
         def done(outcome: Any) -> None:
@@ -105,6 +107,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     def seek() -> None:
         """Connects to the controller, in a thread of its own: it may be long in coming."""
+        time.sleep(pauses.next(time.monotonic()))
         while not session.closed:
             try:
                 found = _connected(session)
@@ -143,6 +146,21 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     server.call_soon(begin)
     return server
+
+
+class _Pauses:
+    """How long to wait before connecting again: not at all at first, and longer the more often connections end soon."""
+
+    def __init__(self) -> None:
+        self._ended = -STEADY_SECONDS
+        self._pause = 0.0
+
+    def next(self, now: float) -> float:
+        """Seconds, for a connection that has ended now."""
+        soon = now - self._ended < STEADY_SECONDS + self._pause
+        self._pause = min(max(2 * self._pause, RETRY_SECONDS), LONGEST_PAUSE) if soon else 0.0
+        self._ended = now
+        return self._pause
 
 
 def _room(

@@ -22,10 +22,12 @@ from transfer_queue.messages import (
     Envelope,
     Failure,
     Free,
+    Freed,
     Lease,
     Measure,
     Measured,
     Move,
+    Moved,
     Refuse,
     RegisterUnit,
     UnitMeasures,
@@ -183,12 +185,16 @@ class UnitService(EnvelopeService):
         return self.carried_out(self._unit.came(fetch, good, time.monotonic()))
 
     def _ordered(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
-        """What the controller wants done."""
+        """What the controller wants done. A move that cannot be done is answered as failed, and not asked for again."""
         if isinstance(request, Refuse):
             return self.carried_out(self._unit.refuse(request.words))
         if isinstance(request, Move):
-            _check_columns(request)
-            return self._move(request)
+            try:
+                _check_columns(request)
+                return self._move(request)
+            except Exception as error:
+                self._unit.forget_move()
+                return self.carried_out([self._unit.cannot_move(request.number, error)])
         if isinstance(request, Drained):
             return self.carried_out(self._unit.drained(request.draining))
         if isinstance(request, Measure):
@@ -235,6 +241,8 @@ class UnitService(EnvelopeService):
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
                     logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
+                if isinstance(effect.body, (Freed, Moved)) and effect.body.failed:
+                    logger.error("an order of the controller failed: %s", effect.body.failed)
                 sequence, body = self._session.wrap(effect.body)
                 self._outstanding.add(sequence)
                 yield Outgoing(self._controller, body)

@@ -50,6 +50,7 @@ from transfer_queue.messages import (
     LeaseReply,
     Missed,
     Move,
+    Moved,
     OpenSlot,
     ReadPieces,
     Return,
@@ -146,6 +147,10 @@ class StorageUnit:
         self._freed = 0
         """How often the controller has freed extents."""
         self._confirm: list[int] = []
+        self._not_freed = ""
+        """Why extents that it said to free could not be freed; "" where all were."""
+        self._move_number = 0
+        """Of the move under way."""
         """What the controller said to free, and is to be told that it is."""
         self._told: tuple[list[str], int] = [], 0
         """The writers that wait, and `_freed`, as the controller was told last."""
@@ -231,16 +236,21 @@ class StorageUnit:
         Numbers that are not leased are passed over: freed before, or a client's mistake.
         """
         self._freed += 1
-        self._release_all(extents)
-        self._confirm += extents
+        for number in extents:
+            try:
+                self._release_all([number])
+                self._confirm.append(number)
+            except Exception as error:  # the others are not to wait for it, nor is it to be tried for ever
+                self._not_freed = f"extent {number} could not be freed: {error!r}"
         return self._serve()
 
     def confirmed(self) -> list[Report]:
         """What the controller must be told of what it said to free; asked for after every event."""
         reports = [Report(recalled) for recalled in self._recalls.told()]
-        if self._confirm:
+        if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
-            reports.append(Report(Freed(self.number, np.array(extents, "<i8").tobytes())))
+            words, self._not_freed = self._not_freed, ""
+            reports.append(Report(Freed(self.number, np.array(extents, "<i8").tobytes(), words)))
         return reports
 
     def move(self, order: Move, brought: Mapping[int, U8] | None = None) -> list[Effect]:
@@ -249,12 +259,17 @@ class StorageUnit:
         brought: the bytes of those that lie on other nodes, see `mover.Mover`.
         """
         self.forget_move()
+        self._move_number = order.number
         self._moving = self.room.mover(self.number, order, self._lease_own, brought)
         return []
 
     def came(self, fetch: int, good: set[int], now: float) -> list[Effect]:
         """These blocks of a fetch have come; others were gone, or could not be reached."""
         return [*self._kept.came(fetch, good, now), *self._serve()]
+
+    def cannot_move(self, number: int, error: Exception) -> Report:
+        """The answer to a move that cannot be carried out."""
+        return Report(Moved(number, self.number, 0, 0, 0, b"", [], repr(error)))
 
     def forget_move(self) -> None:
         """Whoever ordered the move under way is gone, and its extent is free again."""
@@ -276,7 +291,11 @@ class StorageUnit:
     def _go_on(self) -> list[Effect]:
         """A step of the move under way."""
         assert self._moving is not None
-        answer = self._moving.step()
+        try:
+            answer = self._moving.step()
+        except Exception as error:
+            self.forget_move()
+            return [self.cannot_move(self._move_number, error)]
         if answer is None:
             return []
         self._moving.close()

@@ -1,0 +1,114 @@
+"""The log files of the servers: what is written to them, and how large they become.
+
+Everything that a server says goes there: its log lines, and what it or a user's code prints. Lines that repeat are
+counted instead of written, and a file that has grown to MOST_BYTES takes the place of the one before it, so that no
+server fills the disk with its log, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from transfer_queue import config
+
+MOST_BYTES = 16 << 20
+OLD = ".1"  # added to the name of the file before
+PERIOD = 10.0  # seconds
+LINES_A_PERIOD = 20  # that are alike, before they are only counted
+MOST_KINDS = 1024  # of lines, that are told apart
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class RepeatLimit(logging.Filter):
+    """Lets at most LINES_A_PERIOD lines that are alike through in a period, and says how many others there were.
+
+    Lines are alike if the same statement has written them: numbers and names in them may differ.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, int, str], list[float]] = {}
+        """Logger, level and text of a line -> when its period began, lines so far."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written."""
+        kind = (record.name, record.levelno, str(record.msg))
+        now = self._clock()
+        with self._lock:
+            seen = self._seen.get(kind)
+            if seen is None or now >= seen[0] + PERIOD:
+                silent = 0 if seen is None else max(0, int(seen[1]) - LINES_A_PERIOD)
+                if len(self._seen) >= MOST_KINDS:
+                    self._seen.clear()
+                self._seen[kind] = [now, 1]
+                if silent:
+                    record.msg = f"{record.getMessage()} ({silent} more lines like this were not written)"
+                    record.args = ()
+                return True
+            seen[1] += 1
+            return seen[1] <= LINES_A_PERIOD
+
+
+class LogFile:
+    """stdout and stderr of this process as a file of bounded size. `bound` is called from any thread, now and then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o600)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+
+    def bound(self) -> None:
+        """Begins a new file where this one has grown to MOST_BYTES; the one before it goes."""
+        with self._lock, contextlib.suppress(OSError):  # a full disk is no reason to end
+            if os.fstat(2).st_size >= MOST_BYTES:
+                self._path.replace(self._path.with_name(self._path.name + OLD))
+                self._begin()
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes lines to stderr, and keeps the file that it is bounded."""
+
+    def __init__(self, file: LogFile | None) -> None:
+        super().__init__(sys.stderr)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if self._file is not None:
+            self._file.bound()
+
+
+def write_log_to(path: Path) -> LogFile:
+    """Sends stdout, stderr and logging of this process to a file."""
+    file = LogFile(path)
+    configure_logging(file)
+    return file
+
+
+def configure_logging(file: LogFile | None = None) -> None:
+    """Logging of a server, to stderr, which is its log file."""
+    handler = _Handler(file)
+    handler.addFilter(RepeatLimit())
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    logging.basicConfig(level=config.logging_level() or logging.INFO, handlers=[handler], force=True)
+    faulthandler.enable()

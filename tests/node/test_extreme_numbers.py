@@ -1,0 +1,316 @@
+"""Numbers at the edges of what can travel, in every field of every request: an error reply or a dropped connection.
+
+A controller and a storage unit are wired together, so that an order of one which the other cannot carry out would be
+seen to go round.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from transfer_queue.core import invariants
+from transfer_queue.core.controller import Controller
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import (
+    Answer,
+    AnyRequest,
+    Blocks,
+    Claim,
+    CloseExtents,
+    Done,
+    Envelope,
+    Failure,
+    FieldSpec,
+    Free,
+    Lease,
+    Lookup,
+    Move,
+    Moved,
+    NewBlock,
+    OpenSlot,
+    Publish,
+    PublishReply,
+    RegisterUnit,
+    Request,
+    Status,
+    SystemStatus,
+    UnitStatus,
+    UnitStatusReply,
+)
+from transfer_queue.net.handshake import Hello
+from transfer_queue.net.session import Session
+from transfer_queue.node.controller_service import ControllerService
+from transfer_queue.node.state_files import StateFiles
+from transfer_queue.node.unit_service import UnitService
+from transfer_queue.sampler import RankAwareSampler
+from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.simple import StorageUnit
+
+sys.path.append(str(Path(__file__).parent.parent / "storage"))
+from slot_standin import StandInSlots
+
+INTS = (0, -1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+FLOATS = (-1.0, 1e9, 1e300, float("nan"), float("inf"), float("-inf"))
+COLUMNS = tuple(np.array([number], "<i8").tobytes() for number in INTS if abs(number) < 2**63)
+REQUESTS: tuple[type[Request], ...] = typing.get_args(AnyRequest)
+UNIT, CONTROLLER, CLIENT, OTHER = 1, 2, 3, 4  # peers
+MOST_MESSAGES = 50  # between the two that one request may lead to
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class System:
+    """A controller, a unit and a client "writer", which has an extent with a block of two rows, of partition "p"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.core = Controller(RankAwareSampler(), capacity=200)
+        self.controller = ControllerService(self.core, StateFiles(folder / "states"))
+        self.controller.attach(lambda function: None)
+        slots = StandInSlots()
+        self.storage = StorageUnit(0, ArenaRoom(Arena.create(folder / "arena", 1 << 20)), slots)
+        self.session = Session("unit", bytes(32), lambda target: "nowhere", role="unit")
+        self.unit = UnitService(
+            self.storage, self.session, lambda live: RegisterUnit("u", "a", extents=live), lambda: None, lambda: None,
+            lambda *_: None,
+        )  # fmt: skip
+        self.now = 0.0
+        self.messages = 0
+        self.answers: dict[int, list[Any]] = {CLIENT: [], OTHER: []}
+        self.controller.opened(UNIT, Hello("unit", "unit"))
+        for service in (self.controller, self.unit):
+            service.opened(CLIENT, Hello("client", "writer"))
+            service.opened(OTHER, Hello("client", "honest"))
+        self.sequence = 0
+        self._from_unit(self.unit.connected(CONTROLLER))
+        slot = self.ask(self.unit, OpenSlot("writer")).slot
+        slots.held.add(slots.path(slot))
+        self.lease = self.ask(self.unit, Lease(slot, 1 << 16, 1 << 16))
+        put = Publish("p", 2, block=self.block())
+        assert isinstance(self.ask(self.controller, put), PublishReply)
+        self.examples = {kind: array(example) for kind, example in ((NewBlock, put.block), (Publish, put))}
+
+    def block(self) -> NewBlock:
+        schema = [FieldSpec("x", "tensor", "float32", 1, False)]
+        lies = self.lease
+        dims = np.array([4], "<i8").tobytes()
+        return NewBlock(0, lies.extent, lies.offset, lies.generation, 32, 2, schema, dims, lies.length)
+
+    def ask(self, service: Any, request: Any, peer: int = CLIENT) -> Any:
+        """The answer to a request; None where it costs the connection, or waits."""
+        self.sequence += 1
+        before = len(self.answers[peer])
+        self.messages = 0
+        self.send(service, peer, encode(Envelope(self.sequence, 0, request)))
+        return self.answers[peer][before] if len(self.answers[peer]) > before else None
+
+    def send(self, service: Any, peer: int, body: bytes) -> None:
+        self.now += 1.0
+        forward = self._from_controller if service is self.controller else self._from_unit
+        try:
+            forward(service.received(peer, body, None, self.now))
+        except ProtocolError:
+            return
+        for _ in range(8):
+            for each, way in ((self.controller, self._from_controller), (self.unit, self._from_unit)):
+                due = each.next_deadline()
+                if due is not None and due <= self.now:
+                    way(each.ticked(self.now))
+
+    def _from_controller(self, outgoing: Iterable[Any]) -> None:
+        self._pass((UNIT, each) for each in outgoing)
+
+    def _from_unit(self, outgoing: Iterable[Any]) -> None:
+        self._pass((CONTROLLER, each) for each in outgoing)
+
+    def _pass(self, outgoing: Iterator[tuple[int, Any]]) -> None:
+        """Carries messages until there are no more. way: which peer number means the other server."""
+        left = deque(outgoing)
+        while left:
+            way, (peer, body, _) = left.popleft()
+            if peer != way:
+                self.answers[peer].append(msgspec.msgpack.decode(body, type=Answer).body)
+                continue
+            self.messages += 1
+            assert self.messages < MOST_MESSAGES, "controller and unit do not come to an end"
+            if way == UNIT:
+                left.extend((CONTROLLER, each) for each in self.unit.received(CONTROLLER, body, None, self.now))
+            else:
+                left.extend((UNIT, each) for each in self.controller.received(UNIT, body, None, self.now))
+        self.core.take_records()
+
+    def check(self) -> None:
+        """Both still serve, and are sound."""
+        assert isinstance(self.ask(self.controller, Status(), OTHER), SystemStatus)
+        assert isinstance(self.ask(self.unit, UnitStatus(), OTHER), UnitStatusReply)
+        invariants.check(self.core.state)
+        self.storage.check()
+
+
+def array(message: Any) -> Any:
+    """A message as the array that travels, without the tag."""
+    found = msgspec.to_builtins(message, builtin_types=(bytes,))
+    return found[1:] if isinstance(message, Request) else found
+
+
+Examples = dict[type, Any]  # type of a message -> one that makes sense, as an array
+
+
+def plain(kind: Any) -> Any:
+    """A value of this type that is as good as any."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if type(None) in inside:
+        return plain(next(each for each in inside if each is not type(None)))
+    if origin is list:
+        return [plain(inside[0])]
+    if origin is tuple:
+        return tuple(plain(each) for each in inside)
+    if origin is dict:
+        return {} if inside[1] is Any else {plain(inside[0]): plain(inside[1])}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = typing.get_type_hints(kind)
+        return [plain(hints[field.name]) for field in msgspec.structs.fields(kind)]
+    return {int: 0, float: 0.0, str: "p", bytes: bytes(8), bool: False}.get(kind)
+
+
+def variants(kind: Any, examples: Examples) -> Iterator[Any]:
+    """Values of this type with one number, or column, at an edge each."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if type(None) in inside:
+        yield from variants(next(each for each in inside if each is not type(None)), examples)
+    elif origin is list:
+        for value in variants(inside[0], examples):
+            yield [value]
+    elif origin is tuple:
+        for at, each in enumerate(inside):
+            for value in variants(each, examples):
+                yield [value if i == at else plain(other) for i, other in enumerate(inside)]
+    elif origin is dict and inside[1] is Any:
+        for key in ("dp_rank", "batch_index", "dp_size", "priority"):
+            for value in INTS + FLOATS:
+                yield {"dp_rank": 0, "batch_index": 0, key: value}
+    elif origin is dict:
+        for key in variants(inside[0], examples):
+            yield {key: plain(inside[1])}
+        for value in variants(inside[1], examples):
+            yield {plain(inside[0]): value}
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = typing.get_type_hints(kind)
+        names = [field.name for field in msgspec.structs.fields(kind)]
+        usual = examples.get(kind) or [plain(hints[name]) for name in names]
+        for at, name in enumerate(names):
+            for value in variants(hints[name], examples):
+                yield [*usual[:at], value, *usual[at + 1 :]]
+    elif kind is int:
+        yield from INTS
+    elif kind is float:
+        yield from FLOATS
+    elif kind is bytes:
+        yield from COLUMNS
+
+
+def bodies(kind: type[Request], examples: Examples) -> Iterator[list[Any]]:
+    """Requests of this kind as arrays, tag first."""
+    for value in variants(kind, examples):
+        yield [kind.__name__, *value]
+
+
+@pytest.fixture
+def system(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[System]:
+    made = System(tmp_path)
+    yield made
+    failed = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert not failed, failed
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_a_number_at_the_edge_in_any_field_costs_an_error_at_most(kind: type[Request], system: System) -> None:
+    for body in bodies(kind, system.examples):
+        for service, peers in ((system.controller, (UNIT, CLIENT)), (system.unit, (CONTROLLER, CLIENT))):
+            for peer in peers:
+                system.sequence += 1
+                system.messages = 0
+                system.send(service, peer, encode([system.sequence, 0, body]))
+    system.check()
+
+
+@pytest.mark.parametrize("number", [2**40, 2**63 - 1, 2**64 - 1])
+def test_an_extent_that_no_unit_can_have_is_not_closed(system: System, number: int) -> None:
+    reply = system.ask(system.controller, CloseExtents([(0, number)]))
+    assert isinstance(reply, Failure)
+    assert reply.kind == "ProtocolError"
+    assert system.messages == 0  # the unit is not told to free it
+    system.check()
+
+
+def test_an_extent_that_was_never_leased_is_freed_once(system: System) -> None:
+    assert system.ask(system.controller, CloseExtents([(0, 2**40 - 1)])) == Done()
+    assert not system.core.state.blocks.freed
+    system.check()
+
+
+def test_a_value_is_read_after_all_of_it(system: System) -> None:
+    for body in bodies(CloseExtents, system.examples):
+        system.send(system.controller, OTHER, encode([1, 0, body]))
+    assert not isinstance(system.ask(system.controller, Lookup("p", rows=bytes(8) * 0, fields=["x"])), Failure)
+    assert system.core.state.row_count == 2
+    assert not isinstance(
+        system.ask(system.controller, Claim("p", "t", ["x"], 1, {"dp_rank": 0, "batch_index": 0})), Failure
+    )
+
+
+def test_a_move_that_cannot_be_carried_out_is_answered_as_failed(system: System) -> None:
+    wrong = Blocks(bytes(4), bytes(8), bytes(8), bytes(8), bytes(4), bytes(4), bytes(3), [], [])
+    out = list(system.unit.received(CONTROLLER, encode(Envelope(0, 0, Move(7, wrong, {}))), None, 0.0))
+    (answer,) = [msgspec.msgpack.decode(each.body, type=Envelope).body for each in out]
+    assert isinstance(answer, Moved)
+    assert (answer.move, answer.extent) == (7, 0)
+    assert answer.failed
+
+
+def test_an_order_to_free_goes_on_after_one_that_fails(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = type(system.storage)._release_all
+
+    def failing(unit: StorageUnit, extents: list[int]) -> None:
+        if system.lease.extent in extents:
+            raise OSError("no")
+        release(unit, extents)
+
+    monkeypatch.setattr(type(system.storage), "_release_all", failing)
+    order = encode(Envelope(0, 0, Free([system.lease.extent, 999])))
+    out = list(system.unit.received(CONTROLLER, order, None, 0.0))
+    (answer,) = [msgspec.msgpack.decode(each.body, type=Envelope).body for each in out]
+    assert np.frombuffer(answer.extents, "<i8").tolist() == [999]
+    assert f"extent {system.lease.extent}" in answer.failed
+    assert system.storage.table.get(system.lease.extent) is not None
+
+
+def test_every_number_of_a_request_has_a_range() -> None:
+    free = []
+    for kind in (Envelope, *REQUESTS):
+        for name, hint in numbers(kind):
+            if hint in (int, float):
+                free.append(f"{kind.__name__}.{name}")
+    assert not free
+
+
+def numbers(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All numbers in a type, with what they are annotated as."""
+    if kind in (int, float):
+        yield name, kind
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field, hint in typing.get_type_hints(kind, include_extras=True).items():
+            if field != "body":
+                yield from numbers(hint, f"{name}.{field}")
+    elif typing.get_origin(kind) is not typing.Annotated:
+        for inside in typing.get_args(kind):
+            yield from numbers(inside, name)
