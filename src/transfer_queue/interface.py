@@ -61,6 +61,21 @@ _TQ_CONTROLLER: RunningSystem | None = None
 """The system that `init` started or attached to; None means "not initialized"."""
 
 
+class ConfigInForce(DictConfig):
+    """The configuration of a running system, as `init` returns it.
+
+    It equals a conf that asks for nothing else: `tq.init(conf) == conf` says whether all settings that the caller
+    named are in force.
+    """
+
+    __hash__ = None  # as of every DictConfig
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ConfigInForce) or not isinstance(other, (DictConfig, Mapping)):
+            return bool(super().__eq__(other))
+        return not differences(other, as_json(self))
+
+
 def init(
     conf: DictConfig | Mapping[str, Any] | None = None, *, attach: Literal["auto", "require", "never"] = "auto"
 ) -> DictConfig:
@@ -187,7 +202,7 @@ def _in_force(
     if differing:
         _logger.warning("%s", system.with_other_settings(differing))
     OmegaConf.update(merged, "system.folder", str(system.folder), force_add=True)
-    return merged
+    return ConfigInForce(merged, flags={"allow_objects": True})
 
 
 def _check_name(conf: object, system: RunningSystem) -> None:

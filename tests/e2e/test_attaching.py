@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,17 @@ def test_a_call_that_attaches_returns_the_settings_in_force_and_names_those_that
     caplog.clear()
     assert tq.init() == tq.init({"metrics": {"enabled": False}}) == conf
     assert warnings_of(caplog) == []
+
+
+def test_the_configuration_in_force_equals_every_conf_whose_settings_are_in_force(systems: Any) -> None:
+    systems()
+    for conf in ({"controller": {"polling_mode": False}}, {}, WANTED):
+        assert (tq.init(conf) == conf) is (conf is not WANTED)
+        assert (tq.init(conf) != OmegaConf.create(conf)) is (conf is WANTED)
+    copy = pickle.loads(pickle.dumps(tq.init()))
+    assert copy == tq.init()
+    copy.controller.polling_mode = True
+    assert copy != tq.init()
 
 
 def test_the_starter_gets_the_same_settings_from_every_call(caplog: pytest.LogCaptureFixture) -> None:
