@@ -19,7 +19,8 @@ import transfer_queue as tq
 # the fetch then waits for more.
 #
 # By keyword it gets what the caller wrote into `sampling_config`, and `partition`, through which it reads the samples'
-# tags. It runs in the controller and never sees a value, so what it decides by must be in a tag.
+# tags. Both are as they were put: arrays, tensors, tuples, sets, dicts. It runs in the controller and never sees the
+# samples' fields, so what it decides by must be in a tag.
 #
 # This one prefers prompts that the policy solves half of the time, which teach a GRPO group most.
 
@@ -95,29 +96,30 @@ def deals() -> None:
 # %% [markdown]
 # ## Samples more than once
 #
-# What is dealt need not be consumed. A replay buffer that draws with replacement consumes nothing, and repeats
-# indexes as it likes. `self._states` is a dict for what a sampler wants to remember between calls.
+# What is dealt need not be consumed. A replay buffer consumes nothing, so that the same sample may be in several
+# batches; in one batch each sample is at most once. `self._states` is a dict for what a sampler wants to remember
+# between calls.
 
 
 # %%
 class Replay(tq.BaseSampler):
-    """Mixes the newest sample with an older one."""
+    """Mixes the newest sample with older ones."""
 
     def sample(self, ready_indexes, batch_size, *args, **kwargs):
-        """Newest, older, newest, older, ...; the older one is another in each batch."""
-        if not len(ready_indexes):
+        """The newest sample, then older ones; these are others in each batch."""
+        if len(ready_indexes) < batch_size:
             return [], []
+        *older, newest = ready_indexes
         turn = self._states["turn"] = self._states.get("turn", -1) + 1
-        older = ready_indexes[turn % len(ready_indexes)]
-        return [older if place % 2 else ready_indexes[-1] for place in range(batch_size)], []
+        return [newest, *(older[(turn + place) % len(older)] for place in range(batch_size - 1))], []
 
 
 def replays() -> None:
     tq.init({"controller": {"sampler": Replay}})
     client = tq.get_client()
     put_prompts()
-    batches = [client.get_meta("prompt", 4, "train_0", task_name="update") for _ in range(2)]
-    assert [client.get_data(batch)["prompt"].tolist() for batch in batches] == [[4, 0, 4, 0], [4, 1, 4, 1]]
+    batches = [client.get_meta("prompt", 3, "train_0", task_name="update") for _ in range(2)]
+    assert [client.get_data(batch)["prompt"].tolist() for batch in batches] == [[4, 0, 1], [4, 1, 2]]
     assert not client.check_consumption_status("update", "train_0")
     tq.close()
 
@@ -125,8 +127,10 @@ def replays() -> None:
 # %% [markdown]
 # ## Mistakes reach their caller
 #
-# An exception in a sampler, or a row that it was not offered, is a `SamplerError` at the fetch that asked, with the
-# sampler's own traceback. Nothing is dealt, and the system goes on.
+# What `sample` returns is checked completely: global indexes that it was offered, none of them twice, at most
+# `batch_size` of them sampled. Anything else, and an exception in a sampler (`sys.exit()`, too), is a `SamplerError` at
+# the fetch that asked, with the sampler's own traceback. Nothing is dealt, and the system goes on. A `ValueError` of a
+# sampler is a `ValueError` for the caller as well.
 
 
 # %%

@@ -28,6 +28,7 @@
     |-- SealedError                 (RuntimeError)                  a sealed partition takes no new rows
     |-- BatchGoneError              (RuntimeError)                  a dealt batch whose rows are cleared
     `-- SamplerError                (RuntimeError)                  a user's sampler raised or returned nonsense
+        `-- SamplerValueError       (InvalidArgumentError)          a user's sampler raised a ValueError
 
 Messages say what was wanted, what was there and what to do. Over the wire an error travels as its
 class name and message (`messages.Failure`), never as a pickled object.
@@ -170,6 +171,10 @@ class BatchGoneError(TransferQueueError, RuntimeError):
 
 class SamplerError(TransferQueueError, RuntimeError):
     """A user's sampler raised, or returned rows that it was not offered."""
+
+
+class SamplerValueError(SamplerError, InvalidArgumentError):
+    """A user's sampler raised a ValueError, which is one for the caller, too."""
 
 
 def by_name(name: str) -> type[TransferQueueError]:

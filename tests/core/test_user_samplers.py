@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import Harness, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from transfer_queue.core import invariants
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError
 from transfer_queue.messages import ClearPartition, Seal, Status
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
@@ -74,12 +78,206 @@ def test_sampled_without_consumed(u: Harness, mine: Mine) -> None:
     assert u.state.partitions["p"].tasks == {}
 
 
-def test_replacement_and_more_consumed_than_sampled(u: Harness, mine: Mine) -> None:
-    mine.act = lambda ready, size, **_: ([ready[0]] * 3, ready)
+def test_more_consumed_than_sampled(u: Harness, mine: Mine) -> None:
+    mine.act = lambda ready, size, **_: (ready[:1], ready)
     u.put(4)
-    assert u.dealt(2) == [0, 0, 0]
+    assert u.dealt(2) == [0]
     assert u.dealt(1) == []
     assert u.state.partitions["p"].tasks == {"t": 4}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (([0, 0], [0]), r"more than once as sampled, among them \[0\]"),
+        (([0], [1, 0, 1]), r"more than once as consumed, among them \[1\]"),
+        (([0, 1, 2], [0, 1, 2]), "sampled 3 rows.* batch_size is 2"),
+        (([True], []), "True is a bool"),
+        (([np.True_], []), "is a bool"),
+        (([0], [False]), "False is a bool"),
+        (([1.0], [1]), "float"),
+        ((np.array([1.0]), [1]), "float"),
+        ((np.array([True]), [1]), "is a bool"),
+        (({0: 1}, [0]), "dict is no list"),
+        ((b"01", []), "bytes is no list"),
+    ],
+    ids=repr,
+)
+def test_what_it_gives_is_checked_completely(u: Harness, mine: Mine, wrong: object, words: str) -> None:
+    mine.act = lambda ready, size, **_: wrong
+    u.put(4)
+    before = u.state.snapshot()
+    with pytest.raises(SamplerError, match=words):
+        u.dealt(2)
+    assert u.state.snapshot() == before
+
+
+class Deals(RankAwareSampler):
+    """Gives the shares of `act`."""
+
+    act: Any = None
+
+    def deal(self, ready_indexes: Any, batch_size: int, **config: Any) -> Any:
+        return self.act(list(ready_indexes[:]), batch_size)
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({0: ([0], [0]), 1: ([0], [0])}, "more than once as sampled"),
+        ({0: ([0], [0]), 1: ([1], [0, 1])}, "more than once as consumed"),
+        ({0: ([0, 1], [0])}, r"sampled the rows \[1\] for dp_rank 0 and did not give them as consumed"),
+        ({0: ([0], [0]), -1: ([1], [1])}, "deal_key must give"),
+        ({0: ([0], [0]), "a": ([1], [1])}, "deal_key must give"),
+        ([([0], [0])], "must give a dict of shares"),
+        ({0: ([0, 1, 2], [0, 1, 2])}, "batch_size is 2"),
+    ],
+    ids=repr,
+)
+def test_no_row_is_in_the_shares_of_two_ranks(shares: object, words: str) -> None:
+    sampler = Deals()
+    h = Harness(sampler)
+    h.put(4)
+    sampler.act = lambda ready, size: shares
+    before = h.state.snapshot()
+    with pytest.raises(SamplerError, match=words):
+        h.dealt(2, dp_rank=0, batch_index=0)
+    assert h.state.snapshot() == before
+
+
+def test_rows_that_another_task_was_leased_are_not_taken_again(u: Harness, mine: Mine) -> None:
+    """A batch that it says it has dealt before may name rows under a lease: they stay claimed."""
+    u.put(3)
+    reply = u.lease(2)
+    mine.cached = True
+    mine.act = lambda ready, size, **_: ([2, 1], [2, 1])
+    assert u.dealt(2) == [2, 1]
+    assert u.state.partitions["p"].claimed["t"] == 2
+    assert u.ack(reply)
+    mine.act = lambda ready, size, **_: ([99], [99])
+    with pytest.raises(SamplerError, match="not offered, among them"):
+        u.dealt(2)
+
+
+GARBAGE_ROWS = st.lists(
+    st.one_of(
+        st.integers(-2, 9),
+        st.sampled_from([1 << 63, 1 << 70, True, False, 0.0, None, "0", np.int64(1), np.float64(1), np.array(2), []]),
+    ),
+    max_size=5,
+)
+GARBAGE = st.one_of(
+    st.tuples(GARBAGE_ROWS, GARBAGE_ROWS),
+    st.tuples(GARBAGE_ROWS),
+    st.none(),
+    st.integers(),
+    st.dictionaries(st.sampled_from([-1, 0, 1, 2, "a"]), st.tuples(GARBAGE_ROWS, GARBAGE_ROWS)),
+    st.sampled_from([SystemExit(1), GeneratorExit(), KeyError("x"), ValueError("y"), StopIteration()]),
+)
+
+
+class Garbage(RankAwareSampler):
+    """Gives what is drawn, at every call that it gets."""
+
+    drawn: Any = None
+
+    def give(self, call: str) -> Any:
+        found = self.drawn(call)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def passes_over(self, ready_indexes: Any, **config: Any) -> Any:
+        return self.give("passes_over")
+
+    def has_cached_result(self, *args: Any) -> Any:
+        return self.give("cached")
+
+    def remainder(self, ready_indexes: Any, **config: Any) -> Any:
+        return self.give("remainder")
+
+
+class GarbageSamples(Garbage):
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        return self.give("deal")
+
+
+class GarbageDeals(Garbage):
+    def deal(self, *args: Any, **kwargs: Any) -> Any:
+        return self.give("deal")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), kind=st.sampled_from([GarbageSamples, GarbageDeals]))
+def test_whatever_a_sampler_gives_the_state_stays_sound(data: st.DataObject, kind: type[Garbage]) -> None:
+    """The harness recounts the state after each event, and replays and saves it at the end."""
+    sampler = kind()
+    h = Harness(sampler)
+
+    def drawn(call: str) -> Any:
+        if call == "cached":
+            return data.draw(st.booleans())
+        if call == "remainder":
+            return data.draw(st.one_of(st.integers(-1, 4), st.sampled_from([None, 1.5, True, 1 << 80])))
+        if call == "passes_over":
+            kinds = [{}, {}, {"why": [0]}, {"why": [1, 1]}, {"why": [99]}, None, {"a": [2], "b": [2]}, {3: [1]}]
+            return data.draw(st.sampled_from(kinds))
+        return data.draw(GARBAGE)
+
+    sampler.drawn = drawn
+    h.put(data.draw(st.integers(1, 6)))
+    for _ in range(data.draw(st.integers(1, 6))):
+        act = data.draw(st.sampled_from(["claim", "claim", "lease", "clear", "put", "seal"]))
+        live = [
+            int(row) for row in h.state.partitions["p"].rows.indexes_of(h.state.partitions["p"].rows.live_positions())
+        ]
+        if act in ("claim", "lease"):
+            key = data.draw(st.sampled_from([{}, {"dp_rank": 0, "batch_index": 0}, {"dp_rank": 1, "batch_index": 1}]))
+            with contextlib.suppress(SamplerError, InvalidArgumentError, BatchGoneError):
+                h.result(h.claim(data.draw(st.integers(1, 3)), lease=10.0 if act == "lease" else None, **key), "r")
+        elif act == "clear" and live:
+            h.clear(live[:1])
+        elif act == "put" and not h.state.partitions["p"].sealed:
+            h.put(1)
+        elif act == "seal":
+            h.ask(Seal("p"))
+    h.tick(h.now + 100)
+    invariants.check_loaded(h.state)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")], ids=repr)
+def test_one_that_ends_its_process_fails_its_caller_alone(u: Harness, mine: Mine, error: BaseException) -> None:
+    def act(ready: list[int], size: int, **_: object) -> None:
+        raise error
+
+    mine.act = act
+    u.put(1)
+    with pytest.raises(SamplerError, match=f"the sampler Mine raised {type(error).__name__}"):
+        u.dealt(1)
+    mine.act = None
+    assert u.dealt(1) == [0]
+
+
+@pytest.mark.parametrize("method", ["validate", "has_cached_result", "clear_cache"])
+def test_it_may_exit_in_any_of_its_functions(method: str) -> None:
+    def leave(*args: Any) -> None:
+        raise SystemExit
+
+    h = Harness(type("Leaves", (Mine,), {method: leave})())
+    h.put(1)
+    with pytest.raises(SamplerError, match="the sampler Leaves raised SystemExit"):
+        h.ask(ClearPartition("p")) if method == "clear_cache" else h.dealt(1)
+    assert h.state.partitions["p"].tasks == {}
+
+
+def test_an_interrupt_is_the_servers_own(u: Harness, mine: Mine) -> None:
+    def act(ready: list[int], size: int, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    mine.act = act
+    u.put(1)
+    with pytest.raises(KeyboardInterrupt):
+        u.dealt(1)
 
 
 @pytest.mark.parametrize("number", [np.int64(1), np.array(1)], ids=["numpy", "0-d array"])
@@ -138,8 +336,10 @@ def test_its_value_errors_stay_value_errors(u: Harness, mine: Mine) -> None:
 
     mine.act = act
     u.put(1)
-    with pytest.raises(InvalidArgumentError, match="batch_size must be even"):
+    with pytest.raises(InvalidArgumentError, match="batch_size must be even") as raised:
         u.dealt(1)
+    assert isinstance(raised.value, ValueError)
+    assert isinstance(raised.value, RuntimeError), "as every error of a user's sampler"
 
 
 def test_who_waits_is_told_of_an_error_and_others_go_on(u: Harness, mine: Mine) -> None:

@@ -70,12 +70,12 @@ import json, torch, transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import BaseSampler
 
-class Again(BaseSampler):  # the first ready rows, with replacement: sampled, not consumed
+class Again(BaseSampler):  # the first ready rows, which stay ready: sampled, not consumed
     wants_list = True
     def sample(self, ready_indexes, batch_size, *args, fail=False, **kwargs):
         if fail:
             raise KeyError("as asked")
-        rows = ready_indexes[:1] * batch_size
+        rows = ready_indexes[:batch_size]
         return rows, [row for row in rows if row < 0 or isinstance(ready_indexes, list) != self.wants_list]
 
 class Lazily(Again):
@@ -97,7 +97,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("samplers", ["Again, Lazily", "Again(), Lazily()", "'script:Again', 'script:Lazily'"])
 def test_a_users_sampler(tmp_path: Path, samplers: str) -> None:
-    """By class, instance and import path; a list or lazily; replacement; its error with its traceback."""
+    """By class, instance and import path; a list or lazily; rows that stay ready; its error with its traceback."""
     (tmp_path / "script.py").write_text(SCRIPT.format(samplers=samplers))
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
@@ -106,7 +106,7 @@ def test_a_users_sampler(tmp_path: Path, samplers: str) -> None:
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == 2, done.stderr
     for got, words in said:
-        assert got == [[0, 0], [0, 0]]
+        assert got == [[0, 1], [0, 1]]
         assert "KeyError: 'as asked'" in words
         assert "script.py" in words
         assert 'raise KeyError("as asked")' in words

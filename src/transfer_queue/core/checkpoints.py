@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from transfer_queue.core import claims
 from transfer_queue.core import records as r
-from transfer_queue.core.asking import asked
 from transfer_queue.core.effects import Effect, ReadState, RemoveState, Send, WriteState
 from transfer_queue.core.packing import pack
 from transfer_queue.core.saving import saved
+from transfer_queue.core.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.waiting import Waiter
-from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError
+from transfer_queue.errors import CheckpointError, InvalidArgumentError
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, Failure, LoadState
-from transfer_queue.sampler.base import BaseSampler
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
@@ -182,7 +180,7 @@ def written(core: Controller, name: str, trouble: str | None) -> list[Effect]:
 
 def record_of(core: Controller, tree: Any) -> r.StateLoaded:
     """The record that makes a saved tree the state. CheckpointError where it is none; SamplerError."""
-    if isinstance(tree, Exception):
+    if isinstance(tree, BaseException):
         raise CheckpointError(f"the state to load cannot be read: {tree}") from tree
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise CheckpointError(f"the state to load is not of format {FORMAT}, which is what this release loads")
@@ -195,32 +193,21 @@ def record_of(core: Controller, tree: Any) -> r.StateLoaded:
     return r.StateLoaded(pack(tree), core.now)
 
 
-def sampler_state(sampler: BaseSampler) -> dict[str, Any] | None:
+def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
     """What a user's sampler keeps, None of a built-in one. SamplerError where it cannot be kept without pickle."""
-    if claims.deals_itself(sampler):
-        return None
-    state = asked(sampler, sampler.save_checkpoint)
-    try:
-        encoded = msgspec.msgpack.encode(state)
-        msgspec.msgpack.decode(encoded)
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise SamplerError(
-            f"what {type(sampler).__name__}.save_checkpoint() gives cannot be kept: {error}; let it give dicts, lists, "
-            f"text, bytes and numbers alone"
-        ) from error
-    return {"name": type(sampler).__name__, "state": encoded}
+    return {"name": sampler.name, "state": sampler.save_checkpoint()} if isinstance(sampler, UserSampler) else None
 
 
 @contextlib.contextmanager
-def sampler_loaded(sampler: BaseSampler, kept: dict[str, Any] | None) -> Iterator[None]:
+def sampler_loaded(sampler: AnySampler, kept: dict[str, Any] | None) -> Iterator[None]:
     """Gives a user's sampler what one of its class has kept, unless the block fails."""
-    if kept is None or claims.deals_itself(sampler) or kept["name"] != type(sampler).__name__:
+    if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
         yield
         return
-    before = asked(sampler, sampler.save_checkpoint)
-    asked(sampler, sampler.load_checkpoint, msgspec.msgpack.decode(kept["state"]))
+    before = sampler.save_checkpoint()
+    sampler.load_checkpoint(kept["state"])
     try:
         yield
     except BaseException:
-        asked(sampler, sampler.load_checkpoint, before)
+        sampler.load_checkpoint(before)
         raise

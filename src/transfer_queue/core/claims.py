@@ -15,11 +15,12 @@ import numpy as np
 
 from transfer_queue.core import acks, ends
 from transfer_queue.core import records as r
-from transfer_queue.core.asking import PartitionView, asked, checked, dealt_together, forget_gone, two
+from transfer_queue.core.asking import PartitionView, asked
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
 from transfer_queue.core.unknown_names import not_taken
+from transfer_queue.core.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copied, name_of
 from transfer_queue.errors import (
     BatchGoneError,
     InvalidArgumentError,
@@ -116,7 +117,9 @@ class Samplers:
     strict: entries of a sampling_config that the sampler does not take are errors.
     """
 
-    def __init__(self, default: BaseSampler, strict: bool = False) -> None:
+    def __init__(self, default: AnySampler, values: Values = copied, strict: bool = False) -> None:
+        if isinstance(default, BaseSampler) and not built_in(default):
+            default = UserSampler(InlineRunner(default, values))
         self.default = default
         self.strict = strict
         self.costs: dict[str, SamplerCost] = {}
@@ -127,34 +130,33 @@ class Samplers:
         sampler = self.of(claim, None)
         if deals_itself(sampler):
             return
-        name = type(sampler).__name__
+        name = name_of(sampler)
         before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
         self.costs[name] = SamplerCost(
             name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds)
         )  # fmt: skip
 
-    def of(self, claim: Claim, partition: Partition | None) -> BaseSampler:
+    def of(self, claim: Claim, partition: Partition | None) -> AnySampler:
         """The sampler for a claim of this partition."""
         name = claim.sampling.get("sampler")
         sampler = self.default
         if name is not None:
             sampler = _built_in(str(name))
         said = claim.sampling.get(GROUP_SIZE)
-        if isinstance(said, int) and said > 0 and not getattr(sampler, "size_given", True):
-            return self._twin(sampler, said, given=True)
+        sized = isinstance(sampler, UserSampler) or getattr(sampler, "size_given", True)
+        if isinstance(said, int) and said > 0 and not sized:
+            return self._twin(cast(BaseSampler, sampler), said, given=True)
         return self.for_partition(sampler, partition)
 
-    def for_partition(self, sampler: BaseSampler, partition: Partition | None) -> BaseSampler:
+    def for_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
         """This sampler with the group size of a partition."""
         size = None if partition is None else declared_size(partition, sampler)
-        if size is None or group_size(sampler) in (None, size):
+        if size is None or isinstance(sampler, UserSampler) or group_size(sampler) in (None, size):
             return sampler
         return self._twin(sampler, size, given=False)
 
     def _twin(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
-        """This sampler for groups of that size, if it is a built-in one."""
-        if not deals_itself(sampler):
-            return sampler
+        """This built-in sampler for groups of that size."""
         found = self._of_groups.get((sampler, size, given))
         if found is None:
             if len(self._of_groups) == MOST_SIZES:
@@ -177,18 +179,18 @@ def _built_in(name: str) -> BaseSampler:
     )
 
 
-def deals_itself(sampler: BaseSampler) -> bool:
+def deals_itself(sampler: AnySampler) -> bool:
     """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's nor around one."""
-    return built_in(sampler)
+    return not isinstance(sampler, UserSampler)
 
 
-def group_size(sampler: BaseSampler) -> int | None:
+def group_size(sampler: AnySampler) -> int | None:
     """How many samples a group has for this sampler; None where it deals them one by one."""
     size = getattr(sampler, "n_samples_per_prompt", None)
     return size if isinstance(size, int) else None
 
 
-def declared_size(partition: Partition, sampler: BaseSampler) -> int | None:
+def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
     """How many samples a group of the partition has: its group_size; None if this sampler knows that itself.
 
     For a sampler that was made without a size: as many as the largest group of `group_ids` has had, so that of several
@@ -200,13 +202,13 @@ def declared_size(partition: Partition, sampler: BaseSampler) -> int | None:
     return groups.size
 
 
-def unit(sampler: BaseSampler, partition: Partition) -> int:
+def unit(sampler: AnySampler, partition: Partition) -> int:
     """How many samples a group has that this sampler deals whole; 0 where it deals them one by one."""
     size = group_size(sampler) or 0
     return size if size > 1 or partition.groups.explicit else 0
 
 
-def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> int:
+def available(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
     """How many of the ready rows this sampler could deal; for a sampler of groups those in whole ones."""
     size = unit(sampler, partition)
     if not size:
@@ -214,10 +216,10 @@ def available(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> in
     return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
 
 
-def forget(sampler: BaseSampler, partition: str) -> None:
+def forget(sampler: AnySampler, partition: str) -> None:
     """A partition is dropped: a user's sampler forgets what it keeps of it."""
-    if not deals_itself(sampler):
-        asked(sampler, sampler.clear_cache, partition)
+    if isinstance(sampler, UserSampler):
+        sampler.clear_cache(partition)
 
 
 def sampling_of(claim: Claim) -> dict[str, Any]:
@@ -242,13 +244,16 @@ def check(state: State, samplers: Samplers, claim: Claim) -> None:
     if (claim.replicas or 1) > 1 and not _keeps(sampler, claim):
         raise InvalidArgumentError(
             f"replicas is {claim.replicas}, but only batches that are kept under (dp_rank, batch_index) are given to "
-            f"several replicas, and here {type(sampler).__name__} deals to who asks first; leave replicas out"
+            f"several replicas, and here {name_of(sampler)} deals to who asks first; leave replicas out"
         )
     _validate(sampler, state.partitions.get(claim.partition), claim)
 
 
-def _validate(sampler: BaseSampler, partition: Partition | None, claim: Claim) -> None:
+def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) -> None:
     """Raises what the sampler says to a claim that can never be right, and where its group size comes from."""
+    if isinstance(sampler, UserSampler):
+        sampler.begin(claim)
+        return
     try:
         asked(sampler, sampler.validate, claim.count, sampling_of(claim))
     except InvalidArgumentError as error:
@@ -262,13 +267,15 @@ def _validate(sampler: BaseSampler, partition: Partition | None, claim: Claim) -
         ) from None
 
 
-def _takes_declared(sampler: BaseSampler, partition: Partition) -> bool:
+def _takes_declared(sampler: AnySampler, partition: Partition) -> bool:
     """Whether the size of the groups that it deals is what `group_ids` show."""
     return not getattr(sampler, "size_given", True) and partition.groups.largest > 1 and deals_itself(sampler)
 
 
-def _keeps(sampler: BaseSampler, claim: Claim) -> bool:
+def _keeps(sampler: AnySampler, claim: Claim) -> bool:
     """Whether what the sampler deals to this claim is kept for others who ask alike."""
+    if isinstance(sampler, UserSampler):
+        return sampler.begin(claim).key is not None
     if dealer(sampler) is None and not isinstance(sampler, RankConsistentSampler):
         return False
     return asked(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
@@ -278,21 +285,20 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
     """What the claim's sampler passes over now; to be applied before `decide`."""
     partition = state.partitions.get(claim.partition)
     sampler = samplers.of(claim, partition)
-    if partition is None or type(sampler).passes_over is BaseSampler.passes_over:
+    if partition is None:
         return []
-    ready = partition.ready_set(claim.task, tuple(claim.fields))
-    sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
-    passed = asked(sampler, sampler.passes_over, partition.offered(ready), **sampling)
-    if not isinstance(passed, Mapping):
-        raise SamplerError(
-            f"{type(sampler).__name__}.passes_over must give a dict of rows by reason, and gave {passed!r:.200}; "
-            f"nothing was passed over"
-        )
+    if isinstance(sampler, UserSampler):
+        passed = sampler.passes_over(claim, partition, partition.ready_set(claim.task, tuple(claim.fields)))
+    elif type(sampler).passes_over is BaseSampler.passes_over:
+        return []
+    else:
+        offered = partition.offered(partition.ready_set(claim.task, tuple(claim.fields)))
+        sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
+        passed = asked(sampler, sampler.passes_over, offered, **sampling)
     records: list[r.AnyRecord] = []
     gone = np.zeros(0, "i8")
     for reason, rows in passed.items():
-        column = np.array(rows, "i8") if built_in(sampler) else checked(partition, sampler, ready, (), rows)[1]
-        left = np.setdiff1d(column, gone)
+        left = np.setdiff1d(np.array(rows, "i8"), gone)
         gone = np.union1d(gone, left)
         if len(left):
             records.append(ends.passing(partition, claim.task, left, str(reason)))
@@ -305,6 +311,8 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
     if partition is None:
         return NOTHING
     sampler = samplers.of(claim, partition)
+    if isinstance(sampler, UserSampler):
+        return _outcome(partition, claim, _decide_by_user(state, partition, sampler, claim))
     inner = dealer(sampler)
     if inner is not None:
         try:
@@ -312,7 +320,12 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
         except LongDeal as long:
             outcome = Outcome(np.zeros(0, "i8")) if claim.probe else waiting(long)
     else:
-        outcome = waiting() if busy else _decide_by_sample(partition, sampler, claim)
+        outcome = waiting() if busy else _decide_plainly(partition, sampler, claim)
+    return _outcome(partition, claim, outcome)
+
+
+def _outcome(partition: Partition, claim: Claim, outcome: Outcome) -> Outcome:
+    """What follows for this claim."""
     if outcome.busy:
         return outcome
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
@@ -375,13 +388,7 @@ def _decide_by_deal(
     known = _known(partition, claim, key)
     if known is not None:
         return known
-    declared = partition.groups.size
-    wanted = getattr(sampler, "n_samples_per_prompt", declared)
-    if declared is not None and wanted != declared:
-        raise InvalidArgumentError(
-            f"partition {partition.name!r} has groups of {declared} samples (its group_size), but "
-            f"{type(sampler).__name__} deals groups of {wanted}; set n_samples_per_prompt to {declared}"
-        )
+    _check_declared(partition, sampler)
     if _takes_declared(sampler, partition):
         _validate(sampler, partition, claim)  # the groups may have been declared since it came
     if busy:
@@ -395,17 +402,17 @@ def _decide_by_deal(
             return made.shares
         return _deal(sampler, offered, count, {**sampling, **more})
 
-    if partition.sealed and claim.count > 0 and key is not None and deals_itself(sampler):
+    if partition.sealed and claim.count > 0 and key is not None:
         end = _end(state, partition, sampler, inner, ready, claim, key, sampling, deal)
         given = ends.decide(end)
         return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
     if ready.total >= claim.count > 0:
         shares = deal(claim.count)
         if shares:
-            return _dealt(partition, sampler, ready, claim, key, shares)
+            return _dealt(partition, sampler, claim, key, shares)
     if not is_final(partition, ready, sampler):
         return NOTHING
-    if inner.drop_last and deals_itself(sampler):
+    if inner.drop_last:
         end = _end(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
         return Outcome(None, ends.drop(end), ended=True)
     # counted only here, where there are fewer groups than a deal takes
@@ -414,13 +421,21 @@ def _decide_by_deal(
     else:
         rest = asked(sampler, sampler.remainder, offered, **sampling)
         shares = deal(rest) if 0 < rest < claim.count else {}
-    return _dealt(partition, sampler, ready, claim, key, shares) if shares else ENDED
+    return _dealt(partition, sampler, claim, key, shares) if shares else ENDED
+
+
+def _check_declared(partition: Partition, sampler: AnySampler) -> None:
+    """Raises InvalidArgumentError where a partition has groups of another size than the sampler deals."""
+    declared, size = partition.groups.size, group_size(sampler)
+    if declared is not None and size not in (None, declared):
+        raise InvalidArgumentError(
+            f"partition {partition.name!r} has groups of {declared} samples (its group_size), but "
+            f"{name_of(sampler)} deals groups of {size}; set n_samples_per_prompt to {declared}"
+        )
 
 
 def _deal(sampler: Dealer, offered: Ready, count: int, sampling: dict[str, Any]) -> Shares:
     """Raises LongDeal for one that takes long."""
-    if not deals_itself(sampler):
-        return asked(sampler, sampler.deal, offered, count, **sampling)  # type: ignore[no-any-return]
     found: Deal | None = asked(sampler, sampler.prepare, offered, count, **sampling)
     if found is None:
         return {}
@@ -429,9 +444,11 @@ def _deal(sampler: Dealer, offered: Ready, count: int, sampling: dict[str, Any])
     return asked(sampler, found.run)  # type: ignore[no-any-return]
 
 
-def computed(sampler: BaseSampler, deal: Deal) -> Shares:
+def computed(sampler: AnySampler, deal: Deal) -> Shares:
     """What a long deal of a built-in sampler gives. Touches no state: it runs in a thread of its own."""
-    columns = {rank: np.array(sampled, "i8") for rank, (sampled, _) in asked(sampler, deal.run).items()}
+    columns = {
+        rank: np.array(sampled, "i8") for rank, (sampled, _) in asked(cast(BaseSampler, sampler), deal.run).items()
+    }
     return {rank: (column, column) for rank, column in columns.items()}  # what is sampled is consumed
 
 
@@ -473,18 +490,14 @@ def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tupl
 
 def _dealt(
     partition: Partition,
-    sampler: Dealer,
-    ready: ReadySet,
+    sampler: AnySampler,
     claim: Claim,
     key: tuple[int, int] | None,
     shares: Shares,
 ) -> Outcome:
-    if not deals_itself(sampler):
-        for sampled, consumed in shares.values():
-            checked(partition, sampler, ready, sampled, consumed)
     mine = shares.get(key[0] if key is not None else 0)
     if mine is None:
-        raise SamplerError(f"{type(sampler).__name__}.deal gave nothing to the dp_rank that asked; nothing was dealt")
+        raise SamplerError(f"{name_of(sampler)}.deal gave nothing to the dp_rank that asked; nothing was dealt")
     issued = partition.dealt[claim.task].issued if key is not None and claim.task in partition.dealt else {}
     twice = [rank for rank in shares if key is not None and key[1] in issued.get(rank, ())]
     if twice:
@@ -502,37 +515,73 @@ def _dealt(
     return Outcome(np.array(mine[0], "i8"), [record])
 
 
-def _decide_by_sample(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
-    if deals_itself(sampler):
-        return _decide_plainly(partition, sampler, claim)
-    sampling = sampling_of(claim)
-    ranked = sampler if isinstance(sampler, RankConsistentSampler) else None
-    key = None if ranked is None else asked(sampler, ranked.deal_key, sampling)
-    known = _known(partition, claim, key)
+def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, claim: Claim) -> Outcome:
+    begun = sampler.begin(claim)
+    known = _known(partition, claim, begun.key)
     if known is not None:
         return known
+    deals = sampler.runner.facts.deals
+    if deals:
+        _check_declared(partition, sampler)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
-    offered = partition.offered(ready)
-    kept = key is None and bool(asked(sampler, sampler.has_cached_result, claim.partition, claim.task, sampling))
-    size, final = _size(partition, sampler, ready, claim, sampling) if not kept else (claim.count, False)
-    if size <= 0:
-        return ENDED if final else NOTHING
-    if claim.probe:
+    if begun.cached:
+        return _dealt_before(state, partition, sampler, ready, claim)
+    enough = ready.total >= claim.count
+    if enough and claim.probe:
         # a user's sampler may have side effects: it is asked only by a claim that takes what it deals
         return Outcome(np.zeros(0, "i8"))
-    if ranked is not None and claim.task in partition.dealt:
-        forget_gone(ranked, partition, claim.task)
-    sampling["partition"] = PartitionView(partition)
-    given = list(offered) if getattr(sampler, "wants_list", True) else offered
-    sampled, consumed = two(sampler, asked(sampler, sampler, given, size, **sampling))
-    rows, taken = checked(partition, sampler, None if kept else ready, sampled, consumed)
+    if enough:
+        outcome = _deal_by_user(partition, sampler, ready, claim, claim.count, begun.key)
+        if outcome is not NOTHING or not deals:
+            return outcome
+    if not is_final(partition, ready, sampler):
+        return NOTHING
+    if sampler.runner.facts.finally_:
+        outcome = _deal_by_user(partition, sampler, ready, claim, claim.count, begun.key, final=True)
+    else:
+        rest = min(claim.count, sampler.remainder(claim, partition, ready))
+        if rest <= 0 or (deals and rest == claim.count):
+            return ENDED
+        if claim.probe:
+            return Outcome(np.zeros(0, "i8"))
+        outcome = _deal_by_user(partition, sampler, ready, claim, rest, begun.key)
+    return ENDED if outcome is NOTHING else outcome
+
+
+def _deal_by_user(
+    partition: Partition,
+    sampler: UserSampler,
+    ready: ReadySet,
+    claim: Claim,
+    size: int,
+    key: tuple[int, int] | None,
+    final: bool = False,
+) -> Outcome:
+    """A deal of a user's sampler; NOTHING where it gives none. SamplerError where what it gives cannot be dealt."""
+    shares = sampler.deal(claim, partition, ready, size, key, final)
+    if not shares:
+        return NOTHING
+    sampler.check(partition, ready, shares, key, size)
+    mine = shares.get(0 if key is None else key[0])
+    if mine is not None and not len(mine[0]):
+        return NOTHING
+    outcome = _dealt(partition, sampler, claim, key, shares)
+    if key is None and mine is not None and not len(mine[1]):
+        outcome.records.clear()  # nothing is consumed
+    return outcome
+
+
+def _dealt_before(state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim) -> Outcome:
+    """A batch that a user's sampler keeps itself, as it says."""
+    if claim.probe:
+        return Outcome(np.zeros(0, "i8"))
+    shares = sampler.deal(claim, partition, ready, claim.count, None)
+    rows, taken = shares[0]
     if not len(rows):
-        return ENDED if final else NOTHING
-    if ranked is not None and key is not None:
-        shares = dealt_together(ranked, partition, claim.task, key, (rows.tolist(), taken.tolist()))
-        return _dealt(partition, ranked, ready, claim, key, shares)
-    record = r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, rows.tobytes())], taken.tobytes())
-    return Outcome(rows, [record] if len(taken) else [])
+        return NOTHING
+    open_ = sampler.check_known(partition, ready, (rows, taken), claim.count, state.next_index)
+    record = r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, _column(rows))], _column(open_))
+    return Outcome(rows, [record] if len(open_) else [])
 
 
 def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
@@ -562,7 +611,7 @@ def _size(
     return min(claim.count, asked(sampler, sampler.remainder, partition.offered(ready), **sampling)), True
 
 
-def is_final(partition: Partition, ready: ReadySet, sampler: BaseSampler) -> bool:
+def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool:
     """No row that is not ready now will be: the partition is sealed and every live row is ready or consumed.
 
     For a sampler of groups, rows of groups that can never be whole do not count.

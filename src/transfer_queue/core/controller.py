@@ -49,6 +49,7 @@ from transfer_queue.core.queries import QUERIES, status
 from transfer_queue.core.retries import Change
 from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
+from transfer_queue.core.user_sampler import Values, copied
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.core.works import Works
 from transfer_queue.errors import CapacityError, ProtocolError, SamplerError, TransferQueueError
@@ -99,6 +100,7 @@ class Controller:
     replicas: units that each block shall lie in. marks: when blocks are moved to disk (`offload.Watermarks`). drains:
     who waits until a unit is empty.
     changed: what happened to each partition since `settle`.
+    values: makes what users have put out of what a message carries of it, for a user's sampler in this process.
     waits, lease_counts: since the controller began, for metrics. load: of the loop, which the server measures.
     """
 
@@ -115,13 +117,15 @@ class Controller:
         max_deliveries: int = MAX_DELIVERIES,
         replicas: int = 1,
         marks: Watermarks = DEFAULTS,
+        values: Values = copied,
         strict: bool = False,
     ) -> None:
         self.state = State(capacity) if restored is None else restored
         self.deadlines = Deadlines(self.state)
         self.max_deliveries = max_deliveries
         self.state.watched = ranked_tags(sampler)
-        self.samplers = claims.Samplers(sampler, strict)
+        self.values = values
+        self.samplers = claims.Samplers(sampler, values, strict)
         self.config = config
         self.timer = timer
         self.boot = boot
@@ -240,7 +244,7 @@ class Controller:
         job = self.works.end(number)
         effects: list[Effect] = []
         waiting = self.state.waiting.by_waiter.get(job.waiter)
-        if waiting is not None and isinstance(outcome, Exception):
+        if waiting is not None and isinstance(outcome, BaseException):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
             effects += self.failed(waiting, error)
         elif waiting is not None:
@@ -271,7 +275,7 @@ class Controller:
 
     def use_sampler(self, sampler: BaseSampler) -> list[Effect]:
         """From now on this one deals. What was dealt stays as it is; who waits is looked at again."""
-        self.samplers = claims.Samplers(sampler)
+        self.samplers = claims.Samplers(sampler, self.values, self.samplers.strict)
         self.state.watched = ranked_tags(sampler)
         for name in self.state.partitions:
             self.changed.setdefault(name, Change()).everything = True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from transfer_queue.core import claims
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.retries import Change
+from transfer_queue.core.user_sampler import UserSampler
 from transfer_queue.messages import Claim
 from transfer_queue.sampler.views import Key
 from transfer_queue.sampler.wrapper import ranked_keys
@@ -50,7 +51,7 @@ def needs(samplers: claims.Samplers, partition: Partition, claim: Claim) -> Need
     sampler = samplers.of(claim, partition)
     size = 0
     keys: tuple[tuple[Key, bool], ...] = ()
-    if claims.deals_itself(sampler):
+    if not isinstance(sampler, UserSampler):
         size, keys = claims.unit(sampler, partition), tuple(ranked_keys(sampler))
     return Needs(claim.task, tuple(claim.fields), size, keys)
 

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from transfer_queue.core import claims, together
 from transfer_queue.core import records as r
 from transfer_queue.core.partition import Partition
+from transfer_queue.core.user_sampler import AnySampler
 from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
 from transfer_queue.messages import Claim
-from transfer_queue.sampler.base import BaseSampler
 
 
 class Change:
@@ -81,7 +81,7 @@ def worth_a_try(
     others = not claims.deals_itself(samplers.default)  # a user's sampler may look at anything
     if not gained and not others:
         return
-    hopes: dict[tuple[tuple[str, ...], BaseSampler], bool] = {}
+    hopes: dict[tuple[tuple[str, ...], AnySampler], bool] = {}
     unmet: set[object] = set()  # as these, no other claim can be met
     if not others and not partition.sealed and not _enough(partition, task, queue):
         return

@@ -20,6 +20,7 @@ from transfer_queue.core.asking import PartitionView, asked
 from transfer_queue.core.effects import Effect, Send
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import meta_reply
+from transfer_queue.core.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.waiting import Queue, Waiter, Waiting, share_key
 from transfer_queue.messages import Claim, ClaimReply
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
@@ -34,7 +35,7 @@ PLACED = 32  # claims met together that are told where their values lie; more of
 
 def run(
     partition: Partition,
-    sampler: BaseSampler,
+    sampler: AnySampler,
     queued: Sequence[tuple[Waiter, Waiting]],
     at: int,
     have: int,
@@ -43,7 +44,7 @@ def run(
     """The one at this place of a queue, and those behind it that are to be met with it. have: rows to be dealt."""
     first = queued[at][1]
     claim, found = first.claim, [first]
-    if have < 2 * claim.count or not _cuts(partition, sampler, claim):
+    if isinstance(sampler, UserSampler) or have < 2 * claim.count or not _cuts(partition, sampler, claim):
         return found
     ranks = _ranks_dealt(partition, sampler, claim)
     if ranks is not None:
@@ -92,7 +93,7 @@ def dealt_with(partition: Partition, claim: Claim, queue: Queue) -> list[Waiting
     return [waiting for key in keys for waiting in queue.of_share(key)]
 
 
-def _simple(partition: Partition, sampler: BaseSampler, claim: Claim) -> bool:
+def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
     """Whether nothing is to be said or recorded of what this claim gets that is not the same for all rows."""
     task = claim.task
     if claim.probe or claim.lease is not None or claim.since is not None or not claims.deals_itself(sampler):
@@ -145,7 +146,7 @@ def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
     """Meets what `run` or `shares` has found."""
     claim = waits[0].claim
     partition = core.state.partitions[claim.partition]
-    sampler = core.samplers.of(claim, partition)
+    sampler = cast(BaseSampler, core.samplers.of(claim, partition))  # `run` and `shares` find no others
     batches = _dealt_before(partition, sampler, waits)
     if batches is None and _is_enough(core, partition, sampler, waits):
         batches = _deal(partition, sampler, claim, len(waits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from transfer_queue.core.user_sampler import AnySampler, UserSampler
 from transfer_queue.names import did_you_mean, nearest
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in
@@ -28,12 +29,12 @@ def others(name: str, partitions: Iterable[str]) -> str:
     return f"there are: {listed}{', ...' if len(there) > 10 else ''}"
 
 
-def not_taken(sampler: BaseSampler, sampling: Mapping[str, Any]) -> str | None:
+def not_taken(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
     """Return a sentence about entries of a sampling_config that the sampler does not take; None if there are none.
 
     A sampler of a user's takes any entry.
     """
-    if sampling.keys() <= TAKEN_BY_ALL:
+    if isinstance(sampler, UserSampler) or sampling.keys() <= TAKEN_BY_ALL:
         return None
     known = _taken(sampler)
     strange = [] if known is None else [name for name in sampling if name not in known]

@@ -34,6 +34,7 @@ from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.serving import MOST_WRITTEN
+from transfer_queue.wire.objects import decoded_tag_value
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ def build_controller(
         replicas=settings.replicas,
         marks=Watermarks(settings.offload_high, settings.offload_low),
         strict=settings.strict,
+        values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
     journaling = None
     if journal is not None and recovered is not None:

@@ -260,7 +260,7 @@ class ControllerService(EnvelopeService):
         assert call_soon is not None
 
         def taken(outcome: Any) -> list[Outgoing]:
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
                 return [self.answer(peer, sequence, Failure("SamplerError", words))]
             met = self._carried_out(self._controller.use_sampler(outcome))

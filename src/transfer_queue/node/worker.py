@@ -31,6 +31,6 @@ class Worker:
             run, done = self._queue.get()
             try:
                 outcome = run()
-            except Exception as error:
+            except BaseException as error:  # a user's code may call sys.exit()
                 outcome = error
             done(outcome)

@@ -88,7 +88,9 @@ class BaseSampler(ABC):
         ready_indexes: global indexes of samples that are ready and not consumed; the controller gives them
         ascending. kwargs: what the caller's sampling_config holds, with task_name, partition_id and, as `partition`,
         a read-only view with `partition_id` and `get_custom_meta(indexes) -> {index: tags}`.
-        Returns (sampled, consumed), two lists of int; ([], []) where no batch can be dealt now.
+        Returns (sampled, consumed), two lists of int; ([], []) where no batch can be dealt now. The controller checks
+        them: all are among ready_indexes, none is twice in a list, and sampled holds at most batch_size. A row that is
+        sampled and not consumed stays ready, and may be dealt again; consumed may hold rows that are not sampled.
         """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Share:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,6 +52,7 @@ from transfer_queue.testing.network import Network
 from transfer_queue.testing.offers import HeldSlots
 from transfer_queue.testing.slots import Slots
 from transfer_queue.wire.framing import FrameReader, pack_frame
+from transfer_queue.wire.objects import decoded_tag_value
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
 DISK_BYTES = 256 << 20  # of each unit on disk, where the conf does not say it
@@ -120,6 +121,7 @@ class Cluster:
             max_deliveries=settings.max_deliveries,
             replicas=settings.replicas,
             marks=Watermarks(settings.offload_high, settings.offload_low),
+            values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
         )
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1)
         if settings.offload_path is not None:

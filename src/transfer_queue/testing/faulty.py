@@ -291,6 +291,7 @@ class FaultyCluster(Cluster):
             max_deliveries=before.max_deliveries,
             replicas=before.moves.replicas,
             marks=before.moves.marks,
+            values=before.values,
         )
         self._keep_journal(recovered)
 

@@ -22,7 +22,15 @@ from transfer_queue.wire.raising import decode_object
 
 OBJECT_CODE = 65  # msgpack Ext in tags: the bytes of an object
 
-__all__ = ["DELETE", "OBJECT_CODE", "decode_object", "decode_tag_value", "encode_object", "encode_tag_value"]
+__all__ = [
+    "DELETE",
+    "OBJECT_CODE",
+    "decode_object",
+    "decode_tag_value",
+    "decoded_tag_value",
+    "encode_object",
+    "encode_tag_value",
+]
 
 _PLAIN = frozenset({type(None), bool, float})
 
@@ -93,6 +101,17 @@ def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
         for key, entry in value.items():
             value[key] = decode_tag_value(entry, allow_pickle=allow_pickle)
     return value
+
+
+def decoded_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
+    """The same as `decode_tag_value`, in lists and dicts of its own: `value` stays as it is."""
+    return decode_tag_value(_copied(value), allow_pickle=allow_pickle)
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [_copied(entry) for entry in value] if type(value) is list else value
 
 
 def _encoded(value: Any, allow_pickle: bool, depth: int) -> Any:

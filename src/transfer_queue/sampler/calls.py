@@ -1,0 +1,309 @@
+"""Calls of a user's sampler: what is asked of it, and what becomes of its answers and errors.
+
+User code runs in `answer` and `describe` alone: in the controller, or in a process of its own. Whatever it returns
+becomes plain numbers there, whatever it raises an error of the tree.
+"""
+
+from __future__ import annotations
+
+import operator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from transfer_queue.errors import InvalidArgumentError, SamplerError, SamplerValueError, TransferQueueError
+from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
+from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, ranked_tags
+
+SLACK = 64  # entries of a sampler that may be out of date
+MOST = 2**62  # ranks and batch indexes are below it
+EMPTY = "nothing was dealt"
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the controller knows of a user's sampler without calling it."""
+
+    name: str
+    """Name of its class."""
+    built_in: bool = False
+    """The outcome depends on the ready rows alone, so that it is not a user's."""
+    ranked: bool = False
+    """Its batches may belong to a (dp_rank, batch_index)."""
+    deals: bool = False
+    """`deal` stands for it, and for all samplers around it: nobody wrote another `sample`."""
+    finally_: bool = False
+    """`deal` takes `final=True`."""
+    begins: bool = False
+    """A claim has to be shown to it before it is known whether it can be met (see `begin`)."""
+    passes: bool = False
+    """It defines `passes_over`."""
+    wants_list: bool = True
+    group_size: int | None = None
+    """Samples of a group; None if it deals single samples."""
+    tags: list[str] = []
+    """Tags by which it, or those inside it, order rows."""
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What a sampler says to a claim first. key: (dp_rank, batch_index) of a batch that is to be kept, or None.
+
+    cached: the sampler has dealt this batch before, and keeps it itself.
+    """
+
+    key: tuple[int, int] | None
+    cached: bool
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What a sampler has dealt. shares: dp_rank -> (sampled, consumed), i8 columns as bytes.
+
+    cached: how many batches of the task it keeps in `_states`.
+    """
+
+    shares: dict[int, tuple[bytes, bytes]]
+    cached: int = 0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A claim, as a sampler sees it. sampling: its sampling_config with task_name and partition_id filled in."""
+
+    partition: str
+    task: str
+    count: int
+    sampling: dict[str, Any]
+
+
+def describe(sampler: BaseSampler) -> Facts:
+    """What the controller knows of this sampler from now on."""
+    with errors_of(sampler):
+        kind = type(sampler)
+        inner = dealer(sampler)
+        ranked = inner is not None or isinstance(sampler, RankConsistentSampler)
+        caches = kind.has_cached_result is not BaseSampler.has_cached_result
+        return Facts(
+            name=kind.__name__,
+            built_in=built_in(sampler),
+            ranked=ranked,
+            deals=inner is not None,
+            finally_=inner is not None and bool(inner.deals_finally),
+            begins=ranked or caches or kind.validate is not BaseSampler.validate,
+            passes=kind.passes_over is not BaseSampler.passes_over,
+            wants_list=bool(getattr(sampler, "wants_list", True)),
+            group_size=_group_size(sampler),
+            tags=[tag for tag in ranked_tags(sampler) if isinstance(tag, str)],
+        )
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call of a sampler. kind: a key of `CALLS`.
+
+    key: of the batch that is asked for. kept: the batches that the controller keeps of the task, so that the sampler
+    can forget all others; None: it need not. final: see `Facts.finally_`. state: what `load_checkpoint` gets.
+    """
+
+    kind: str
+    request: Request
+    key: tuple[int, int] | None = None
+    kept: list[tuple[int, int]] | None = None
+    final: bool = False
+    state: Any = None
+
+
+def answer(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> Any:
+    """Calls a sampler. ready: the ready rows. view: its `partition`. Raises SamplerError for whatever goes wrong."""
+    with errors_of(sampler):
+        return CALLS[call.kind](sampler, facts, call, ready, view)
+
+
+def _begin(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> Begun:
+    request = call.request
+    sampler.validate(request.count, request.sampling)
+    if facts.ranked:
+        key = _key(sampler, cast(RankConsistentSampler, sampler).deal_key(request.sampling))
+        if key is not None or facts.deals:
+            return Begun(key, False)
+    return Begun(None, bool(sampler.has_cached_result(request.partition, request.task, request.sampling)))
+
+
+def _remainder(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> int:
+    return max(0, min(MOST, _whole(sampler.remainder(ready, **call.request.sampling, partition=view))))
+
+
+def _passes_over(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> dict[str, bytes]:
+    passed = sampler.passes_over(ready, **call.request.sampling, partition=view)
+    if not isinstance(passed, Mapping):
+        raise SamplerError(
+            f"{_name(sampler)}.passes_over must give a dict of rows by reason, and gave {passed!r:.200}; "
+            f"nothing was passed over"
+        )
+    try:
+        return {str(reason): _column(rows) for reason, rows in passed.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SamplerError(
+            f"{_name(sampler)}.passes_over must give lists of global indexes by reason, and gave {passed!r:.200} "
+            f"({error}); nothing was passed over"
+        ) from None
+
+
+def _deal(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> Given:
+    request, key = call.request, call.key
+    if facts.deals:
+        return _by_deal(sampler, request, ready, view, call.final)
+    ranked = sampler if isinstance(sampler, RankConsistentSampler) else None
+    if ranked is not None and call.kept is not None:
+        ranked.keep_only(request.partition, request.task, set(call.kept))
+    given = list(ready) if facts.wants_list else ready
+    mine = _share(sampler, "sample", sampler(given, request.count, **request.sampling, partition=view))
+    if ranked is None or key is None or not mine[0]:
+        return Given({0 if key is None else key[0]: mine})
+    return _with_others(ranked, request, key, mine)
+
+
+def _clear_cache(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> None:
+    sampler.clear_cache(call.request.partition)
+
+
+def _save_checkpoint(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> bytes:
+    state = sampler.save_checkpoint()
+    try:
+        encoded = msgspec.msgpack.encode(state)
+        msgspec.msgpack.decode(encoded)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise SamplerError(
+            f"what {_name(sampler)}.save_checkpoint() gives cannot be kept: {error}; let it give dicts, lists, "
+            f"text, bytes and numbers alone"
+        ) from error
+    return encoded
+
+
+def _load_checkpoint(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> None:
+    sampler.load_checkpoint(msgspec.msgpack.decode(call.state))
+
+
+CALLS: dict[str, Callable[[BaseSampler, Facts, Call, Sequence[int], Any], Any]] = {
+    "begin": _begin,
+    "remainder": _remainder,
+    "passes_over": _passes_over,
+    "deal": _deal,
+    "clear_cache": _clear_cache,
+    "save_checkpoint": _save_checkpoint,
+    "load_checkpoint": _load_checkpoint,
+}
+
+
+def _by_deal(sampler: BaseSampler, request: Request, ready: Sequence[int], view: Any, final: bool) -> Given:
+    more = {"final": True} if final else {}
+    dealing = cast("RankConsistentSampler | SamplerWrapper", sampler)
+    shares = dealing.deal(ready, request.count, **request.sampling, partition=view, **more)
+    if not isinstance(shares, Mapping):
+        raise SamplerError(
+            f"{_name(sampler)}.deal must give a dict of shares by dp_rank, and gave {shares!r:.200}; {EMPTY}"
+        )
+    return Given({_rank(sampler, rank): _share(sampler, "deal", share) for rank, share in shares.items()})
+
+
+def _with_others(
+    sampler: RankConsistentSampler, request: Request, key: tuple[int, int], mine: tuple[bytes, bytes]
+) -> Given:
+    """The shares of the deal that a user's `sample` has just made: its own, and those that its base cached.
+
+    A sampler that deals to all ranks at once keeps the others' shares in `_states`; they are dealt with its own.
+    """
+    kept = sampler._states.get(request.partition, {}).get(request.task, {})
+    shares = {key[0]: mine}
+    for rank, batches in kept.items():
+        if rank != key[0] and isinstance(batches, dict) and key[1] in batches:
+            shares[_rank(sampler, rank)] = _share(sampler, "sample", sampler._share(batches[key[1]]))
+    return Given(shares, sum(len(batches) for batches in kept.values()))
+
+
+# --- what a sampler gives, as numbers
+
+
+def _share(sampler: BaseSampler, method: str, outcome: Any) -> tuple[bytes, bytes]:
+    """(sampled, consumed) as columns. Raises SamplerError where they are no lists of global indexes."""
+    try:
+        sampled, consumed = outcome
+        return _column(sampled), _column(consumed)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SamplerError(
+            f"{_name(sampler)}.{method} must give (sampled, consumed), two lists of global indexes, and gave "
+            f"{outcome!r:.200} ({error}); {EMPTY}"
+        ) from None
+
+
+def _column(rows: Any) -> bytes:
+    """Global indexes as i8. TypeError, ValueError and OverflowError where they are none."""
+    if isinstance(rows, (str, bytes, Mapping)):
+        raise TypeError(f"a {type(rows).__name__} is no list of global indexes")
+    return np.array([_whole(row) for row in rows], "i8").tobytes()
+
+
+def _whole(value: Any) -> int:
+    """An int of any make; a bool and a float are none."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{value!r} is a bool, and no number of a row")
+    return operator.index(value)
+
+
+def _key(sampler: BaseSampler, key: Any) -> tuple[int, int] | None:
+    if key is None:
+        return None
+    try:
+        rank, batch = (_whole(part) for part in key)
+    except (TypeError, ValueError):
+        rank = batch = -1
+    if not (0 <= rank < MOST and 0 <= batch < MOST):
+        raise SamplerError(
+            f"{_name(sampler)}.deal_key must give None or (dp_rank, batch_index), two ints that are not negative, and "
+            f"gave {key!r:.200}; {EMPTY}"
+        )
+    return rank, batch
+
+
+def _rank(sampler: BaseSampler, rank: Any) -> int:
+    found = _key(sampler, (rank, 0))
+    assert found is not None
+    return found[0]
+
+
+def _group_size(sampler: BaseSampler) -> int | None:
+    size = getattr(sampler, "n_samples_per_prompt", None)
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < MOST else None
+
+
+def _name(sampler: BaseSampler) -> str:
+    return type(sampler).__name__
+
+
+# --- errors
+
+
+@contextmanager
+def errors_of(sampler: BaseSampler) -> Iterator[None]:
+    """What user code raises, `SystemExit` too, becomes an error of the tree; only KeyboardInterrupt stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except TransferQueueError as error:
+        if isinstance(error, InvalidArgumentError) and not isinstance(error, RuntimeError):
+            raise SamplerValueError(str(error)) from None
+        raise
+    except BaseException as error:
+        raise failure(_name(sampler), error) from None
+
+
+def failure(name: str, error: BaseException) -> SamplerError:
+    """An error of a sampler as its caller gets it: a ValueError stays one."""
+    kind = SamplerValueError if isinstance(error, ValueError) else SamplerError
+    try:
+        words = str(error)
+        told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:  # its own __str__
+        words, told = "(it cannot be shown)", ""
+    return kind(f"the sampler {name} raised {type(error).__name__}: {words}\n{told}")
