@@ -16,7 +16,7 @@ help:
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
-	@echo "make fuzz      new hostile input for every decoder, for a minute; then the differential tests of the data path"
+	@echo "make fuzz      new hostile input for every decoder, and changed requests; then the differential tests of the data path"
 	@echo "               with 100 times the examples (20 minutes; EXAMPLES_FACTOR=10: 2 minutes)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"

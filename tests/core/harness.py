@@ -54,6 +54,7 @@ from transfer_queue.sampler import BaseSampler, SequentialSampler
 DELETE = msgspec.msgpack.Ext(DELETE_CODE, b"")
 BLOCKS_AN_EXTENT = 3  # after so many blocks the extent is closed with the publish of the last
 BYTES = 640
+EXTENT = 64 << 10
 
 Fields = Sequence[str] | dict[str, Any]
 
@@ -139,7 +140,6 @@ class Harness:
         self.clients: dict[str, Client] = {}
         self.peers = 0
         self.extents = 0
-        self.offset = 0
         self.unit = 0
         made.append(self)
         self.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
@@ -278,8 +278,8 @@ class Harness:
             client.extent = self.extents
         client.blocks += 1
         schema, dims = schema_of(fields, rows)
-        self.offset += BYTES
-        block = NewBlock(self.unit, client.extent, self.offset, 1, BYTES, rows, schema, dims)
+        offset = EXTENT * client.extent + BYTES * ((client.blocks - 1) % BLOCKS_AN_EXTENT)
+        block = NewBlock(self.unit, client.extent, offset, 1, BYTES, rows, schema, dims)
         full = client.blocks % BLOCKS_AN_EXTENT == 0
         return block, [(self.unit, client.extent)] if full else []
 

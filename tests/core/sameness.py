@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.births import Births
-from transfer_queue.core.blocks import BlockChunk, BlockTable, Extent
+from transfer_queue.core.blocks import BlockChunk, BlockTable
 from transfer_queue.core.changes import Changes
 from transfer_queue.core.dealt import DealtBatch, DealtBatches
 from transfer_queue.core.drops import Drops
+from transfer_queue.core.extents import Extent
 from transfer_queue.core.fields import Field
 from transfer_queue.core.groups import Group, Groups
 from transfer_queue.core.holds import Holds
@@ -36,7 +37,14 @@ PARTS = (
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting", "aging", "counted"},  # who waits asks again; derived
-    BlockTable: {"changes", "untold", "leased_in", "stored"},  # units are told of all freed when they register; derived
+    BlockTable: {
+        "changes",
+        "untold",
+        "leased_in",
+        "stored",
+        "spans",
+    },  # units are told of all freed when they register; derived
+    Extent: {"low", "top", "limit", "gaps"},  # derived; of what is cleared nothing is known any more
     Partition: {
         "awaited",  # a method of the above
         "ready",  # derived, as

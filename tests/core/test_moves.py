@@ -51,7 +51,6 @@ class Units:
     def __init__(self) -> None:
         self.held: dict[tuple[int, int], dict[int, Content]] = {}
         self.next_extent = 1
-        self.next_offset = 0
 
     def open(self, unit: int) -> int:
         """A new extent."""
@@ -61,9 +60,10 @@ class Units:
 
     def write(self, unit: int, extent: int, content: Content) -> int:
         """The offset at which it lies."""
-        self.next_offset += 64
-        self.held[unit, extent][self.next_offset] = content
-        return self.next_offset
+        held = self.held[unit, extent]
+        offset = (extent << 24) + BYTES * len(held)
+        held[offset] = content
+        return offset
 
     def at(self, unit: int, offset: int) -> Content:
         """What lies there."""

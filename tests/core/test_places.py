@@ -59,10 +59,10 @@ def test_a_copy_goes_into_an_open_extent_of_its_writer(h: Harness) -> None:
     two_units(h)
     h.ask(Publish("p", 1, block=block(0, 1, (1, 1))))
     with pytest.raises(ProtocolError, match="extent 1 of unit 1"):
-        h.ask(Publish("p", 1, block=block(0, 2, (1, 1))), "another")
+        h.ask(Publish("p", 1, block=block(0, 2, (1, 1), offset=1 << 16)), "another")
     h.ask(CloseExtents([(1, 1)]))
     with pytest.raises(ProtocolError, match="extent 1 of unit 1"):
-        h.ask(Publish("p", 1, block=block(0, 1, (1, 1))))
+        h.ask(Publish("p", 1, block=block(0, 1, (1, 1), offset=BYTES)))
 
 
 def test_one_place_costs_no_column_more() -> None:

@@ -146,7 +146,7 @@ CRASHES = ("before its commit", "before its replies", "after its replies")
 
 def block(rows: int, extent: int, fields: tuple[str, ...] = ("x",)) -> NewBlock:
     schema, dims = schema_of(fields, rows)
-    return NewBlock(0, extent, 0, 1, 640, rows, schema, dims)
+    return NewBlock(0, extent, extent << 16, 1, 640, rows, schema, dims)
 
 
 def put(rows: int, extent: int, partition: str = "p", **more: Any) -> Publish:

@@ -168,7 +168,8 @@ class Hostile:
         data = np.array(dims, "<i8").tobytes()
         if self.chance(10):
             data = data[: self.rng.randrange(len(data) + 1)] + self.bytes()
-        where = [0, self.rng.randrange(1, 4), 64 * self.rng.randrange(100), 1, 1 << 20]
+        extent = self.rng.randrange(1, 4)
+        where = [0, extent, (extent << 20) + 64 * self.rng.randrange(100), 1, 64]
         if self.chance(15):
             where[self.rng.randrange(5)] = self.one(INTS)
         return NewBlock(*where, rows if self.chance(95) else self.int(), schema, data)

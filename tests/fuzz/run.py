@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import mutations
 from decoders import DECODERS, generate
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -26,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all decoders together")
     parser.add_argument("--seed", type=int, default=time.time_ns())
+    parser.add_argument("--lives", type=int, default=200, help="of a controller that gets changed requests")
     parser.add_argument("decoders", nargs="*", choices=[*DECODERS, []])
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -46,6 +48,13 @@ def main() -> int:
                 if failures[where[0]] == 1:
                     print(f"{name}: {': '.join(where)}: kept as {keep(name, data)}", flush=True)
         print(f"{name}: {count} inputs", flush=True)
+    for number in range(0 if asked.decoders else asked.lives):
+        life = f"{asked.seed}-{number}"
+        try:
+            mutations.run(life, 150)
+        except Exception as error:
+            failures["mutations"] += 1
+            print(f"mutations: mutations.run({life!r}, 150): {type(error).__name__}: {error}", flush=True)
     return 1 if failures else 0
 
 

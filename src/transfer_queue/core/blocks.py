@@ -8,7 +8,7 @@ Block numbers start at 1 and are never used again (0 means "no value").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns import joined, parted
+from transfer_queue.core.extents import Extent, ExtentTable
 from transfer_queue.core.interned import Interned
 from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
 
@@ -130,50 +131,26 @@ class BlockChunk:
         self.second = dict(saved["second"])
 
 
-class Extent:
-    """blocks: how many needed blocks have a place in it. closed: its writer puts no more into it.
-
-    length: bytes, as its writer says it; 0 where it did not.
-    """
-
-    __slots__ = ("blocks", "closed", "length", "writer")
-
-    def __init__(self, writer: str, length: int) -> None:
-        self.writer = writer
-        self.length = length
-        self.blocks = 0
-        self.closed = False
-
-
 def places_of(block: NewBlock) -> list[Place]:
     """All places of a block as its writer publishes it."""
     first = Place(block.unit, block.extent, block.offset, block.generation, block.length)
     return [first, *block.copies]
 
 
-class BlockTable:
+class BlockTable(ExtentTable):
     """All blocks that some live row needs, and the extents that hold them.
 
-    freed: extents that nobody needs any more, until their units have said that they are free. untold: those of them
-    of which the units are to be told; no part of the state.
-    live_bytes: of the blocks, each counted once. leased: the lengths of the extents together; leased_in: of each unit's
-    (derived).
+    live_bytes: of the blocks, each counted once.
     stored: number of a partition -> unit -> bytes of its blocks there, each place counted; may be 0 (derived).
-    changes: grows when values or extents go; for `core.moves`, and no part of the state.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.chunks: dict[int, BlockChunk] = {}
         self.schemas: Interned[tuple[FieldSpec, ...]] = Interned()
         self.dims: Interned[bytes] = Interned()
-        self.extents: dict[tuple[int, int], Extent] = {}
-        self.freed: dict[tuple[int, int], None] = {}
-        self.untold: dict[tuple[int, int], None] = {}
         self.live_bytes = 0
-        self.leased = 0
-        self.leased_in: dict[int, int] = {}
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        self.changes = 0
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Block `number`, needed for `values` values. owner: the partition's number."""
@@ -192,25 +169,12 @@ class BlockTable:
         chunk.alive += 1
         self.live_bytes += block.nbytes
         self.stored[owner][block.unit] += block.nbytes
-        self._lies_in(block.unit, block.extent, block.length, writer)
+        self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
         if block.copies:
             chunk.put(at, places_of(block))
             for place in block.copies:
                 self.stored[owner][place.unit] += block.nbytes
-                self._lies_in(place.unit, place.extent, place.length, writer)
-
-    def _lies_in(self, unit: int, number: int, length: int, writer: str, blocks: int = 1) -> None:
-        """So many blocks more have a place in this extent."""
-        extent = self.extents.get((unit, number))
-        if extent is None:
-            extent = self.extents[unit, number] = Extent(writer, length)
-            self.lengthen(unit, length)
-        extent.blocks += blocks
-
-    def lengthen(self, unit: int, length: int) -> None:
-        """So many bytes more are in extents of a unit, or (below 0) fewer."""
-        self.leased += length
-        self.leased_in[unit] = self.leased_in.get(unit, 0) + length
+                self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
 
     def release(self, numbers: np.ndarray) -> int:
         """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
@@ -256,7 +220,7 @@ class BlockTable:
             mine = at if len(distinct) == 1 else at[units == unit]
             for extent, blocks in _counted(columns["extent"][mine]):
                 self.extents[unit, extent].blocks -= blocks
-                self._free_if_done((unit, extent))
+                self.free_if_done((unit, extent))
 
     def _store(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray, sign: int = 1) -> None:
         """Counts the bytes of these blocks for their partitions, in the units of these columns."""
@@ -334,8 +298,10 @@ class BlockTable:
         they were."""
         if not len(at):
             return
-        self._lies_in(place.unit, place.extent, place.length, writer, len(at))
         owners, sizes = chunk.columns["owner"][at], chunk.columns["nbytes"][at]
+        self.lies_in(place.unit, place.extent, place.length, writer).blocks += len(at)
+        low = int(offsets.min())
+        self.take(place.unit, place.extent, low, int((offsets + sizes).max()) - low)
         for owner, unit, nbytes in sums(owners, columns["unit"][at], sizes):
             stored = self.stored[owner]
             stored[place.unit] += nbytes
@@ -376,63 +342,6 @@ class BlockTable:
                 self._leave(chunk, second, rid)
                 second["extent"][rid] = 0
         return np.concatenate(lost)
-
-    def shorten(self, places: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
-        """These extents are so long now, where that is less than was known."""
-        for (unit, number), length in zip(places, lengths):
-            extent = self.extents.get((unit, number))
-            if extent is not None and length < extent.length:
-                self.lengthen(unit, length - extent.length)
-                extent.length = length
-
-    def close(self, places: list[tuple[int, int]]) -> None:
-        """These extents take no more blocks."""
-        self.changes += 1
-        for place in places:
-            extent = self.extents.get(place)
-            if extent is None:
-                # closed with nothing needed in it: all its blocks are gone already, or there never were any
-                self._free(place)
-                continue
-            extent.closed = True
-            self._free_if_done(place)
-
-    def _free_if_done(self, place: tuple[int, int]) -> None:
-        extent = self.extents[place]
-        if extent.blocks == 0 and extent.closed:
-            self.lengthen(place[0], -extent.length)
-            del self.extents[place]
-            self._free(place)
-
-    def _free(self, place: tuple[int, int]) -> None:
-        if place not in self.freed:
-            self.freed[place] = self.untold[place] = None
-
-    def forget(self, places: Iterable[tuple[int, int]]) -> None:
-        """These extents are not leased any more, whatever was in them: free, or gone."""
-        for place in places:
-            self.freed.pop(place, None)
-            self.untold.pop(place, None)
-            extent = self.extents.pop(place, None)
-            if extent is not None:
-                self.lengthen(place[0], -extent.length)
-
-    def tell_again(self, unit: int) -> None:
-        """The unit is to be told anew what it is to free."""
-        self.untold.update((place, None) for place in self.freed if place[0] == unit)
-
-    def take_freed(self, units: Container[int], pinned: Container[tuple[int, int]]) -> dict[int, list[int]]:
-        """The extents of which these units are to be told, by unit; pinned ones and those of others stay for later."""
-        taken: dict[int, list[int]] = {}
-        if self.untold:
-            kept: dict[tuple[int, int], None] = {}
-            for place in self.untold:
-                if place[0] in units and place not in pinned:
-                    taken.setdefault(place[0], []).append(place[1])
-                else:
-                    kept[place] = None
-            self.untold = kept
-        return taken
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """One column of these blocks, in order."""
@@ -543,6 +452,7 @@ class BlockTable:
             extent.blocks, extent.closed = blocks, closed
             self.leased_in[unit] = self.leased_in.get(unit, 0) + length
         self.count_stored()
+        self._measure_extents()
         self.freed = dict.fromkeys(map(tuple, saved["freed"]))
         self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
 
@@ -554,6 +464,19 @@ class BlockTable:
             self._store(chunk, chunk.columns, at)
             if chunk.second:
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+
+    def _measure_extents(self) -> None:
+        """Finds out where in each extent its blocks lie."""
+        found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "start", "end")}
+        for chunk in self.chunks.values():
+            at = np.flatnonzero(chunk.columns["live"])
+            for columns in (chunk.columns, chunk.second):
+                if columns:
+                    some = at[columns["extent"][at] != 0] if columns is chunk.second else at
+                    for name, of in (("unit", "unit"), ("extent", "extent"), ("start", "offset")):
+                        found[name].append(columns[of][some])
+                    found["end"].append(columns["offset"][some] + chunk.columns["nbytes"][some])
+        self.measure(*(np.concatenate(parts).astype("i8") for parts in found.values()))
 
     def state(self) -> dict[str, object]:
         """Everything that replay must reproduce, as plain values."""

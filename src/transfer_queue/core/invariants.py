@@ -285,11 +285,29 @@ def _extents(state: State) -> None:
     leased: Counter[int] = Counter()
     for (unit, _), extent in state.blocks.extents.items():
         leased[unit] += extent.length
+    _spans(state)
     require(leased.total() == state.blocks.leased, "7: the lengths of extents are not what a recount gives")
     require(leased == Counter(state.blocks.leased_in), "7: the bytes of each unit are not what a recount gives")
     for place, extent in state.blocks.extents.items():
         require(extent.blocks == extents[place], f"7: extent {place} miscounts its blocks")
         require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")
+
+
+def _spans(state: State) -> None:
+    """Each block lies between the ends of its extent's blocks and in none of the gaps; extents are listed in order."""
+    listed: dict[int, list[tuple[int, int]]] = {}
+    for (unit, number), extent in state.blocks.extents.items():
+        if extent.top >= 0:
+            listed.setdefault(unit, []).append((extent.low, number))
+    for unit, spans in state.blocks.spans.items():
+        require(list(spans) == sorted(listed.pop(unit, [])), f"the extents of unit {unit} are listed in another order")
+    require(not listed, "extents are not listed by where they lie")
+    for number, _, places, nbytes in state.blocks.live_blocks():
+        for place in places:
+            extent, end = state.blocks.extents[place.unit, place.extent], place.offset + nbytes
+            inside = extent.low <= place.offset and end <= extent.top
+            inside = inside and all(end <= first or last <= place.offset for first, last in extent.gaps)
+            require(inside, f"block {number} lies where its extent has none")
 
 
 def _waiting(state: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transfer_queue.core import records as r
 from transfer_queue.core.acknowledged import fence
-from transfer_queue.core.blocks import BlockTable, Extent
+from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.packing import unpack
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.retention import at_another_clock
@@ -50,8 +50,7 @@ def _join(state: State, blocks: BlockTable) -> None:
             raise CheckpointError(f"the state to load has blocks in extent {extent} of unit {unit}, which is not new")
     blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
     for place, before in state.blocks.extents.items():
-        blocks.extents[place] = Extent(before.writer, before.length)
-        blocks.lengthen(place[0], before.length)
+        blocks.enter_empty(place, before)
     blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
 
 

@@ -24,6 +24,7 @@ from transfer_queue.core import offload
 from transfer_queue.core import records as r
 from transfer_queue.core.blocks import CHUNK_BITS, BlockChunk
 from transfer_queue.core.offload import DEFAULTS, Watermarks
+from transfer_queue.core.places import are_apart, check_moved, close_new
 from transfer_queue.core.sparse import SparseBlock, SparseRows, batches, blocks_message
 from transfer_queue.core.state import State
 from transfer_queue.messages import DISK, MEMORY, Blocks, Drained, Move, Moved, NewBlock, Place, Repack
@@ -76,6 +77,7 @@ class Moves:
         self._records: list[r.AnyRecord] = []
         self._orders: list[tuple[int, Move | Drained]] = []
         self._job: tuple[int, int] | None = None  # number and unit of the order under way
+        self._asked: Move | None = None  # the order under way, or the last one
         self._reply: Moved | None = None
         self._number = 0
         self._now = 0.0
@@ -127,10 +129,16 @@ class Moves:
         self._orders.append((unit, Drained(draining)))
 
     def answered(self, reply: Moved, now: float) -> list[r.AnyRecord]:
-        """A unit says what became of an order; what to record."""
+        """A unit says what became of an order; what to record.
+
+        Raises ProtocolError where that cannot be; the plan goes on as if the unit had had no room.
+        """
         if self._job != (reply.move, reply.unit):  # of a plan that is forgotten
-            return [r.ExtentsClosed([(reply.unit, reply.extent)])] if reply.extent else []
-        self._job, self._reply, self._now = None, reply, now
+            return close_new(self.state, reply.unit, [reply.extent]) if reply.extent else []
+        self._job, self._reply, self._now = None, None, now
+        if reply.extent:
+            check_moved(self.state, self._asked, reply)
+        self._reply = reply
         self._run(now)
         return self._taken()
 
@@ -461,6 +469,8 @@ class Moves:
             made = [None] * len(made) if second is None else _with_copies(made, second)
             closed += [] if second is None else [(second.unit, second.extent)]
         pairs = [(block, new) for block, new in zip(some, made, strict=True) if new is not None]
+        if not are_apart(self.state, [new for _, new in pairs]):  # something happened there since the first answer
+            return
         if not pairs:
             self._records.append(r.ExtentsClosed(closed))
             yield True
@@ -513,7 +523,8 @@ class Moves:
         lie_in_units = [info for number, info in self.state.units.items() if number in lie_in]
         arenas = {info.unit: info.arena for info in lie_in_units if info.node == node}
         remotes = {info.unit: info.remote for info in lie_in_units if info.node != node}
-        self._orders.append((unit, Move(self._number, blocks, arenas, repacks, remotes)))
+        self._asked = Move(self._number, blocks, arenas, repacks, remotes)
+        self._orders.append((unit, self._asked))
         while self._job is not None:
             yield False
         reply = self._reply

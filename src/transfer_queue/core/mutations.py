@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.core import acks, admission, claims, clears, demand, puts, reconciling
+from transfer_queue.core import acks, admission, claims, clears, demand, places, puts, reconciling
 from transfer_queue.core import records as r
 from transfer_queue.core.queries import meta_reply
 from transfer_queue.core.rows import indexes_in
@@ -188,7 +188,7 @@ def wanted(core: Controller, client: str, peer: int, request: Wanted) -> Decisio
 
 def close_extents(core: Controller, client: str, peer: int, request: CloseExtents) -> Decision:
     """Of the asking writer."""
-    return puts.close_extents(core.state, client, request.extents), Done
+    return places.close_extents(core.state, client, request.extents), Done
 
 
 def register_unit(core: Controller, client: str, peer: int, request: RegisterUnit) -> Decision:
@@ -242,11 +242,10 @@ def recalled(core: Controller, client: str, peer: int, request: Recalled) -> Dec
     """Extents take no more blocks, by the word of their unit."""
     if core.unit_peers.get(request.unit) != peer:
         raise ProtocolError("only the unit itself may say what it has recalled")
-    places = [(request.unit, number) for number in indexes_in(request.extents).tolist()]
-    lengths = indexes_in(request.lengths).tolist()
-    if len(places) != len(lengths):
-        raise ProtocolError(f"{len(places)} extents were recalled and {len(lengths)} lengths told")
-    return [r.ExtentsClosed(places, lengths)] if places else [], Done
+    numbers, lengths = indexes_in(request.extents).tolist(), indexes_in(request.lengths).tolist()
+    if len(numbers) != len(lengths):
+        raise ProtocolError(f"{len(numbers)} extents were recalled and {len(lengths)} lengths told")
+    return places.close_new(core.state, request.unit, numbers, lengths), Done
 
 
 def moved(core: Controller, client: str, peer: int, request: Moved) -> Decision:
@@ -260,6 +259,8 @@ def writer_gone(core: Controller, client: str, peer: int, request: WriterGone) -
     """As its unit has proved."""
     if core.unit_peers.get(request.unit) != peer:
         raise ProtocolError("only the unit itself may say that a writer of its is gone")
+    for number in request.extents:
+        places.check_extent_number(number)
     return [r.WriterFenced(request.writer, request.unit, request.extents)], Done
 
 

@@ -12,9 +12,9 @@ from msgspec.msgpack import Ext
 
 from transfer_queue.core import admission, clears
 from transfer_queue.core import records as r
-from transfer_queue.core.blocks import MOST_PLACES
 from transfer_queue.core.fields import check_block, shape_of
 from transfer_queue.core.partition import Partition
+from transfer_queue.core.places import check_places, close_extents
 from transfer_queue.core.state import State
 from transfer_queue.errors import (
     CapacityError,
@@ -23,14 +23,11 @@ from transfer_queue.errors import (
     ProtocolError,
     SealedError,
     StorageKeyNotFoundError,
-    UnitLostError,
 )
 from transfer_queue.messages import (
     DELETE_CODE,
     CreatePartition,
-    NewBlock,
     PartitionOptions,
-    Place,
     Publish,
     Reserve,
 )
@@ -142,6 +139,8 @@ def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> N
     for name, count in arriving.items():
         group = partition.groups.by_name.get(name)
         there = len(group.members) if group else 0
+        if name in partition.groups.unborn:  # what is to come of a dropped group is dropped, and no more than that
+            there = size - partition.groups.unborn[name]
         if there + count > size:
             raise InvalidArgumentError(
                 f"group {name!r} of partition {partition.name!r} has room for {size} samples (its group_size); "
@@ -207,7 +206,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if request.block is not None:
         known = partition is not None and partition.learnt == shape_of(request.block)
         check_block(request.block, request.count, known)
-        _check_places(state, writer, request.block)
+        check_places(state, writer, request.block)
         if partition is not None and not known:
             for spec in request.block.schema:
                 field = partition.fields.get(spec.name)
@@ -295,34 +294,6 @@ def _put(
     return made, indexes
 
 
-def _check_places(state: State, writer: str, block: NewBlock) -> None:
-    """Raises where a block cannot lie where its writer says."""
-    places: list[Place | NewBlock] = [block]
-    if block.copies:
-        places += block.copies
-    if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
-        raise InvalidArgumentError(f"a block has {MOST_PLACES} places at most, each in another storage unit")
-    for place in places:
-        if place.unit in state.lost_units:
-            raise UnitLostError(
-                f"storage unit {place.unit} was lost ({state.lost_units[place.unit]}) before the block that was "
-                f"written there was published; nothing was put, write it again"
-            )
-        if place.unit not in state.units:
-            raise InvalidArgumentError(f"there is no storage unit {place.unit}")
-        if place.session and place.session in state.fenced:
-            raise UnitLostError(
-                f"storage unit {place.unit} has taken back what its writer on another node had leased, as the "
-                f"connection between them had ended; nothing was put, write it again"
-            )
-        extent = state.blocks.extents.get((place.unit, place.extent))
-        if extent is not None and (extent.closed or extent.writer != writer):
-            raise ProtocolError(
-                f"extent {place.extent} of unit {place.unit} is closed, or another writer's; "
-                f"a block goes into an open extent of its writer's"
-            )
-
-
 def _twice(names: Collection[str] | Collection[int]) -> str:
     """Those that are there more than once, for a message: not too many of them."""
     found = [name for name, times in Counter[str | int](names).items() if times > 1]
@@ -372,16 +343,6 @@ def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
     if request.groups is not None:
         _check_groups(partition, request.groups, positions.tolist())
     return indexes
-
-
-def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> list[r.AnyRecord]:
-    """The writer puts no more into these extents of its own."""
-    for place in extents:
-        extent = state.blocks.extents.get(place)
-        if extent is not None and extent.writer != writer:
-            raise ProtocolError(f"extent {place[1]} of unit {place[0]} is another writer's, and not to be closed")
-    there = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
-    return [r.ExtentsClosed(there)] if there else []
 
 
 def check_room(state: State, name: str, count: int) -> None:

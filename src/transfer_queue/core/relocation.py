@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.blocks import CHUNK_BITS, PLACE, BlockTable, Extent
+from transfer_queue.core.blocks import CHUNK_BITS, PLACE, BlockTable
+from transfer_queue.core.extents import Extent
 
 Columns = dict[str, np.ndarray]
 

@@ -43,7 +43,8 @@ class Core:
         self.work = 0.0
         self._sequences: dict[str, int] = {}
         self._extents = 0
-        self._open: dict[tuple[str, int], tuple[int, int]] = {}  # of (client, unit): extent, bytes used
+        self._end = 0  # where no extent lies yet, of any unit
+        self._open: dict[tuple[str, int], tuple[int, int, int]] = {}  # of (client, unit): extent, next byte, end
         for unit in range(units):
             name = f"unit-{unit}"
             self.send(RegisterUnit(name, f"/{name}", name=name), name)
@@ -80,12 +81,13 @@ class Core:
     ) -> tuple[float, list[Effect]]:
         """A put of new rows with all fields. Small ones share extents, as those of a client do."""
         nbytes = ROW_BYTES * rows
-        extent, used = self._open.get((client, unit), (0, EXTENT))
-        if used + nbytes > EXTENT:
+        extent, offset, end = self._open.get((client, unit), (0, 0, 0))
+        if offset + nbytes > end:
             self._extents += 1
-            extent, used = self._extents, 0
-        self._open[client, unit] = extent, used + nbytes
-        block = NewBlock(unit, extent, extent * EXTENT + used, 1, nbytes, rows, SCHEMA, DIMS)
+            extent, offset, end = self._extents, self._end, self._end + max(EXTENT, nbytes)
+            self._end = end
+        self._open[client, unit] = extent, offset + nbytes, end
+        block = NewBlock(unit, extent, offset, 1, nbytes, rows, SCHEMA, DIMS)
         return self.send(Publish(partition, rows, block=block, pre_allocate=0, **more), client)
 
     def fill(self, rows: int, partition: str = "p", put: int = 100_000) -> None:

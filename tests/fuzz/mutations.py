@@ -1,0 +1,509 @@
+"""Recorded requests of every kind, sent to a controller again with one field changed; the state stays sound.
+
+A run draws an honest life of clients and storage units. Before an honest request one that was recorded may be sent
+with a field changed: a number near it or at an edge, another extent, another row, a list shorter or longer. What
+comes of it is a reply or an error of the tree; afterwards the state agrees with a recount, and what is saved of it
+can be loaded.
+"""
+
+from __future__ import annotations
+
+import random
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from hostile import INTS, NAMES
+
+from transfer_queue.core import invariants, moves, puts, soundness
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.effects import (
+    Effect,
+    FreeExtents,
+    ReadState,
+    RefuseLeases,
+    RemoveState,
+    Send,
+    TellUnit,
+    Work,
+    WriteState,
+)
+from transfer_queue.core.mutations import MUTATIONS
+from transfer_queue.core.packing import pack, unpack
+from transfer_queue.core.saving import saved, trusted
+from transfer_queue.core.state import State
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import (
+    Ack,
+    Answer,
+    AnyRequest,
+    BeginCheckpoint,
+    Cancel,
+    Claim,
+    ClaimReply,
+    ClearKeys,
+    ClearPartition,
+    ClearRows,
+    CloseExtents,
+    CreatePartition,
+    Drain,
+    Drop,
+    EndCheckpoint,
+    Envelope,
+    Explain,
+    ExtentsGone,
+    FieldSpec,
+    Finish,
+    Freed,
+    ListKeys,
+    ListPartitions,
+    Lookup,
+    Move,
+    Moved,
+    Nack,
+    NewBlock,
+    NodeGone,
+    PartitionOptions,
+    Place,
+    Publish,
+    RankGone,
+    Recalled,
+    RegisterUnit,
+    Renew,
+    Reserve,
+    ResetConsumption,
+    Seal,
+    SetPolicyVersion,
+    Show,
+    SpaceShort,
+    Status,
+    TakeSnapshot,
+    Want,
+    Wanted,
+    Watch,
+    WriterGone,
+)
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+
+UNITS = 3
+LENGTH = 1 << 20
+BYTES = 4096
+CAPACITY = 1 << 30
+MAX_ROWS = 64  # a request for more is refused here, so that a run stays small
+PARTITIONS = ("p", "q")
+TASKS = ("t", "u")
+SAMPLERS: tuple[Callable[[], Any], ...] = (
+    SequentialSampler,
+    lambda: GRPOGroupNSampler(2),
+    RankAwareSampler,
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_envelope = msgspec.msgpack.Decoder(Envelope).decode
+
+
+def column(rows: typing.Iterable[int]) -> bytes:
+    """Numbers as a message carries them."""
+    return np.array(list(rows), "<i8").tobytes()
+
+
+# ---------------------------------------------------------------- one field changed
+
+
+def mutated(rng: random.Random, request: AnyRequest, numbers: list[int]) -> AnyRequest | None:
+    """The request with one of its fields changed; None where that is no message any more.
+
+    numbers: that mean something in the run: of extents, rows, units, offsets.
+    """
+    tree = msgspec.msgpack.decode(_encode(Envelope(1, 0, request)))
+    leaves = list(_leaves(tree[2], (2,)))
+    path = leaves[rng.randrange(len(leaves))] if leaves else (2,)
+    inside = tree
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = _changed(rng, inside[path[-1]], numbers)
+    try:
+        return _envelope(_encode(tree)).body
+    except (msgspec.MsgspecError, OverflowError, ValueError):
+        return None
+
+
+def _leaves(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values in a message, but for its tag."""
+    if isinstance(tree, (list, dict)):
+        if len(path) > 1:
+            yield path
+        inside = tree.items() if isinstance(tree, dict) else list(enumerate(tree))[len(path) == 1 :]
+        for key, value in inside:
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def _changed(rng: random.Random, value: Any, numbers: list[int]) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return _number(rng, value, numbers)
+    if isinstance(value, float):
+        return rng.choice((0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), value + 1))
+    if isinstance(value, str):
+        return rng.choice((*NAMES, *PARTITIONS, *TASKS, "w0", "w1"))
+    if isinstance(value, bytes):
+        return _bytes(rng, value, numbers)
+    if isinstance(value, list) and value:
+        at = rng.randrange(len(value))
+        return rng.choice((value[:at] + value[at + 1 :], [*value, value[at]], [*value[:at], value[at], *value[at:]]))
+    if isinstance(value, dict):
+        return {**value, rng.choice(NAMES): rng.choice(INTS)}
+    return rng.choice((None, 0, 1, -1, "p", [], {}, b"", 1.0, column([0, 1]), rng.choice(INTS)))
+
+
+def _number(rng: random.Random, value: int, numbers: list[int]) -> int:
+    near = (value - 1, value + 1, value - 64, value + 64, value * 2, -value, 0)
+    return rng.choice((rng.choice(near), rng.choice(INTS), rng.choice(numbers or [0]), rng.randrange(6)))
+
+
+def _bytes(rng: random.Random, value: bytes, numbers: list[int]) -> bytes:
+    if not value or rng.randrange(4) == 0:
+        return value[: rng.randrange(len(value) + 1)] + rng.choice((b"", b"\0", column([rng.choice(numbers or [1])])))
+    if len(value) % 8 == 0:
+        column_ = np.frombuffer(value, "<i8").copy()
+        at = rng.randrange(len(column_))
+        changed = _number(rng, int(column_[at]), numbers)
+        column_[at] = max(min(changed, 2**63 - 1), -(2**63))
+        return column_.tobytes()
+    data = bytearray(value)
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+
+# ---------------------------------------------------------------- a life
+
+
+class Life:
+    """Clients and storage units around a controller. share: of requests before which a changed one is sent."""
+
+    def __init__(self, rng: random.Random, share: float = 0.5) -> None:
+        self.rng = rng
+        self.share = share
+        self.now = 0.0
+        self.controller = Controller(rng.choice(SAMPLERS)(), capacity=300, replicas=rng.choice((1, 2)))
+        self.sequences: dict[str, int] = {}
+        self.peers: dict[str, int] = {}
+        self.replies: dict[tuple[str, int], Any] = {}
+        self.recorded: dict[type, list[tuple[str, AnyRequest]]] = {}
+        self.records: list[Any] = []
+        self.orders: list[tuple[int, Any]] = []
+        self.works: list[Work] = []
+        self.told: list[tuple[int, int]] = []
+        self.next_extent = 1
+        self.open: dict[tuple[str, int], tuple[int, int]] = {}  # of (client, unit): extent, blocks in it
+        self.leases: list[tuple[str, str, int, bytes]] = []
+        self.cuts: list[str] = []
+        self.kinds: set[type] = set()
+        for unit in range(UNITS):
+            self.ask(self.registration(unit), f"unit-{unit}")
+
+    @property
+    def state(self) -> State:
+        return self.controller.state
+
+    # ------------------------------------------------------------ requests
+
+    def ask(self, request: AnyRequest, client: str) -> Any:
+        """The reply to a request, before which another one may come with a field changed."""
+        self.recorded.setdefault(type(request), []).append((client, request))
+        if self.rng.random() < self.share:
+            of_kind = self.recorded[self.rng.choice(list(self.recorded))]
+            whose, like = self.rng.choice(of_kind[-8:])
+            changed = mutated(self.rng, like, self.numbers())
+            if changed is not None:
+                self.send(changed, whose)
+        return self.send(request, client)
+
+    def send(self, request: AnyRequest, client: str) -> Any:
+        """Sends a request; its reply, None while it waits. Then the state is recounted."""
+        self.kinds.add(type(request))
+        if client not in self.peers:
+            self.peers[client] = len(self.peers) + 1
+            self.controller.opened(client, self.peers[client])
+        sequence = self.sequences[client] = self.sequences.get(client, 0) + 1
+        envelope = _envelope(_encode(Envelope(sequence, max(0, sequence - 40), request)))
+        self.take(self.controller.handle(client, self.peers[client], envelope, self.now))
+        return self.replies.get((client, sequence))
+
+    def take(self, effects: list[Effect]) -> None:
+        """What the server does with effects; then the state is recounted."""
+        waits = list(effects)
+        names = {peer: client for client, peer in self.peers.items()}
+        while waits:
+            effect = waits.pop(0)
+            if isinstance(effect, Send):
+                _encode(Answer(effect.sequence, effect.reply))
+                self.replies[names[effect.peer], effect.sequence] = effect.reply
+            elif isinstance(effect, WriteState):
+                trusted(unpack(pack(effect.tree()))["state"])
+                waits += self.controller.state_written(effect.name, None, self.now)
+            elif isinstance(effect, ReadState):
+                tree = ProtocolError("there is no such file")
+                waits += self.controller.state_read(effect.client, effect.sequence, tree, self.now)
+            elif isinstance(effect, TellUnit):
+                self.orders.append((effect.unit, effect.request))
+            elif isinstance(effect, FreeExtents):
+                self.told += [(effect.unit, extent) for extent in effect.extents]
+            elif isinstance(effect, Work):
+                self.works.append(effect)
+            else:
+                assert isinstance(effect, (RefuseLeases, RemoveState))
+        self.records += self.controller.take_records()
+        if self.share:  # who is honest is tested elsewhere
+            invariants.check(self.state)
+            soundness.check(self.state)
+            soundness.check_apart(self.state)
+
+    def tick(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        self.take(self.controller.tick(self.now))
+        while self.works:
+            work = self.works.pop(0)
+            self.take(self.controller.worked(work.number, work.run(), self.now))
+
+    def numbers(self) -> list[int]:
+        """What numbers of this run mean something."""
+        found = [self.next_extent, self.state.next_index, self.state.next_block, BYTES, LENGTH]
+        for (unit, extent), of in list(self.state.blocks.extents.items())[-6:]:
+            found += [unit, extent, of.low, of.top, of.top - BYTES]
+        found += [extent for _, extent in list(self.state.blocks.freed)[-3:]]
+        return found
+
+    # ------------------------------------------------------------ what clients and units do
+
+    def step(self) -> None:
+        """Something honest."""
+        name = self.rng.choice(STEPS)
+        getattr(self, name)()
+        if self.rng.random() < 0.2:
+            self.units_work()
+        if self.rng.random() < 0.2:
+            self.tick(self.rng.choice((0.01, 1.0, 20.0)))
+
+    def registration(self, unit: int) -> RegisterUnit:
+        return RegisterUnit(
+            f"{unit}.sock", f"/{unit}", f"boot-{unit}", f"unit-{unit}", node=f"node-{unit % 2}", capacity=CAPACITY
+        )
+
+    def writer(self) -> str:
+        return self.rng.choice(("w0", "w1"))
+
+    def partition(self) -> str:
+        return self.rng.choice(PARTITIONS)
+
+    def rows(self, most: int = 4) -> list[int]:
+        """Some live rows of `p` or `q`, in the order of their indexes."""
+        partition = self.state.partitions.get(self.rng.choice(PARTITIONS))
+        if partition is None or not partition.rows.count:
+            return []
+        live = partition.rows.indexes_of(partition.rows.live_positions()).tolist()
+        return sorted(self.rng.sample(live, min(len(live), self.rng.randrange(1, most + 1))))
+
+    def place(self, client: str, unit: int) -> tuple[Place, bool]:
+        """Where a block is written, and whether it is the extent's last."""
+        extent, used = self.open.get((client, unit), (0, 4))
+        if used >= 4:
+            extent, used = self.next_extent, 0
+            self.next_extent += 1
+        self.open[client, unit] = extent, used + 1
+        return Place(unit, extent, (extent << 20) + used * BYTES, 1, LENGTH), used == 3
+
+    def block(self, client: str, rows: int) -> tuple[NewBlock, list[tuple[int, int]]]:
+        units = [unit for unit in self.state.units if unit < UNITS and unit not in self.state.draining] or [0]
+        chosen = self.rng.sample(units, min(len(units), self.controller.moves.replicas))
+        places = [self.place(client, unit) for unit in chosen]
+        schema, dims = [], []
+        for name in self.rng.sample(("x", "y"), self.rng.randrange(1, 3)):
+            schema.append(FieldSpec(name, "tensor", "float32", 1, False))
+            dims.append(4)
+        first = places[0][0]
+        block = NewBlock(
+            first.unit, first.extent, first.offset, 1, BYTES, rows, schema, column(dims), LENGTH,
+            [place for place, _ in places[1:]],
+        )  # fmt: skip
+        return block, [(place.unit, place.extent) for place, last in places if last]
+
+    def put(self) -> None:
+        client, count = self.writer(), self.rng.randrange(1, 5)
+        block, closes = self.block(client, count)
+        tags = self.rng.choice((None, [{"priority": at} for at in range(count)]))
+        groups = self.rng.choice((None, None, [self.rng.choice("gh") for _ in range(count)]))
+        keys = None
+        if self.rng.random() < 0.4:
+            keys = [f"k{at}" for at in self.rng.sample(range(8), count)]
+        wait = self.rng.choice((None, 5.0))
+        self.ask(
+            Publish(
+                self.partition(), count, None, keys, block, tags, False, groups if keys is None else None, closes, 0,
+                wait,
+            ),
+            client,
+        )  # fmt: skip
+
+    def replace(self) -> None:
+        rows, client = self.rows(), self.writer()
+        if rows:
+            block, closes = self.block(client, len(rows))
+            self.ask(Publish(self.partition(), len(rows), column(rows), None, block, closes=closes), client)
+
+    def claim(self) -> None:
+        task, partition, client = self.rng.choice(TASKS), self.partition(), self.rng.choice(("r0", "r1"))
+        sampling: dict[str, Any] = {}
+        if isinstance(self.controller.samplers.default, RankAwareSampler) or self.rng.random() < 0.3:
+            sampling = {"dp_rank": self.rng.randrange(2), "batch_index": self.rng.randrange(4)}
+        lease = self.rng.choice((None, 10.0))
+        wait = self.rng.choice((None, None, 5.0))
+        reply = self.ask(
+            Claim(partition, task, self.rng.choice((["x"], ["x", "y"])), 2, sampling, wait, lease=lease), client
+        )
+        if isinstance(reply, ClaimReply) and reply.token:
+            self.leases.append((partition, client, reply.token, reply.rows))
+
+    def acknowledge(self) -> None:
+        if self.leases:
+            partition, client, token, rows = self.leases.pop(self.rng.randrange(len(self.leases)))
+            kind = self.rng.choice((Ack, Nack, Renew))
+            if kind is Renew:
+                self.ask(Renew([(partition, token)]), client)
+            else:
+                self.ask(kind(partition, token, rows), client)
+
+    def clear(self) -> None:
+        kind = self.rng.randrange(5)
+        rows = column(self.rows())
+        if kind == 0:
+            self.ask(ClearKeys(self.partition(), [f"k{self.rng.randrange(8)}"]), "w0")
+        elif kind == 1:
+            self.ask(Drop(self.partition(), "stale", rows, self.rng.choice(([], ["g"]))), "w0")
+        elif kind == 2 and self.rng.random() < 0.2:
+            self.ask(ClearPartition(self.partition()), "w0")
+        else:
+            self.ask(ClearRows(self.partition(), rows), "w1")
+
+    def partitions(self) -> None:
+        options = PartitionOptions(
+            free_when=self.rng.choice(([], ["t"])), keep_rows=self.rng.choice((None, 30)),
+            group_size=self.rng.choice((None, 2)), max_deliveries=self.rng.choice((None, 2)),
+            keep_seconds=self.rng.choice((None, 100.0)),
+        )  # fmt: skip
+        self.ask(CreatePartition(self.partition(), self.rng.choice((0, 2)), options), self.writer())
+
+    def progress(self) -> None:
+        partition, task, rows = self.partition(), self.rng.choice(TASKS), column(self.rows())
+        requests = (
+            Reserve(partition, 2, self.rng.choice((None, ["k1", "k9"])), 0), Want(partition, task, 2),
+            Wanted(partition, task, 1), SetPolicyVersion(partition, self.rng.randrange(4)),
+            Finish(partition, task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), Show(partition, ["x"]),
+            Lookup(partition, rows, None, ["x"]), ListKeys(), ListPartitions(), Explain(partition, 0, None, task),
+            Status(), TakeSnapshot(partition), Cancel(max(1, self.sequences.get("r0", 1) - 1)),
+        )  # fmt: skip
+        self.ask(self.rng.choice(requests), self.rng.choice(("w0", "r0")))
+
+    def seldom(self) -> None:
+        partition = self.partition()
+        if self.rng.random() < 0.5:
+            unit = self.rng.randrange(UNITS)
+            requests: tuple[AnyRequest, ...] = (
+                Seal(partition), ResetConsumption(partition, None), Drain(unit), Drain(unit, True),
+                NodeGone("node-7", "now"),
+            )  # fmt: skip
+            self.ask(self.rng.choice(requests), "w0")
+
+    def checkpoint(self) -> None:
+        if self.cuts:
+            self.ask(EndCheckpoint(self.cuts.pop()), "w1")
+        else:
+            self.cuts.append(f"{self.rng.randrange(1 << 62):032x}")
+            self.ask(BeginCheckpoint(self.cuts[-1]), "w1")
+
+    def close(self) -> None:
+        for client, unit in list(self.open)[:1]:
+            extent, _ = self.open.pop((client, unit))
+            self.ask(CloseExtents([(unit, extent)]), client)
+
+    def recall(self) -> None:
+        for client, unit in list(self.open)[-1:]:
+            extent, used = self.open.pop((client, unit))
+            self.ask(Recalled(unit, column([extent]), column([used * BYTES])), f"unit-{unit}")
+
+    def unit_trouble(self) -> None:
+        unit = self.rng.randrange(UNITS)
+        extents = [extent for of, extent in self.state.blocks.extents if of == unit]
+        if not extents or self.rng.random() < 0.5:
+            return
+        if self.rng.random() < 0.5:
+            self.ask(ExtentsGone(unit, column(extents[:1]), "now"), f"unit-{unit}")
+        else:
+            self.ask(WriterGone(f"w{self.rng.randrange(2)}/1", unit, extents[:1]), f"unit-{unit}")
+
+    def units_work(self) -> None:
+        """Units free what they were told to, and carry out orders."""
+        told, self.told = self.told, []
+        for unit in sorted({unit for unit, _ in told}):
+            numbers = [extent for of, extent in told if of == unit]
+            self.ask(Freed(unit, column(numbers)), f"unit-{unit}")
+        self.ask(SpaceShort(0, self.rng.choice(([], ["w0"])), len(told)), "unit-0")
+        orders, self.orders = self.orders, []
+        for unit, order in orders:
+            if isinstance(order, Move):
+                self.ask(self.carried_out(unit, order), f"unit-{unit}")
+
+    def carried_out(self, unit: int, order: Move) -> Moved:
+        extent, end = self.next_extent, 0
+        self.next_extent += 1
+        count = len(order.blocks.unit) // 4
+        repacks = {repack.at: repack for repack in order.repacks}
+        offsets: list[int] = []
+        made: list[NewBlock | None] = []
+        schema_at = np.frombuffer(order.blocks.schema, "<i4").tolist()
+        for at in range(count):
+            offset = (extent << 20) + end
+            end += BYTES
+            if at not in repacks:
+                offsets.append(offset)
+                continue
+            fields, slots = repacks[at].fields, len(repacks[at].slots) // 4
+            schema = [spec for spec in order.blocks.schemas[schema_at[at]] if spec.name in fields]
+            dims = column([4] * len(schema))
+            made.append(NewBlock(unit, extent, offset, 1, BYTES, slots, schema, dims, LENGTH))
+        return Moved(order.number, unit, extent, LENGTH, 1, column(offsets), made)
+
+
+STEPS = (
+    *["put"] * 6, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3, "partitions",
+    *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
+)  # fmt: skip
+
+
+def run(seed: object, steps: int, share: float = 0.5) -> Life:
+    """One life, with everything checked; raises where the state is unsound, or the controller fails."""
+    before, puts.MAX_RESERVED = puts.MAX_RESERVED, MAX_ROWS
+    spare, moves.SPARE = moves.SPARE, 0
+    try:
+        life = Life(random.Random(f"{seed}"), share)
+        for _ in range(steps):
+            life.step()
+        loaded = trusted(unpack(pack(saved(life.state))))
+        invariants.check(loaded)
+    finally:
+        puts.MAX_RESERVED, moves.SPARE = before, spare
+    replayed = State(life.state.capacity)
+    replayed.watched = life.state.watched
+    for record in life.records:
+        replayed.apply(record)
+    assert replayed.snapshot() == life.state.snapshot()
+    return life
+
+
+KINDS = {kind for kind in MUTATIONS if kind is not NodeGone} | {Claim, Renew, Watch, Cancel, Drain, SpaceShort}
