@@ -55,6 +55,7 @@ LONGEST = [
     "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py", "test_object_codec.py",
     "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py", "test_planted.py",
     "test_subscriptions.py", "test_equal_ends.py", "test_ends.py", "test_cli_doctor.py", "test_disk_tier.py",
+    "test_differencing.py",
 ]  # fmt: skip
 
 

@@ -170,14 +170,14 @@ def test_a_length_above_the_cap_is_alone():
 
 def test_a_cap_that_no_even_division_keeps():
     """Longest first and exchanges end above it; first fit keeps it."""
-    lengths = [7, 12, 6, 2, 16, 17, 6, 9, 20]
-    assert max(sum(lengths[position] for position in part) for part in balance(lengths, 5)) > 21
-    parts = balance(lengths, 5, max_tokens=21)
-    assert_division(parts, 9, 5)
-    assert_capped(parts, lengths, 21)
-    by_cost = balance(lengths, 5, cost=attention, max_tokens=21)
-    assert_division(by_cost, 9, 5)
-    assert_capped(by_cost, lengths, 21)
+    lengths = [18, 5, 6, 6, 6, 8, 20, 11, 1]
+    assert max(sum(lengths[position] for position in part) for part in balance(lengths, 3)) > 28
+    parts = balance(lengths, 3, max_tokens=28)
+    assert_division(parts, 9, 3)
+    assert_capped(parts, lengths, 28)
+    by_cost = balance(lengths, 3, cost=attention, max_tokens=28)
+    assert_division(by_cost, 9, 3)
+    assert_capped(by_cost, lengths, 28)
 
 
 def test_a_cap_on_tokens_is_none_on_costs():

@@ -3,58 +3,102 @@
 from __future__ import annotations
 
 import heapq
+from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
 
 from transfer_queue.sampler.balance.arrays import Floats, Ints
 
+# The non-empty parts of a state: their sums, falling, and for each part the item that stands for it.
+_Parts: TypeAlias = tuple[Floats, Ints]
 
-def plain(ranked: Floats, k: int, *, equal: bool) -> Ints:
-    """The part of each rank by differencing alone; k divides the number of items where counts shall be equal."""
-    rows = np.arange(len(ranked)).reshape(-1, k if equal else 1)
+
+class Ties(Enum):
+    """Which of the states with equal spreads is merged first.
+
+    The value: the signs of its largest sum, of its number, and of the numbers of the states at the beginning, which are
+    counted from the one with the largest values on.
+    """
+
+    LARGEST = (-1, 1, 1)
+    """The one with the largest sum; of these the one that was made first."""
+
+    OLDEST = (0, 1, 1)
+    """The one that was made first; at the beginning the one with the largest values."""
+
+    OLDEST_SMALLEST = (0, 1, -1)
+    """The one that was made first; at the beginning the one with the smallest values."""
+
+    NEWEST = (0, -1, -1)
+    """The one that was made last; at the beginning the one with the largest values."""
+
+    NEWEST_SMALLEST = (0, -1, 1)
+    """The one that was made last; at the beginning the one with the smallest values."""
+
+
+def plain(ranked: Floats, k: int, *, equal: bool, ties: Ties = Ties.LARGEST) -> Ints:
+    """Return the part of each rank by differencing alone.
+
+    Args:
+        ranked: Values, falling.
+        k: Number of parts, at most the number of values.
+        equal: Whether counts are equal, as far as k divides the number of values; else they differ by one.
+        ties: Which of the states with equal spreads is merged first.
+    """
     if not equal:
-        # A pinch for each item keeps a part that holds only zeros apart from an empty one.
-        ranked = ranked + (float(ranked[0]) or 1.0) * 1e-12
-    return differencing(ranked, rows, k)
-
-
-def even_counts(ranked: Floats, k: int) -> Ints:
-    """Differencing of rows of k: counts are equal, or differ by one where k does not divide them."""
+        return differencing(ranked, np.arange(len(ranked)).reshape(-1, 1), k, ties)
     short = -len(ranked) % k
-    padded = np.concatenate([ranked, np.zeros(short)])
-    return differencing(padded, np.arange(len(padded)).reshape(-1, k), k)[: len(ranked)]
+    padded = np.concatenate([ranked, np.zeros(short)]) if short else ranked
+    return differencing(padded, np.arange(len(padded)).reshape(-1, k), k, ties)[: len(ranked)]
 
 
-def differencing(ranked: Floats, rows: Ints, k: int) -> Ints:
-    """The part of each rank. rows: (r, c) ranks, c <= k; the items of one row go to different parts.
+def differencing(ranked: Floats, rows: Ints, k: int, ties: Ties) -> Ints:
+    """Return the part of each rank, of k parts, none empty.
 
     A state is k sums, falling. The two states with the largest spread are merged, the largest sums of one with the
-    smallest of the other, until one is left; then the slots are traced back from the last merge to the rows.
+    smallest of the other, until one is left.
+
+    Args:
+        ranked: Values, falling.
+        rows: [r, c] ranks, c <= k; the items of one row go to different parts.
+        k: Number of parts, at most the number of values.
+        ties: Which of the states with equal spreads is merged first.
     """
-    width = rows.shape[1]
-    heap: list[tuple[float, int, Floats]] = []
-    for number, row in enumerate(rows):
-        sums = np.zeros(k)
-        sums[:width] = ranked[row]
-        heap.append((float(sums[-1] - sums[0]), number, sums))
+    heap = [_state(ties.value[2] * number, (ranked[row], row), k, ties) for number, row in enumerate(rows)]
     heapq.heapify(heap)
-    merges: list[tuple[int, int, Ints]] = []
+    parent = np.arange(rows.size)
     for number in range(len(rows), 2 * len(rows) - 1):
-        _, first, one = heapq.heappop(heap)
-        _, second, two = heapq.heappop(heap)
-        merged = one + two[::-1]
-        slots = np.argsort(-merged, kind="stable")
-        merges.append((first, second, slots))
-        sums = merged[slots]
-        heapq.heappush(heap, (float(sums[-1] - sums[0]), number, sums))
-    part_of_slot = {heap[0][1]: np.arange(k)}
-    for number in range(2 * len(rows) - 2, len(rows) - 1, -1):
-        first, second, slots = merges.pop()
-        parts = np.empty(k, np.int64)
-        parts[slots] = part_of_slot.pop(number)
-        part_of_slot[first] = parts
-        part_of_slot[second] = parts[::-1]
+        one = heapq.heappop(heap)[-1]
+        two = heap[0][-1]
+        heapq.heapreplace(heap, _state(number, _merged(one, two, k, parent), k, ties))
+    while not np.array_equal(parent, above := parent[parent]):
+        parent = above
     part_of = np.empty(rows.size, np.int64)
-    for number, row in enumerate(rows):
-        part_of[row] = part_of_slot[number][:width]
-    return part_of
+    part_of[heap[0][-1][1]] = np.arange(k)
+    return part_of[parent]
+
+
+def _state(number: int, parts: _Parts, k: int, ties: Ties) -> tuple[float, float, int, _Parts]:
+    """An entry of the heap: the next to be merged is the least."""
+    sums, (by_sum, by_number, _) = parts[0], ties.value
+    largest = float(sums[0])
+    smallest = float(sums[-1]) if len(sums) == k else 0.0
+    return smallest - largest, by_sum * largest, by_number * number, parts
+
+
+def _merged(one: _Parts, two: _Parts, k: int, parent: Ints) -> _Parts:
+    """The parts of two states put together. In `parent` each item whose part was merged names the one it went to."""
+    (sums, items), (others, more) = one, two
+    alone = k - len(others)  # parts of `one` that meet an empty one
+    if len(sums) > alone:
+        met = k - len(sums)
+        parent[more[met:][::-1]] = items[alone:]
+        together = sums[alone:] + others[met:][::-1]
+        if alone or met:
+            together = np.concatenate([sums[:alone], together, others[:met]])
+            items = np.concatenate([items, more[:met]])
+    else:
+        together, items = np.concatenate([sums, others]), np.concatenate([items, more])
+    order = np.argsort(-together, kind="stable")
+    return together[order], items[order]

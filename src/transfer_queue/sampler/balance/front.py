@@ -67,6 +67,7 @@ def get_seqlen_balanced_partitions(
 ) -> list[list[int]]:
     """Partitions lengths into k parts whose sums are as even as a quick search makes them.
 
+    The largest sum is never larger than with `karmarkar_karp`, but for a share of one millionth in large inputs.
     seqlen_list: n finite, non-negative numbers. equal_size: every part gets n / k of them, else counts are free.
     Returns k lists of positions, each ascending and none empty, that together hold 0..n-1 once; the lists
     come in the order of their first positions.
@@ -80,7 +81,7 @@ def get_seqlen_balanced_partitions(
 def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """The plain method: k lists of positions by largest differencing, with no refinement.
 
-    Arguments, result and errors as `get_seqlen_balanced_partitions`. Takes time and memory in proportion to
+    Arguments, result and errors as `get_seqlen_balanced_partitions`. Takes time in proportion to
     len(seqlen_list) * k_partitions.
     """
     lengths, k = _checked(seqlen_list, k_partitions, equal_size)

@@ -1,0 +1,135 @@
+"""Balancing is never worse than largest differencing, which is written here once more, from the published algorithm.
+
+Karmarkar & Karp, "The differencing method of set partitioning", 1982; for k parts a state is a tuple of k sums. With
+equal counts the values are dealt to the first states k at a time, in order of size.
+"""
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.sampler import SeqlenBalancedSampler
+from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions, karmarkar_karp
+
+CASES = 10_000
+
+
+def differencing(lengths, k, equal):
+    """The parts, as lists of positions, by pure Python on plain lists."""
+    ascending = sorted((length, position) for position, length in enumerate(lengths))
+    step = k if equal else 1
+    states = []
+    for first in range(0, len(ascending), step):
+        parts = [(length, [position]) for length, position in ascending[first : first + step]]
+        states.append(_state(parts + [(0, [])] * (k - len(parts)), first))
+    heapq.heapify(states)
+    for number in range(len(lengths), len(lengths) + len(states) - 1):
+        one, two = heapq.heappop(states)[-1], heapq.heappop(states)[-1]
+        parts = [(a + b, some + more) for (a, some), (b, more) in zip(one, reversed(two))]
+        heapq.heappush(states, _state(parts, number))
+    return [positions for _, positions in states[0][-1]]
+
+
+def _state(parts, number):
+    """The largest spread comes first, of equal ones that with the largest sum."""
+    falling = sorted(parts, key=lambda part: -part[0])
+    return falling[-1][0] - falling[0][0], -falling[0][0], number, falling
+
+
+def heaviest(parts, lengths):
+    return max(sum(lengths[position] for position in part) for part in parts)
+
+
+def drawn(seed, count):
+    """Small problems: (lengths, k, equal counts)."""
+    generator = random.Random(seed)
+    for _ in range(count):
+        k, equal = generator.randint(2, 5), generator.random() < 0.5
+        size = k * generator.randint(1, 4) if equal else generator.randint(k, 4 * k)
+        top = generator.choice([3, 20, 100, 1000])
+        yield [generator.randint(1, top) for _ in range(size)], k, equal
+
+
+@st.composite
+def problems(draw):
+    k, equal = draw(st.integers(1, 6)), draw(st.booleans())
+    size = k * draw(st.integers(1, 6)) if equal else draw(st.integers(k, 6 * k))
+    values = st.integers(0, draw(st.sampled_from([2, 9, 50, 9999])))
+    return draw(st.lists(values, min_size=size, max_size=size)), k, equal
+
+
+def test_balancing_is_never_worse_than_differencing_in_any_of_many_small_cases():
+    worse = [
+        problem
+        for problem in drawn(1, CASES)
+        if heaviest(get_seqlen_balanced_partitions(*problem), problem[0]) > heaviest(differencing(*problem), problem[0])
+    ]
+    assert not worse
+
+
+@settings(deadline=None)
+@given(problem=problems())
+def test_balancing_is_never_worse_than_differencing(problem):
+    lengths, k, equal = problem
+    found = heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths)
+    assert found <= heaviest(differencing(lengths, k, equal), lengths)
+    assert found <= heaviest(karmarkar_karp(lengths, k, equal), lengths)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_samplers_deal_is_never_worse_than_differencing(size):
+    for sums, ranks, equal in drawn(2, 500):
+        if len(sums) % ranks == 0 and not equal:
+            sums.append(7)  # groups that divide evenly are dealt in equal counts
+        if size * len(sums) % ranks:
+            continue  # no batch_size has so many groups
+        partition = Lengths([part for total in sums for part in (total, *[0] * (size - 1))])
+        sampler = SeqlenBalancedSampler(size, ranks)
+        batch = len(sums) * size // ranks
+        shares = sampler.deal(range(len(sums) * size), batch, batch_index=0, partition=partition)
+        parts = [[row // size for row in rows[::size]] for rows, _ in shares.values()]
+        even = len(sums) % ranks == 0
+        assert heaviest(parts, sums) <= heaviest(differencing(sums, ranks, even), sums)
+
+
+class Lengths:
+    """A partition of rows with these lengths."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def get_custom_meta(self, indexes):
+        return {index: {"total_lengths": self.lengths[index]} for index in indexes}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "k", "equal", "best"),
+    [
+        ([7, 1, 13, 17, 14, 7], 2, False, 30),
+        ([100, 3, 40, 79, 29, 11, 96, 29, 36, 88, 81, 44], 3, False, 213),
+    ],
+)
+def test_cases_that_were_worse(lengths, k, equal, best):
+    assert heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths) == best
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 10**6), min_size=2, max_size=24, unique=True), data=st.data())
+def test_the_plain_method_is_the_published_one(lengths, data):
+    """Spreads that differ leave no choice, so that both divide alike."""
+    k = data.draw(st.integers(2, min(5, len(lengths))))
+    equal = data.draw(st.booleans())
+    if equal:
+        lengths = lengths[: len(lengths) // k * k]
+    assert heaviest(karmarkar_karp(lengths, k, equal), lengths) == heaviest(differencing(lengths, k, equal), lengths)
+
+
+@given(lengths=st.lists(st.sampled_from([0, 0, 1, 5]), min_size=3, max_size=12), k=st.integers(1, 3))
+def test_lengths_of_zero_leave_no_part_empty(lengths, k):
+    for method in (karmarkar_karp, get_seqlen_balanced_partitions):
+        parts = method(lengths, k, False)
+        assert sorted(position for part in parts for position in part) == list(range(len(lengths)))
+        assert all(parts)
