@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -19,12 +18,6 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 factor = 1
 """How many times the usual number of examples is run; set by conftest.py before the tests are imported."""
-
-DTYPES = [
-    torch.uint8, torch.bool, torch.float8_e4m3fn, torch.int16, torch.bfloat16, torch.int32, torch.float32,
-    torch.int64, torch.float64, torch.complex64, torch.complex128,
-]  # fmt: skip
-"""Dtypes of each size from 1 to 16 bytes."""
 
 
 def differential(examples: int) -> Callable[[Test], Test]:

@@ -1,28 +1,43 @@
 """Torn reads: rows are read while others clear, replace, compact and drain. Not one byte of another sample may come.
 
-    python tests/long/torn_reads.py [--reads 10000000] [--readers 2] [--seconds 3600]
+    python tests/long/torn_reads.py [--mode reads|rows] [--reads 10000000] [--readers 2] [--seconds 3600]
+                                    [--row-seconds 60] [--backends NAME ...]
 
-A writer puts blocks whose values say which put they belong to, replaces some, and clears all but a few rows of each, so
-that compaction never rests; a unit is drained and taken back in turn. Readers, each a process, copy 1024 rows at a time
-and look at every byte: each value of a row is the row's number, which is that of the put that made it. It ends when so
-many rows were read, or fails at the first foreign byte. What the writer clears is the oldest, so that most reads are in
-time for it, and some are not.
+Two modes, one after the other unless one is named.
+
+`reads`: a writer puts blocks whose values say which put they belong to, replaces some, and clears all but a few rows of
+each, so that compaction never rests; a unit is drained and taken back in turn. Readers, each a process, copy 1024 rows
+at a time and look at every byte: each value of a row is the row's number, which is that of the put that made it. It
+ends when so many rows were read, or fails at the first foreign byte. What the writer clears is the oldest, so that most
+reads are in time for it, and some are not.
+
+`rows`: on every backend that is installed, for `--row-seconds` each, processes put, replace, clear and read ragged rows
+of a few elements (and some large ones) in every container and layout, each value with a checksum in a field beside it
+(`checked_rows`). Processes that only read look at the rows of all writers. It fails at the first value that is not what
+its checksum says, or that came for another row. `tests/client/test_checked_rows.py` is a short version of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import transfer_queue as tq
-from transfer_queue.errors import StorageKeyNotFoundError, WaitTimeoutError
+from checked_rows import Reader, Writer
+from transfer_queue.errors import StartError, StorageKeyNotFoundError, WaitTimeoutError
 
 ROWS, WIDTH = 256, 64
 PARTITION = "torn"
@@ -31,6 +46,33 @@ LIVE = 384  # puts of which rows live
 KEPT = 8  # rows of a put that live on
 READ = 1024  # rows of one read
 PAUSE = 0.002  # of the writer, seconds between two puts: readers on two cores are to be quicker than it
+
+MIB = 1 << 20
+ROOM = 192 * MIB  # of an external store
+WRITERS = 2  # processes of the mode `rows` that put, and as many that only read
+LISTED = 20  # reads between two looks at which rows there are
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SimpleStorage": ("", {"SimpleStorage": {"arena_bytes": 64 * MIB, "num_data_storage_units": 2}}),
+    "disk": ("", {"SimpleStorage": {"arena_bytes": 8 * MIB, "offload": {"enabled": True}}}),
+    "MooncakeStore": (
+        "mooncake",
+        {
+            "storage_backend": "MooncakeStore",
+            "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": ROOM},
+        },
+    ),
+    "Yuanrong": (
+        "yr",
+        {
+            "storage_backend": "Yuanrong",
+            "Yuanrong": {
+                "worker_port": 0, "metastore_port": 0, "worker_args": f"--shared_memory_size_mb {ROOM // MIB}",
+            },
+        },
+    ),
+    "RayStore": ("ray", {"storage_backend": "RayStore", "RayStore": {"capacity": ROOM}}),
+}  # fmt: skip
+"""By name: the module that a backend needs, and its settings. `disk`: SimpleStorage with more than fits in memory."""
 
 
 def write(seconds: float) -> None:
@@ -92,19 +134,77 @@ def read(rows: int) -> None:
     print(f"{done} rows read, {gone} reads of rows that were gone", flush=True)
 
 
-def main() -> None:
-    """Starts a system with two units, the writer and the readers."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--reads", type=int, default=10_000_000)
-    parser.add_argument("--readers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--role", choices=["write", "read"])
-    arguments = parser.parse_args()
-    if arguments.role is not None:
-        torch.set_num_threads(1)
-        tq.init()
-        write(arguments.seconds) if arguments.role == "write" else read(arguments.reads)
+def write_rows(seconds: float, place: int) -> None:
+    """Puts, replaces, clears and reads rows of its own until its time is over."""
+    writer = Writer(tq.get_client(), PARTITION, seed=time.time_ns(), place=place + 1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        writer.step()
+    print(f"writer {place}: {writer.rows} rows read", flush=True)
+
+
+def read_rows(seconds: float, place: int) -> None:
+    """Reads the rows of all writers until its time is over."""
+    client = tq.get_client()
+    reader = Reader(client, PARTITION, seed=time.time_ns())
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        numbers = [int(key) for key in client.kv_list(PARTITION).get(PARTITION, {})]
+        if not numbers:
+            time.sleep(PAUSE)
+            continue
+        for _ in range(LISTED):
+            reader.read(reader.selection(numbers))
+    print(f"reader {place}: {reader.rows} rows read", flush=True)
+
+
+@contextlib.contextmanager
+def system(name: str) -> Iterator[None]:
+    """A system with this backend."""
+    module, conf = BACKENDS[name]
+    with tempfile.TemporaryDirectory(prefix="tq-torn-") as folder, contextlib.ExitStack() as stack:
+        if name == "disk":
+            conf["SimpleStorage"]["offload"]["path"] = folder
+        if module == "ray":
+            import ray
+
+            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+            stack.callback(ray.shutdown)
+        tq.init({"backend": conf, "runtime": "ray" if module == "ray" else "local"})
+        stack.callback(tq.close)
+        yield
+
+
+def rows(name: str, seconds: float) -> None:
+    """The mode `rows` on one backend."""
+    module, _ = BACKENDS[name]
+    if module and importlib.util.find_spec(module) is None:
+        print(f"{name}: left out, as {module} is not installed", flush=True)
         return
+    print(f"{name}:", flush=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(system(name))
+        except StartError as error:
+            reason = str(error).strip().rpartition("\n")[2]
+            print(f"{name}: left out, as it cannot be started: {reason}", flush=True)
+            return
+        tq.get_client().create_partition(PARTITION)
+        roles = [(role, str(place)) for role in ("write-rows", "read-rows") for place in range(WRITERS)]
+        command = [sys.executable, "-W", "ignore", __file__, "--row-seconds", str(seconds)]
+        processes = [subprocess.Popen([*command, "--role", role, "--place", place]) for role, place in roles]
+        try:
+            codes = [process.wait(seconds + 120) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    if any(codes):
+        raise SystemExit(f"{name}: a process failed; its words are above")
+
+
+def reads(arguments: argparse.Namespace) -> None:
+    """The mode `reads`: starts a system with two units, the writer and the readers."""
     tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}})
     try:
         tq.get_client().create_partition(PARTITION)
@@ -123,6 +223,43 @@ def main() -> None:
     if any(codes):
         raise SystemExit("a reader failed; its words are above")
     print(f"{arguments.reads} rows were read, without a foreign byte")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """What one of the processes does."""
+    torch.set_num_threads(1)
+    tq.init()
+    if arguments.role == "write":
+        write(arguments.seconds)
+    elif arguments.role == "read":
+        read(arguments.reads)
+    elif arguments.role == "write-rows":
+        write_rows(arguments.row_seconds, arguments.place)
+    else:
+        read_rows(arguments.row_seconds, arguments.place)
+
+
+def main() -> None:
+    """Runs the modes that are asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mode", choices=["reads", "rows"], help="default: both")
+    parser.add_argument("--reads", type=int, default=10_000_000, help="rows that the mode `reads` reads")
+    parser.add_argument("--readers", type=int, default=2, help="processes that read in the mode `reads`")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="most seconds of the mode `reads`")
+    parser.add_argument("--row-seconds", type=float, default=60.0, help="seconds of the mode `rows` on each backend")
+    parser.add_argument("--backends", nargs="+", choices=list(BACKENDS), default=list(BACKENDS))
+    parser.add_argument("--role", choices=["write", "read", "write-rows", "read-rows"], help=argparse.SUPPRESS)
+    parser.add_argument("--place", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role is not None:
+        work(arguments)
+        return
+    if arguments.mode != "rows":
+        reads(arguments)
+    if arguments.mode != "reads":
+        for name in arguments.backends:
+            rows(name, arguments.row_seconds)
+        print("every row was what was put")
 
 
 if __name__ == "__main__":

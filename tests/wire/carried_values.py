@@ -16,6 +16,11 @@ from transfer_queue.wire.tensors import DTYPES
 
 # what torch itself can make and compare; the sub-byte dtypes are shells around bytes
 TORCH_DTYPES = sorted(DTYPES.values(), key=str)
+# a few of each size from 1 to 16 bytes
+DTYPES_OF_EACH_SIZE = [
+    torch.uint8, torch.bool, torch.float8_e4m3fn, torch.int16, torch.bfloat16, torch.int32, torch.float32,
+    torch.int64, torch.float64, torch.complex64, torch.complex128,
+]  # fmt: skip
 
 
 class Colour(enum.IntEnum):

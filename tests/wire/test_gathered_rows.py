@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from carried_values import bits, pattern, same, same_tensor
+from carried_values import DTYPES_OF_EACH_SIZE, bits, pattern, same, same_tensor
 from codec_arenas import Arenas
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack
 
-from differential import DTYPES, differential, row_lengths, small
+from differential import differential, row_lengths, small
 from transfer_queue.messages import LookupReply
 from transfer_queue.wire import copies, encode, ranges, tensors
 from transfer_queue.wire import gather as gathering
@@ -52,7 +52,7 @@ def kinds(draw: st.DrawFn) -> Kind:
     which = draw(st.sampled_from(["ragged", "ragged", "dense", "several", "mixed", "object"]))
     if which == "object":
         return Kind(None)
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(DTYPES_OF_EACH_SIZE))
     if which == "mixed":
         return Kind(dtype, mixed=True)
     shape = tuple(draw(st.lists(small, min_size=which != "dense", max_size=3)))

@@ -5,11 +5,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from carried_values import pattern, same_tensor
+from carried_values import DTYPES_OF_EACH_SIZE, pattern, same_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from differential import DTYPES, differential, row_lengths, small
+from differential import differential, row_lengths, small
 from transfer_queue.wire import jagged
 from transfer_queue.wire.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
 
@@ -63,7 +63,13 @@ def jagged_tensors(draw):
     at = draw(small)
     others = [1] * at + draw(st.lists(st.sampled_from([1, 1, 2]), max_size=2))
     owner_writes = draw(st.sampled_from([False, False, True]))
-    return draw(st.integers(1, 4).flatmap(row_lengths)), at, others, draw(st.sampled_from(DTYPES)), owner_writes
+    return (
+        draw(st.integers(1, 4).flatmap(row_lengths)),
+        at,
+        others,
+        draw(st.sampled_from(DTYPES_OF_EACH_SIZE)),
+        owner_writes,
+    )
 
 
 @given(st.lists(jagged_tensors(), min_size=2, max_size=8))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from carried_values import pattern, same_tensor
+from carried_values import DTYPES_OF_EACH_SIZE, pattern, same_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from differential import DTYPES, differential, row_lengths, small
+from differential import differential, row_lengths, small
 from transfer_queue.core.sparse import blocks_message
 from transfer_queue.messages import FieldType, LookupReply, NewBlock, Placement
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
@@ -73,7 +73,7 @@ def test_the_rows_are_the_same(data: st.DataObject) -> None:
 def few_shapes(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[int]]:
     """Rows of a field whose shapes coincide, and which of them live."""
     count = draw(st.integers(1, 6))
-    dtype, other = draw(st.sampled_from(DTYPES)), draw(small)
+    dtype, other = draw(st.sampled_from(DTYPES_OF_EACH_SIZE)), draw(small)
     first = draw(row_lengths(count))
     ranks = draw(st.sampled_from([[1] * count, [2] * count, [1, 2] * count, [0, 1, 2] * count]))
     shapes = [(size, other, other)[:rank] for size, rank in zip(first, ranks, strict=False)]
