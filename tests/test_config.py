@@ -138,6 +138,7 @@ class TestSettings:
             "tls": None,
             "start_timeout": 30.0,
             "call_timeout": 60.0,
+            "restart_timeout": 60.0,
             "report_wait": 30.0,
             "ray_namespace": "transfer_queue",
             "ray_detached": False,

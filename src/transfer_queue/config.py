@@ -273,6 +273,7 @@ class Settings:
     tls: dict[str, str] | None
     start_timeout: float
     call_timeout: float
+    restart_timeout: float
     report_wait: float | None
     ray_namespace: str
     ray_detached: bool
@@ -330,6 +331,7 @@ class Settings:
             tls=_checked_tls(KEYS["tls"], given["tls"]),
             start_timeout=checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
             call_timeout=checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
+            restart_timeout=checked_seconds(KEYS["restart_timeout"], given["restart_timeout"]),
             report_wait=None if report is None else checked_seconds(KEYS["report_wait"], report),
             ray_namespace=checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
             ray_detached=checked_bool(KEYS["ray_detached"], given["ray_detached"]),
@@ -389,6 +391,7 @@ KEYS = {
     "tls": "security.tls",
     "start_timeout": "timeouts.start",
     "call_timeout": "timeouts.call",
+    "restart_timeout": "timeouts.restart",
     "report_wait": "timeouts.report_wait",
     "ray_namespace": "ray.namespace",
     "ray_detached": "ray.detached",

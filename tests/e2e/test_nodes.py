@@ -241,6 +241,23 @@ def leased(client: TransferQueueClient, units: Iterable[int]) -> int:
     return run_blocking(client.storage_manager.session, ask())
 
 
+def test_a_unit_of_another_node_may_be_killed_while_it_starts(three: Nodes) -> None:
+    with three.client(1) as client, three.client(0) as other:
+        meta = client.put(mixed(20), partition_id="killed")
+        supervisor = psutil.Process(three.systems[1].description.pid)
+        killed: set[int] = set()
+        deadline = time.monotonic() + 60.0
+        while len(killed) < 6:
+            assert time.monotonic() < deadline, "the supervisor does not try again"
+            for child in supervisor.children():
+                if child.pid not in killed:
+                    child.kill()
+                    killed.add(child.pid)
+        same(other.get_data(meta), mixed(20))
+        client.put(mixed(20), partition_id="killed")
+        client.clear_partition("killed")
+
+
 def test_a_drained_node_holds_nothing_any_more(three: Nodes) -> None:
     with three.client(1) as writer, three.client(0) as reader:
         put_numbers(writer, "drained")

@@ -211,7 +211,7 @@ def test_the_metrics_stay_where_they_are() -> None:
 
 
 def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    with started("damaged"):
+    with started("damaged", timeouts={"restart": 1}):
         system = CURRENT.system
         assert system is not None
         for key in "abc":
@@ -228,8 +228,28 @@ def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytes
         log = Path(system.log_of(("controller", 0)))
         until(lambda: not system.alive())
         assert "is damaged at byte" in log.read_text()
-        assert "for the 5th time in a row" in (system.logs / "supervisor.log").read_text()
+        assert "it could not be started for 1." in (system.logs / "supervisor.log").read_text()
     assert "is damaged at byte" in caplog.text, "told at the close"
+
+
+@pytest.mark.parametrize("name", ["controller", "unit-0"])
+def test_kills_while_a_server_starts_do_not_end_the_system(name: str) -> None:
+    with started("starting"):
+        client = tq.get_client()
+        meta = client.put(values(4), partition_id="p")
+        system = CURRENT.system
+        assert system is not None
+        supervisor = psutil.Process(system.description.pid)
+        others = {child.pid for child in supervisor.children()}
+        kill(name)
+        for _ in range(6):
+            until(lambda: bool({child.pid for child in supervisor.children()} - others))
+            (again,) = [child for child in supervisor.children() if child.pid not in others]
+            again.kill()
+            others.add(again.pid)
+        client.put(values(4), partition_id="p")
+        assert client.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+        assert f"the {name} is up again" in (system.logs / "supervisor.log").read_text()
 
 
 def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() -> None:

@@ -1,7 +1,8 @@
 """A server of a system as its supervisor sees it: over all the processes that serve for it, one after the other.
 
-What is killed is forked anew at once. What ends by itself is given a little longer each time, and is given up when it
-has done so MOST_FAILURES times in a row.
+A server that was killed while it served is forked again at once. One that ended by itself, or before it was up, is
+forked again after a pause that grows. It is given up when it has not served for `patience` seconds, however often it
+was tried in that time.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from dataclasses import dataclass
 
 from transfer_queue.node.server_process import READY, Serves
 
-MOST_FAILURES = 5
 FIRST_PAUSE = 0.1  # seconds after the first failure in a row, twice as long after each further one
+LONGEST_PAUSE = 5.0
 STEADY_SECONDS = 10.0  # a process that has served for so long has not failed to come up
 
 
 @dataclass
 class Child:
     """name: "controller" or "unit-0". build: makes the server, in the child. restarts: a dead one is forked anew.
+    patience: for so many seconds it may fail to come up, or to stay up; then it is given up.
 
     pid: of the process that serves; None while there is none. ready: where it says that it is up, until it has.
     said: what it has said so far; up: it has come up. due: when it is to be forked next, None: not to be.
@@ -30,6 +32,7 @@ class Child:
     name: str
     build: Callable[[], Serves]
     restarts: bool
+    patience: float
     pid: int | None = None
     ready: int | None = None
     said: bytes = b""
@@ -37,6 +40,7 @@ class Child:
     due: float | None = None
     deadline: float = 0.0  # by which it must be up
     failures: int = 0  # in a row
+    failing_since: float | None = None  # when the first of these failures was
     _up_since: float = 0.0
 
     def forked(self, pid: int, ready: int, deadline: float) -> None:
@@ -69,8 +73,14 @@ class Child:
         """Its process has ended with this exit code; whether another one is to be tried, when `due` has come."""
         now = time.monotonic()
         steady = self.up and (code == -signal.SIGKILL or now - self._up_since >= STEADY_SECONDS)
-        self.failures = 0 if steady else self.failures + 1
+        if steady:
+            self.failures, self.failing_since = 0, None
+        else:
+            self.failures += 1
+            self.failing_since = now if self.failing_since is None else self.failing_since
         self.pid, self.up = None, False
         self.close()
-        self.due = now + (FIRST_PAUSE * 2.0 ** (self.failures - 1) if self.failures else 0.0)
-        return self.failures < MOST_FAILURES
+        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures - 1, 10), LONGEST_PAUSE) if self.failures else 0.0
+        given_up = self.failing_since is not None and now >= self.failing_since + self.patience
+        self.due = None if given_up else now + pause
+        return not given_up

@@ -41,7 +41,7 @@ from transfer_queue.node.locks import StartLock, hold_liveness
 from transfer_queue.node.offloading import make_folder
 from transfer_queue.node.paths import Description, SystemFolder, no_link
 from transfer_queue.node.server_log import configure_logging, write_log_to
-from transfer_queue.node.server_process import run_server
+from transfer_queue.node.server_process import Serves, run_server
 from transfer_queue.node.store_process import KEPT, build_keeper, say
 from transfer_queue.node.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena import choose_folder
@@ -140,7 +140,7 @@ class Supervisor:
             listeners, remote = self._listen_twice(str(system.unit(number)))
             place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
             build = partial(build_unit, system, number, start.config, start.key, place)
-            self._bring(Child(f"unit-{number}", build, restarts=True))
+            self._bring(self._child(f"unit-{number}", build))
         self._is_up = True
         system.describe(self._description())
         startup.send(self._channel, startup.Started(self._warnings), RECEIVE_SECONDS)
@@ -153,7 +153,7 @@ class Supervisor:
         sockets = Sockets(listeners, self._listen_for_metrics())
         journal = self._make_journal_folder()
         build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
-        self._bring(Child("controller", build, restarts=journal is not None))
+        self._bring(self._child("controller", build, restarts=journal is not None))
         self._controller = str(system.controller)
 
     def _listen_twice(self, path: str) -> tuple[list[socket.socket], str]:
@@ -174,7 +174,7 @@ class Supervisor:
             # the child must be able to say itself why its programs do not come up
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
             build = partial(build_keeper, self._system, settings, seconds, self._start.seat)
-            self._bring(Child("store", build, restarts=True))
+            self._bring(self._child("store", build))
         elif settings.storage_backend != "SimpleStorage":
             say(self._system, StoreAddress(settings.storage_backend, settings.store_options))
 
@@ -251,6 +251,9 @@ class Supervisor:
             remote=self._remote,
             tls=self._settings.tls,
         )
+
+    def _child(self, name: str, build: Callable[[], Serves], restarts: bool = True) -> Child:
+        return Child(name, build, restarts, self._settings.restart_timeout)
 
     def _bring(self, child: Child) -> None:
         """Forks a server and waits until it is up; _End with its traceback if it is not."""
@@ -367,7 +370,12 @@ class Supervisor:
             if not (self._is_up and child.restarts):
                 lost.append(f"the {child.name} {how}")
             elif not again:
-                lost.append(f"the {child.name} {how}, for the {child.failures}th time in a row")
+                assert child.failing_since is not None
+                seconds = time.monotonic() - child.failing_since
+                lost.append(
+                    f"the {child.name} {how}: it could not be started for {seconds:.1f} s, in {child.failures} tries "
+                    f"(timeouts.restart: {child.patience:g})"
+                )
         if lost:
             raise _End(" and ".join(lost), crashed=True)
 
