@@ -72,7 +72,8 @@ EXCUSED = {
 EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
-    f"wire/{name}.py" for name in ("tensors", "jagged", "encode", "gather", "parser", "torch_objects", "devices")
+    f"wire/{name}.py"
+    for name in ("as_tensors", "tensors", "jagged", "encode", "gather", "parser", "torch_objects", "devices")
 }
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.

@@ -90,8 +90,13 @@ class InvalidArgumentError(TransferQueueError, ValueError):
 class FieldTypeError(InvalidArgumentError):
     """A put whose values do not go with a field's live ones: another kind, or dtypes that torch does not promote.
 
-    Nothing was changed.
+    Nothing was changed. tensors: the fields of the put that hold tensors, with the dtypes of their live rows, and were
+    given something else.
     """
+
+    def __init__(self, *args: object, tensors: dict[str, list[str]] | None = None) -> None:
+        super().__init__(*args)
+        self.tensors = tensors or {}
 
 
 class DuplicateError(InvalidArgumentError):

@@ -291,6 +291,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
                     tags=None if changed is None else [changed[p] for p in positions.tolist()],
                     groups=None if groups is None else [groups[p] for p in positions.tolist()], epoch=metadata._epoch,
                 )  # fmt: skip
+        if len(blocks) > 1:
+            encoded.hold_as_tensors({name: kinds for block in blocks for name, kinds in block.converted.items()})
         metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))
         metadata._tags_saved()
         return metadata

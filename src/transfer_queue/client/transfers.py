@@ -29,6 +29,7 @@ from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
     DeadlockError,
+    FieldTypeError,
     NotInitializedError,
     ProtocolError,
     StorageKeyNotFoundError,
@@ -58,6 +59,7 @@ from transfer_queue.wire.parser import checked_parser_result, parser_columns
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
 
+KIND_ATTEMPTS = 4  # of a put whose fields begin or cease to hold tensors, because of others, while it is repeated
 READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
 FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
 OFFLOAD_SECONDS = 2.0  # for which a put waits at most for blocks to be moved to disk, before it is written there itself
@@ -111,8 +113,29 @@ class Transfers:
     ) -> Operation[PublishReply]:
         """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing.
 
-        Where its storage unit turns out to be lost, it is written once more, into another.
+        Where a field turns out to hold tensors and the block has other values of it, these are written as tensors. That
+        is known from the refusal of the first such put, and remembered, so that it costs nothing after that.
         """
+        kinds, name = self._state.kinds, target["partition"]
+        if encoded is not None:
+            kinds.expect(name, encoded)
+        for attempt in range(KIND_ATTEMPTS):
+            try:
+                reply = yield from self._publish_somewhere(encoded, wait, within, **target)
+                break
+            except FieldTypeError as error:
+                if encoded is None or attempt + 1 == KIND_ATTEMPTS or not encoded.hold_as_tensors(error.tensors):
+                    raise
+        if encoded is not None:
+            kinds.learn(name, encoded)
+        if reply.dtypes:
+            kinds.warn_of_dtypes(name, reply.dtypes)
+        return reply
+
+    def _publish_somewhere(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
+    ) -> Operation[PublishReply]:
+        """Where its storage unit turns out to be lost, a block is written once more, into another."""
         try:
             return (yield from self._publish_once(encoded, wait, within, **target))
         except UnitLostError:
@@ -154,7 +177,12 @@ class Transfers:
             reserved.session,
         )  # fmt: skip
         try:
-            reply = yield Call(CONTROLLER, Publish(block=block, closes=closes, wait=wait, **target), wait, within)
+            reply = yield Call(
+                CONTROLLER,
+                Publish(block=block, closes=closes, wait=wait, converted=list(encoded.converted), **target),
+                wait,
+                within,
+            )
         except TransferQueueError as error:
             space.keep(closes)
             if isinstance(error, UNCERTAIN):
@@ -170,10 +198,7 @@ class Transfers:
             space.published(reserved, certain=False)
             raise
         space.published(reserved)
-        made = _published(reply)
-        if made.dtypes:
-            self._state.kinds.warn_of_dtypes(target["partition"], made.dtypes)
-        return made
+        return _published(reply)
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         """Writes a block where it was reserved; the simulation stops a writer in the middle of it.

@@ -52,7 +52,7 @@ from transfer_queue.core.state import State
 from transfer_queue.core.user_sampler import Values, copied
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.core.works import Works
-from transfer_queue.errors import CapacityError, ProtocolError, SamplerError, TransferQueueError
+from transfer_queue.errors import CapacityError, FieldTypeError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
     AnyReply,
     Cancel,
@@ -560,4 +560,5 @@ class Controller:
     def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
         """The answer to a request that is refused."""
         self.counters["failures"] += 1
-        return Send(peer, sequence, Failure(type(error).__name__, str(error)))
+        tensors = error.tensors if isinstance(error, FieldTypeError) else {}
+        return Send(peer, sequence, Failure(type(error).__name__, str(error), tensors))

@@ -19,6 +19,7 @@ from transfer_queue.core.state import State
 from transfer_queue.errors import (
     CapacityError,
     DuplicateError,
+    FieldTypeError,
     InvalidArgumentError,
     ProtocolError,
     SealedError,
@@ -27,6 +28,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages import (
     DELETE_CODE,
     CreatePartition,
+    FieldSpec,
     PartitionOptions,
     Publish,
     Reserve,
@@ -207,11 +209,8 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         known = partition is not None and partition.learnt == shape_of(request.block)
         check_block(request.block, request.count, known)
         check_places(state, writer, request.block)
-        if partition is not None and not known:
-            for spec in request.block.schema:
-                field = partition.fields.get(spec.name)
-                if field is not None:
-                    field.check(spec)
+        if not known:
+            _check_types(partition, request.block.schema, request.converted)
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )
@@ -226,6 +225,25 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if request.closes:
         records += close_extents(state, writer, request.closes)
     return records, indexes, new
+
+
+def _check_types(partition: Partition | None, schema: list[FieldSpec], converted: list[str]) -> None:
+    """Raises FieldTypeError if a value does not go with the live ones of its field."""
+    fields = {} if partition is None else partition.fields
+    try:
+        for name in converted:
+            if name not in fields or fields[name].kind != "tensor":
+                raise FieldTypeError(f"field {name!r} holds no tensors any more; nothing was put. Put it again.")
+        for spec in schema:
+            field = fields.get(spec.name)
+            if field is not None:
+                field.check(spec)
+    except FieldTypeError as error:
+        for spec in schema:
+            field = fields.get(spec.name)
+            if field is not None and field.kind == "tensor" and (spec.kind == "object" or spec.name in converted):
+                error.tensors[spec.name] = [field.dtype, *field.others]
+        raise
 
 
 def _put_new(state: State, partition: Partition, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray]:

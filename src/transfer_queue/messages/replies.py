@@ -15,10 +15,11 @@ class Reply(Message, frozen=True, tag=True):
 
 
 class Failure(Reply, frozen=True):
-    """An error of the tree by class name, and its message."""
+    """An error of the tree by class name, and its message. tensors: see `errors.FieldTypeError`."""
 
     kind: str
     message: str
+    tensors: dict[str, list[str]] = {}
 
 
 class Done(Reply, frozen=True):

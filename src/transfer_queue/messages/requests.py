@@ -44,6 +44,8 @@ class Publish(Request, frozen=True):
     tags: one dict a row to merge, None entries for rows without; replace_tags: they replace instead.
     closes: extents of this writer that will take no more blocks, as (unit, extent).
     wait: seconds to wait for capacity; None fails at once. epoch: in which `rows` were learnt; None: any.
+    converted: fields of the block that are tensors only because their field is said to hold tensors; refused if it does
+    not.
     """
 
     partition: str
@@ -58,6 +60,7 @@ class Publish(Request, frozen=True):
     pre_allocate: Natural = 1
     wait: Seconds | None = None
     epoch: Natural | None = None
+    converted: list[str] = []
 
 
 class Claim(Request, frozen=True):

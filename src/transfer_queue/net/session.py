@@ -26,6 +26,7 @@ import msgspec
 
 from transfer_queue.errors import (
     ConnectionLostError,
+    FieldTypeError,
     InvalidArgumentError,
     NotInitializedError,
     ProtocolError,
@@ -223,7 +224,10 @@ class Session:
 def outcome(reply: AnyReply) -> AnyReply:
     """The reply itself, or the exception that a Failure stands for."""
     if type(reply) is Failure:
-        raise by_name(reply.kind)(reply.message)
+        error = by_name(reply.kind)(reply.message)
+        if isinstance(error, FieldTypeError):
+            error.tensors = reply.tensors
+        raise error
     return reply
 
 

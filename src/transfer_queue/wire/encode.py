@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol, Union
 
@@ -20,6 +20,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages import FieldSpec
+from transfer_queue.wire.as_tensors import tensors_of
 from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copy_all
 from transfer_queue.wire.devices import KINDS, flat_on_device
 from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, aligned
@@ -40,16 +41,45 @@ class Source(Protocol):
         """Copies the column to memory[start:]; address is where memory begins. Large copies it may note in `later`."""
 
 
+Column = tuple[FieldSpec, bytes, int, Source]
+
+
 class EncodedBlock:
     """A block ready to be written.
 
-    schema, dims (i8), rows, nbytes: as in `messages.NewBlock`.
+    schema, dims (i8), rows, nbytes: as in `messages.NewBlock`. converted: fields whose values were given as objects and
+    are encoded as tensors, with the dtypes of the field that were known.
     """
 
-    __slots__ = ("_sources", "dims", "nbytes", "rows", "schema")
+    __slots__ = ("_given", "_sources", "converted", "dims", "nbytes", "rows", "schema")
 
-    def __init__(self, rows: int, columns: list[tuple[FieldSpec, bytes, int, Source]]):
+    def __init__(self, rows: int, columns: list[Column]):
         self.rows = rows
+        self.converted: dict[str, list[str]] = {}
+        self._given = columns
+        self._lay_out(columns)
+
+    def hold_as_tensors(self, fields: Mapping[str, Sequence[str]]) -> bool:
+        """Encodes the values of these fields as tensors, if they can be, and those of all others as they were given.
+
+        fields: names with the dtypes of the rows that live, see `as_tensors`. Returns whether anything changed.
+        """
+        columns, converted = [], {}
+        for column in self._given:
+            spec, source = column[0], column[3]
+            if spec.kind == "object" and spec.name in fields and isinstance(source, _Bytes):
+                tensors = tensors_of(source.values, fields[spec.name])
+                if tensors is not None:
+                    column = _rows(spec.name, tensors)
+                    converted[spec.name] = list(fields[spec.name])
+            columns.append(column)
+        if converted.keys() == self.converted.keys():
+            return False
+        self.converted = converted
+        self._lay_out(columns)
+        return True
+
+    def _lay_out(self, columns: list[Column]) -> None:
         self.schema = [column[0] for column in columns]
         self.dims = b"".join([column[1] for column in columns])
         self._sources: list[tuple[int, Source]] = []
@@ -248,12 +278,13 @@ class _Pieces:
 
 
 class _Bytes:
-    """Encoded objects: buffers one after the other."""
+    """Encoded objects: buffers one after the other. values: the objects, one a row."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "values")
 
-    def __init__(self, parts: list[Buffer]):
+    def __init__(self, parts: list[Buffer], values: Sequence[Any]):
         self._parts = parts
+        self.values = values
 
     @property
     def nbytes(self) -> int:
@@ -271,8 +302,6 @@ class _Bytes:
 
 
 # ---------------------------------------------------------------- columns
-
-Column = tuple[FieldSpec, bytes, int, Source]
 
 
 def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
@@ -307,7 +336,7 @@ def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
         return _tensor(name, value if whole else value.expand(rows, *value.shape), rows)
     parts = _parts(name, 0, value, allow_pickle)
     length = sum(map(len, parts))
-    return _spec(name, "object", "object", 1, False), _i8([length]), length * rows, _Bytes(parts * rows)
+    return _spec(name, "object", "object", 1, False), _i8([length]), length * rows, _Bytes(parts * rows, [value] * rows)
 
 
 def _tensor(name: str, value: torch.Tensor, rows: int) -> Column:
@@ -410,7 +439,7 @@ def _objects(name: str, values: list[Any], allow_pickle: bool) -> Column:
         parts = [b"".join(parts)]
     ragged = any(length != lengths[0] for length in lengths)
     dims = _i8(lengths if ragged else lengths[:1] or [0])
-    return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), _Bytes(parts)
+    return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), _Bytes(parts, values)
 
 
 def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:

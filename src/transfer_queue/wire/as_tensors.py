@@ -1,0 +1,63 @@
+"""Values that a field of tensors takes as tensors: NumPy arrays and scalars, Python numbers, and tensors themselves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from transfer_queue.wire.layout import ITEM_SIZES
+from transfer_queue.wire.tensors import DTYPES
+
+
+def tensors_of(values: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor] | None:
+    """A tensor for each value, all of one dtype; None if a value has no tensor, or torch does not promote their dtypes.
+
+    Arrays and NumPy scalars keep their dtype. A Python number takes the field's, as it does in torch's arithmetic: a
+    float in a field of float16 becomes float16, and one in a field of integers torch's default dtype.
+
+    dtypes: those of the field's live rows, the first one first.
+    """
+    own = _promoted([DTYPES[name] for name in dtypes if name in DTYPES]) or torch.get_default_dtype()
+    made = []
+    for value in values:
+        tensor = _tensor(value, own)
+        if tensor is None:
+            return None
+        made.append(tensor)
+    dtype = _promoted(list({tensor.dtype for tensor in made}))
+    return None if dtype is None else [tensor.to(dtype) for tensor in made]
+
+
+def _promoted(dtypes: list[torch.dtype]) -> torch.dtype | None:
+    try:
+        return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+    except RuntimeError:
+        return None
+
+
+def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return None if value.is_nested else value
+    if isinstance(value, np.ndarray | np.generic):
+        if (
+            value.dtype.kind not in "biufc"
+            or value.dtype.name not in ITEM_SIZES
+            or isinstance(value, np.ma.MaskedArray)
+        ):
+            return None
+        # a copy: torch takes neither negative strides nor foreign byte orders, and warns of read-only memory
+        return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+    if type(value) not in (bool, int, float):
+        return None
+    try:
+        its = torch.result_type(torch.empty(1, dtype=dtype), value)
+        if type(value) is int and not its.is_floating_point and not its.is_complex:
+            limits = torch.iinfo(its)
+            its = its if limits.min <= value <= limits.max else torch.int64
+        return torch.tensor(value, dtype=its)
+    except (RuntimeError, OverflowError, TypeError, ValueError):
+        return None
