@@ -973,8 +973,8 @@ class Surface(ABC):
     ) -> KVBatchMeta:
         """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
 
-        fields: a dict (a tensor is the sample's row, anything else an object, unless the field holds tensors: then arrays
-        and numbers become tensors, too) or a TensorDict of batch size 1.
+        fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
+        and numbers become tensors) or a TensorDict of batch size 1.
         tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
@@ -999,8 +999,8 @@ class Surface(ABC):
     ) -> KVBatchMeta:
         """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
 
-        fields: a dict (a tensor is the sample's row, anything else an object, unless the field holds tensors: then arrays
-        and numbers become tensors, too) or a TensorDict of batch size 1.
+        fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
+        and numbers become tensors) or a TensorDict of batch size 1.
         tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
