@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from simulated import Start, numbers, ragged, rows_of, same, table
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
+
+TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorials" / "03_producers_and_consumers.py"
 
 
 class Point:
@@ -285,3 +290,56 @@ class TestPickle:
         assert client.get_partition_list() == []
         meta = client.put(table(o=[{"n": 1, "a": np.arange(2)}]), partition_id="p")
         assert same(client.get_data(meta).get("o").tolist(), [{"n": 1, "a": np.arange(2)}])
+
+
+class TestNoRows:
+    """An empty batch has the fields that it knows, with no rows."""
+
+    def fill(self, client: Client) -> BatchMeta:
+        data = table(
+            scalar=torch.arange(2), row=torch.ones(2, 3, 4), ragged=ragged(1, 2), object=["a", "b"],
+        )  # fmt: skip
+        return client.put(data, partition_id="p")
+
+    @pytest.mark.parametrize("layout", ["jagged", "dense", "padded", "list"])
+    def test_of_a_cut(self, a: Client, layout: str) -> None:
+        meta = self.fill(a)
+        none = a.get_data(meta[0:0], layout=layout)
+        some = a.get_data(meta[0:1], layout=layout)
+        assert (none.batch_size, sorted(none.keys())) == (torch.Size([0]), sorted(some.keys()))
+        for name in sorted(none.keys()):
+            mine, other = none.get(name), some.get(name)
+            assert type(mine) is type(other), name
+            assert len(mine) == 0
+            if isinstance(mine, torch.Tensor):
+                assert (mine.dtype, mine.ndim, mine.is_nested) == (other.dtype, other.ndim, other.is_nested), name
+
+    def test_of_an_answer_without_samples(self, start: Start) -> None:
+        """What the system knows of the fields, and nothing of a partition that is not there."""
+        client = start(seed=1, conf={"controller": {"polling_mode": True}}).client("c")
+        self.fill(client)
+        fields = ["scalar", "row", "never"]
+        polled = client.get_meta(fields, 3, "p", task_name="t")
+        waited, ended = client.await_batch(fields[:2], 3, "p", "t", timeout=1)
+        assert (len(polled), len(waited), ended) == (0, 0, False)
+        for meta in (polled, waited):
+            data = client.get_data(meta, layout="dense")
+            assert data["row"].float().mean(dim=2).shape == (0, 3)
+            assert data["scalar"].dtype == torch.int64
+            assert sorted(data.keys()) == ["row", "scalar"]
+        assert list(client.get_data(client.get_meta(fields, 3, "q", task_name="t")).keys()) == []
+        assert list(client.get_data(BatchMeta()).keys()) == []
+
+
+def test_the_reward_loop_of_the_tutorial_survives_a_lull(start: Start) -> None:
+    cluster = start(seed=1)
+    client, names = cluster.client("c"), runpy.run_path(str(TUTORIAL))
+    client.put(table(answer=torch.ones(4, 6, dtype=torch.int64)), partition_id="train_0")
+    for seconds in (200.0, 400.0):  # a lull is longer than a wait of the loop
+        late = table(answer=torch.ones(4, 6, dtype=torch.int64))
+        cluster.later(seconds, lambda data=late: client.start(client.operations.put(data, partition_id="train_0")))
+    cluster.later(600.0, lambda: client.start(client.operations.seal("train_0")))
+    offline = SimpleNamespace(init=lambda config: None, get_client=lambda: client, close=lambda: None)
+    names["reward"].__globals__["tq"] = offline
+    assert names["reward"](None) == 12
+    assert cluster.clock.now >= 600

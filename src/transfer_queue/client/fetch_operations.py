@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from transfer_queue.client import arguments
 from transfer_queue.client.long_waits import report
 from transfer_queue.client.lookups import joined
+from transfer_queue.client.no_rows import column_of_no_rows
 from transfer_queue.client.transfers import Operation, Transfers
 from transfer_queue.config import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
@@ -39,6 +40,8 @@ class FetchOperations(Transfers):
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        Of metadata without samples: the fields that it knows, with no rows.
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
         shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
@@ -97,7 +100,9 @@ class FetchOperations(Transfers):
     ) -> Operation[TensorDict]:
         """See `get_data`. places: where the values lay a moment ago; where they do not any more, they are looked up."""
         if not len(metadata):
-            return TensorDict({}, batch_size=0)
+            columns = {field.name: column_of_no_rows(field, layout) for field in metadata._fields.values()}
+            none = TensorDict(columns, batch_size=0)
+            return none if device is None else none.to(device)
         fields = metadata.field_names
         if not fields:
             return TensorDict({}, batch_size=len(metadata))
@@ -141,8 +146,8 @@ class FetchOperations(Transfers):
             hold=hold, lease=lease, replicas=replicas, places=places,
         )  # fmt: skip
         try:
-            reply = yield from self._claimed(claim)
-        except WaitTimeoutError:
+            reply = yield from self._claimed(msgspec.structs.replace(claim, quiet=True))
+        except WaitTimeoutError:  # from a controller that is too old to know of it, or from a call that took too long
             return _Awaited(BatchMeta(), False)
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
 
@@ -153,10 +158,13 @@ class FetchOperations(Transfers):
         while left is not None and due is not None and left > due - claim.waited:
             part = msgspec.structs.replace(claim, wait=due - claim.waited)
             try:
-                return (yield from self._ask(part, ClaimReply, None, parked=part.wait))
+                reply = yield from self._ask(part, ClaimReply, None, parked=part.wait)
             except WaitTimeoutError:
-                left -= due - claim.waited
-                claim, due = msgspec.structs.replace(claim, wait=left, waited=due), 2 * due
+                reply = ClaimReply(b"")
+            if reply.rows or reply.ended:
+                return reply
+            left -= due - claim.waited
+            claim, due = msgspec.structs.replace(claim, wait=left, waited=due), 2 * due
             report(__name__, claim.waited, (yield from self._explained(claim)))
         return (yield from self._ask(claim, ClaimReply, None, parked=left))
 

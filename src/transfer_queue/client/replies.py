@@ -17,15 +17,24 @@ from transfer_queue.wire.sense import sense_in
 
 @sense_in("a server's reply")
 def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> BatchMeta:
-    """The BatchMeta of the rows of a reply; an empty one where there are none."""
+    """The BatchMeta of the rows of a reply; if there are none, an empty one with what is known of the fields."""
     rows = np.frombuffer(reply.rows, "<i8")
     if not len(rows):
-        return BatchMeta()
+        return BatchMeta._from_columns(rows, partition_id, [_column_of_no_rows(field) for field in reply.fields])
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
     fields = [_column(field, reply.shapes, reply.dtypes, len(rows)) for field in reply.fields]
     meta = BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, allow_pickle))
     meta._epoch = reply.epoch
     return meta
+
+
+def _column_of_no_rows(field: FieldType) -> FieldColumn:
+    if field.kind != "tensor":
+        return FieldColumn(field.name, None, is_non_tensor=True)
+    dtype = promoted([getattr(torch, name) for name in field.dtypes or [field.dtype]])
+    ndim = None if field.mixed_rank else field.ndim
+    shape = None if field.shape is None else tuple(field.shape)
+    return FieldColumn(field.name, dtype, ndim, shape, is_nested=field.differs != 0)
 
 
 def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes], rows: int) -> FieldColumn:

@@ -822,6 +822,8 @@ class Surface(ABC):
     ) -> TensorDict:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
 
+        Of metadata without samples: the fields that it knows, with no rows.
+
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
         shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
         store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
@@ -840,6 +842,8 @@ class Surface(ABC):
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+
+        Of metadata without samples: the fields that it knows, with no rows.
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
         shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the

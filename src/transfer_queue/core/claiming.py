@@ -59,11 +59,13 @@ def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -
 
 
 def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
-    """The answer to a claim that gets no rows."""
+    """The answer to a claim that gets no rows, with what is known of its fields."""
     partition = core.state.partitions.get(claim.partition)
+    known = {} if partition is None or claim.probe else partition.fields
+    fields = [known[name].type() for name in sorted(set(claim.fields)) if name in known]
     version = -1 if partition is None or not claim.probe else partition.version
     sampler = core.samplers.of(claim, partition)
-    return ClaimReply(b"", ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
+    return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
 
 
 def _began(core: Controller, claim: Claim, waiter: Waiter, outcome: claims.Outcome) -> list[Effect]:

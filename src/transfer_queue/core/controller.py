@@ -429,7 +429,7 @@ class Controller:
             return watching.nothing(self.state, request)
         self.counters["failures"] += 1
         if isinstance(request, Claim):
-            if request.probe:
+            if request.probe or request.quiet:
                 return claiming.nothing(self, request, ended=False)
             dealt = claims.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
             waited = request.waited + now - waiting.since

@@ -74,6 +74,7 @@ class Claim(Request, frozen=True):
     replicas: acks of a kept batch by so many tokens consume it; None: as many as the partition's replicas.
     places: the reply is to say where the values lie, too (`ClaimReply.places`).
     waited: seconds for which the caller has waited before this request; its timeout counts them.
+    quiet: if the wait ends without rows, the answer has none, and is no failure.
     """
 
     partition: str
@@ -90,6 +91,7 @@ class Claim(Request, frozen=True):
     replicas: Natural | None = None
     places: bool = False
     waited: float = 0.0
+    quiet: bool = False
 
 
 class Ack(Request, frozen=True):

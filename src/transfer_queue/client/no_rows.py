@@ -1,0 +1,26 @@
+"""The columns of an empty batch: what a get of some rows would give, with none of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from transfer_queue.field_columns import FieldColumn
+from transfer_queue.wire.gather import stack_of
+from transfer_queue.wire.jagged import cut_of
+
+
+def column_of_no_rows(field: FieldColumn, layout: str) -> Any:
+    """A field of no rows in the container of a layout (see `get_data`).
+
+    A field of which the dtype is not known is taken for one of objects, and a row dimension that is not known is 0.
+    """
+    if field.is_non_tensor or field.dtype is None or field.ndim is None or layout == "list":
+        return stack_of([], 0)
+    shape = list(field.shape or [0] * field.ndim)
+    if field.ndim and layout == "jagged":
+        none = np.zeros(0, "i8").tobytes()
+        return cut_of(none).over(torch.empty([0, *shape[1:]], dtype=field.dtype), 1)
+    return torch.empty([0, *shape], dtype=field.dtype)
