@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -72,3 +76,59 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         assert found == [[None] * PUTS]
         assert list(tq.kv_list("p")["p"]) == [f"k{number}" for number in range(PUTS)]
         assert "TROUBLE" not in status()
+
+
+# ---------------------------------------------------------------- when a system is started
+
+
+@contextlib.contextmanager
+def files_of_at_most(most: int) -> Iterator[None]:
+    """What this process starts may write no file beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Path]:
+    """A file system without a free byte."""
+    folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("a tmpfs cannot be mounted here")
+        try:
+            (folder / "journal").mkdir(mode=0o700)
+            with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+    finally:
+        folder.rmdir()
+
+
+def refused(folder: Path) -> None:
+    """A system with its journal there is not started, and the reason is the journal: nobody waits for a unit."""
+    with pytest.raises(tq.StartError) as error:
+        tq.init({"system": {"name": "no-room"}, "controller": {"journal": {"folder": str(folder)}}})
+    assert f"the journal in {folder} cannot be written" in str(error.value)
+    assert "make room there, or choose another folder" in str(error.value)
+    assert "unit-0" not in str(error.value)
+
+
+def test_a_start_without_room_for_the_journal_says_so_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir(mode=0o700)
+    with files_of_at_most(segment.ROOM // 2):
+        refused(folder)
+    with started("no-room", controller={"journal": {"folder": str(folder)}}):
+        tq.kv_put("k", "p", {"x": torch.tensor(1)})
+
+
+def test_a_start_with_the_journal_on_a_full_disk_says_so_at_once(full_disk: Path) -> None:
+    refused(full_disk / "journal")

@@ -7,8 +7,10 @@ import errno
 import os
 import resource
 from collections.abc import Callable
+from pathlib import Path
 
 _KEEP_SIZE = 1
+_PAGE = 4096
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -26,6 +28,19 @@ def take_room(file: int, start: int, length: int) -> None:
     number = ctypes.get_errno()
     if number not in _CANNOT:
         raise OSError(number, os.strerror(number))
+
+
+def check_room(folder: Path, length: int) -> None:
+    """Raises OSError unless a file of so many bytes can be written in the folder. Leaves nothing there."""
+    name = folder / f"room-{os.getpid()}"
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        take_room(file, 0, length)
+        os.write(file, bytes(_PAGE))  # where room cannot be held, a full disk shows itself here
+        os.fsync(file)
+    finally:
+        os.close(file)
+        os.unlink(name)
 
 
 def _found() -> Callable[[int, int, int, int], int] | None:

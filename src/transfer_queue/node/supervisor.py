@@ -32,6 +32,8 @@ import msgspec
 
 from transfer_queue.config import Settings
 from transfer_queue.errors import StartError
+from transfer_queue.journal.room import check_room
+from transfer_queue.journal.segment import ROOM
 from transfer_queue.messages import DISK, MEMORY
 from transfer_queue.net.listening import bound_socket
 from transfer_queue.node import processes, startup
@@ -202,6 +204,7 @@ class Supervisor:
             return None
         if self._settings.journal_folder is None:
             self._system.journal.mkdir(mode=0o700)
+            self._check_room(self._system.journal)
             return self._system.journal
         folder = Path(self._settings.journal_folder)
         try:
@@ -212,7 +215,21 @@ class Supervisor:
                 f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; end the system "
                 f"that writes there, or choose another folder"
             ) from error
+        self._check_room(folder)
         return folder
+
+    def _check_room(self, folder: Path) -> None:
+        """A controller waits until its journal has room; nobody would wait so long for a system that does not start."""
+        try:
+            check_room(folder, ROOM)
+        except OSError as error:
+            disk = os.statvfs(folder)
+            free = disk.f_bavail * disk.f_frsize
+            raise _End(
+                f"the journal in {folder} cannot be written: {error}. It needs {ROOM} bytes to begin with, and {free} "
+                f"are free on its disk: make room there, or choose another folder (controller.journal.folder) "
+                f"(StartError)"
+            ) from error
 
     def _make_arena_folder(self) -> Path:
         if self._settings.arena_folder is not None:
@@ -388,7 +405,10 @@ class Supervisor:
             elif child.ready is not None and child.deadline < now:
                 words = f"the {child.name} was not up within {self._start.seconds:.1f} s"
                 if not self._is_up:
-                    raise _End(f"{words}; its log:\n{tail(self._system, child.name)}")
+                    said = f"{words}; its log:\n{tail(self._system, child.name)}"
+                    if child.name != "controller" and not self._start.seat.controller:
+                        said += f"\nand that of the controller:\n{tail(self._system, 'controller')}"
+                    raise _End(said)
                 logger.error("%s and is ended", words)
                 child.close()
                 if child.pid is not None:
