@@ -63,10 +63,12 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: copies over two threads, and the warning about uneven shares that users are promised.
+# Exceptions: copies over two threads; of the sampler that balances lengths the warnings that users are promised, and
+# how it reads lengths that travel as arrays of one element.
 EXCUSED = {
     ("wire/copies.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.utils.logging_utils"),
+    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.lone_numbers"),
 }
 # The drivers name the type of what the client's operations yield.
 EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}

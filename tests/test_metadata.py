@@ -71,7 +71,7 @@ def assert_is(meta, model):
     assert meta.global_indexes == meta._rows().tolist() == [row["index"] for row in model]
     assert meta.partition_ids == [row["partition"] for row in model]
     assert meta.production_status.tolist() == [row["status"] for row in model]
-    assert meta.is_ready == all(row["status"] for row in model)
+    assert meta.is_ready == (bool(model) and all(row["status"] for row in model))
     assert same(
         [sorted(tag.items()) for tag in meta.get_all_custom_meta()],
         [sorted({**row["tag"], **row["edit"]}.items()) for row in model],
@@ -672,3 +672,8 @@ def test_imports_nothing_above():
         "batch_columns", "batch_leases", "batch_meta", "batch_samples", "errors", "field_columns", "kv_batch_meta",
             "metadata", "tag_values",
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("empty", [BatchMeta([], []), BatchMeta(), BatchMeta.empty(), BatchMeta([1], ["p"])[:0]])
+def test_an_empty_answer_is_not_ready(empty):
+    assert not empty.is_ready

@@ -201,8 +201,8 @@ class BatchMeta:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every sample is produced."""
-        return bool((self._status == 1).all())
+        """Whether every sample is produced, and there is one."""
+        return len(self._status) > 0 and bool((self._status == 1).all())
 
     @property
     def samples(self) -> Sequence[Sample]:

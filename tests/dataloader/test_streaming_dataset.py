@@ -120,9 +120,10 @@ class TestMicroBatches:
         data = a.get_data(meta)
         assert values(chunk_batch_fn(data, meta)) == [0, 1, 2]
         assert sizes(chunk_batch_fn(data, meta, micro_batch_size=2)) == [2, 1]
+        assert isinstance(chunk_batch_fn(data, meta), list)
         for size in (0, 4):
             with pytest.raises(ValueError, match="micro_batch_size"):
-                next(chunk_batch_fn(data, meta, size))
+                chunk_batch_fn(data, meta, size)
 
 
 class TestEnds:

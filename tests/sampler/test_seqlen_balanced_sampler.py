@@ -3,6 +3,7 @@
 import logging
 from itertools import chain
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import SeqlenBalancedSampler
+from transfer_queue.wire.objects import encode_tag_value
 
 
 class Tags:
@@ -82,7 +84,9 @@ def test_other_tags_and_none_count_one():
 
 
 @pytest.mark.parametrize(
-    "garbage", ["12", b"12", True, [1], float("nan"), float("inf"), -1, 10**400, 10**5000, -(10**400)], ids=type
+    "garbage",
+    ["12", b"12", True, [1, 2], [], ["1"], float("nan"), float("inf"), -1, 10**400, 10**5000, -(10**400)],
+    ids=type,
 )
 def test_garbage_names_the_row(garbage):
     sampler = SeqlenBalancedSampler(1, 2)
@@ -90,6 +94,36 @@ def test_garbage_names_the_row(garbage):
     with pytest.raises(InvalidArgumentError, match="row 5 must be a finite number"):
         sampler.sample([4, 5], 1, partition=tags)
     assert sampler._states == {}
+
+
+ONE = {
+    "list": [5],
+    "tuple": (5,),
+    "array": np.array([5]),
+    "array of two dimensions": np.array([[5.0]]),
+    "tensor": torch.tensor([5]),
+    "float tensor": torch.tensor([[5.0]]),
+    "list of a tensor": [torch.tensor(5)],
+}
+
+
+@pytest.mark.parametrize("travelling", [False, True], ids=["as it was put", "as it travels"])
+@pytest.mark.parametrize("one", ONE.values(), ids=ONE)
+def test_a_length_of_one_element_counts_as_its_number(one, travelling):
+    if travelling:
+        one = msgspec.msgpack.decode(msgspec.msgpack.encode(encode_tag_value(one)))
+    shares, expected = [
+        SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=lengths_of([length, 1, 1, 3]))
+        for length in (one, 5)
+    ]
+    assert shares == expected
+
+
+@pytest.mark.parametrize("more", [np.arange(2), torch.ones(2), (1, 2), torch.ones(100_000), {1: 2}], ids=type)
+def test_what_travels_with_several_elements_is_not_a_length(more):
+    partition = lengths_of([msgspec.msgpack.decode(msgspec.msgpack.encode(encode_tag_value(more)))] * 2)
+    with pytest.raises(InvalidArgumentError, match="row 0 must be a finite number"):
+        SeqlenBalancedSampler(1, 2).deal(range(2), 1, batch_index=0, partition=partition)
 
 
 def test_lengths_beyond_all_sums():

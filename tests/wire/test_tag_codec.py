@@ -54,16 +54,22 @@ def test_servers_see_opaque_values(value):
 
 
 @pytest.mark.parametrize(("scalar", "number"), [
-    (np.int64(3), 3), (np.float32(0.5), 0.5), (np.bool_(True), True), (torch.tensor(4), 4), (torch.tensor([1.5]), 1.5),
-    (torch.tensor(True), True), (np.array(7), 7), (np.array([[2.5]]), 2.5), (np.uint64(2**64 - 1), 2**64 - 1),
-    (torch.tensor(0.5, dtype=torch.bfloat16), 0.5), (torch.ones(1, requires_grad=True), 1.0),
+    (np.int64(3), 3), (np.float32(0.5), 0.5), (np.bool_(True), True), (torch.tensor(4), 4), (torch.tensor(1.5), 1.5),
+    (torch.tensor(True), True), (np.array(7), 7), (np.array(2.5), 2.5), (np.uint64(2**64 - 1), 2**64 - 1),
+    (torch.tensor(0.5, dtype=torch.bfloat16), 0.5), (torch.tensor(1.0, requires_grad=True), 1.0),
 ])  # fmt: skip
 def test_scalars_become_numbers(scalar, number):
     back = encode_tag_value({"n": [scalar]})["n"][0]
     assert (back, type(back)) == (number, type(number))
 
 
-@pytest.mark.parametrize("value", [np.arange(2), torch.ones(2), np.complex64(1j), np.datetime64("2020"), np.str_("a")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(2), torch.ones(2), np.complex64(1j), np.datetime64("2020"), np.str_("a"), np.array([7]),
+        np.array([[2.5]]), np.ones(1, bool), torch.tensor([1.5]), torch.tensor([[4]]), torch.tensor([True]),
+    ],
+)  # fmt: skip
 def test_arrays_and_the_like_travel_as_they_are(value):
     assert same(decode_tag_value(over_the_wire(encode_tag_value(value))), value)
 

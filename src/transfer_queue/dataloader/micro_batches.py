@@ -15,21 +15,35 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.gather import table_of
 from transfer_queue.wire.jagged import is_plain_jagged, rows_of_jagged
+from transfer_queue.wire.lone_numbers import lone_number
 
 LENGTH_TAG = "total_lengths"
 
 Lengths = NDArray[np.int64]
 
 
-def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: int = 1) -> Iterator[Batch]:
-    """Cuts a batch into micro-batches of micro_batch_size rows, the last one maybe smaller; data and metadata alike.
+def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: int = 1) -> list[Batch]:
+    """Cut a batch into micro-batches, data and metadata at the same rows.
+
+    Args:
+        td: The data, [rows].
+        batch_meta: The metadata of the same rows.
+        micro_batch_size: Rows of a micro-batch; the last one may be smaller.
+
+    Returns:
+        The micro-batches in order, (data, metadata) each. Their columns are views of the batch's columns.
 
     Raises:
         InvalidArgumentError: micro_batch_size is less than 1, or more than the batch has rows.
     """
+    return list(chunks(td, batch_meta, micro_batch_size))
+
+
+def chunks(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: int) -> Iterator[Batch]:
+    """The same as `chunk_batch_fn`, each micro-batch cut when it is asked for."""
     rows = len(batch_meta)
     if micro_batch_size < 1:
-        raise InvalidArgumentError(f"micro_batch_size must be 1 or more, and is {micro_batch_size}")
+        raise InvalidArgumentError(f"micro_batch_size must be 1 or more, got {micro_batch_size}")
     if micro_batch_size > rows:
         raise InvalidArgumentError(
             f"micro_batch_size ({micro_batch_size}) is more than the batch has rows ({rows}); "
@@ -144,7 +158,7 @@ def row_lengths(td: TensorDictBase, field: str) -> Lengths:
 
 
 def _tagged_lengths(meta: BatchMeta) -> Lengths:
-    found = [tag.get(LENGTH_TAG) for tag in meta.custom_meta]
+    found = [lone_number(tag.get(LENGTH_TAG)) for tag in meta.custom_meta]
     for index, length in zip(meta.global_indexes, found):
         if type(length) is not int or length < 0:
             raise InvalidArgumentError(

@@ -33,7 +33,7 @@ from transfer_queue.dataloader.fetching import (
     default_fetch_batch_fn,
     sampling_of,
 )
-from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, pack, token_field
+from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, chunks, pack, token_field
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 
@@ -273,7 +273,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         size = self.micro_batch_size
         if size <= self.batch_size:
             size = min(size, len(meta))  # the remainder after a seal
-        pieces = chunk_batch_fn(data, meta, micro_batch_size=size)
+        pieces = chunks(data, meta, size)
         if self.max_tokens is not None:
             pieces = chunk_by_tokens(data, meta, self.max_tokens, max_rows=size, length_field=self.length_field)
         if not self.pack:

@@ -14,7 +14,6 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
-from transfer_queue.sampler.balance.checks import scalar
 from transfer_queue.sampler.base import Deal, Share, check_batch_size, natural, positive, saved
 from transfer_queue.sampler.groups import pick_rows, whole_groups
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
@@ -239,9 +238,14 @@ def _tags(rows: np.ndarray, partition: Tagged) -> Sequence[Mapping[str, Any] | N
 
 def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
     """The length of one sample; None if it has none."""
-    value = scalar((tags or {}).get(_LENGTH_TAG))
+    value = (tags or {}).get(_LENGTH_TAG)
     if value is None:
         return None
+    if not isinstance(value, Real):
+        # Only here, so that a process whose lengths are plain numbers loads nothing of the wire.
+        from transfer_queue.wire.lone_numbers import lone_number
+
+        value = lone_number(value)
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             length = float(value)

@@ -134,13 +134,13 @@ def _encoded(value: Any, allow_pickle: bool, depth: int) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """The Python number of a numpy or torch value of one element; any other value itself."""
+    """The Python number of a numpy or torch value without dimensions; any other value itself."""
     if isinstance(value, np.generic | np.ndarray):
-        one = value.size == 1 and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+        one = value.ndim == 0 and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
         return value.item() if one else value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        one = not value.is_nested and value.numel() == 1 and not value.dtype.is_complex and not value.is_quantized
+        one = not value.is_nested and value.ndim == 0 and not value.dtype.is_complex and not value.is_quantized
         return value.item() if one else value
     return value
 

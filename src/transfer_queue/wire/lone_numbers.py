@@ -1,0 +1,51 @@
+"""Reads the number in a tag's value that holds one element, also as it travels, and without torch."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.wire import object_codes as codes
+from transfer_queue.wire.lowering import Ext
+
+LONGEST = 256  # bytes; an array of one element takes less
+
+
+def lone_number(value: Any) -> Any:
+    """Return the number in a list, tuple, array or tensor of one element; any other value itself.
+
+    Args:
+        value: What was put, or what a message carries of it. A travelling bfloat16 stays as it is: only torch reads it.
+    """
+    if type(value) is Ext:
+        value = _carried(value)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.item() if value.size == 1 and value.dtype.kind in "biuf" else value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and not value.is_nested and value.numel() == 1:
+        return value.item()
+    return value
+
+
+def _carried(value: Ext) -> Any:
+    """The one-element array or sequence in an object of a message; the value itself if it holds anything else."""
+    content = bytes(value.data[: LONGEST + 1])
+    if len(content) > LONGEST or content[:1] != b"\0":
+        return value
+    try:
+        inner = msgspec.msgpack.decode(content[1:])
+        if type(inner) is not Ext or inner.code not in (codes.TUPLE, codes.ARRAY, codes.TENSOR):
+            return value
+        parts = msgspec.msgpack.decode(inner.data)
+        if inner.code == codes.TUPLE:
+            return parts if len(parts) == 1 else value
+        dtype, shape, memory = np.dtype(parts[0]), parts[1], parts[-1]
+        return np.frombuffer(memory, dtype) if math.prod(shape) == 1 and len(memory) == dtype.itemsize else value
+    except (msgspec.DecodeError, TypeError, ValueError, LookupError):
+        return value
