@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,15 @@ from transfer_queue.client import TransferQueueClient, checkpoint_folder
 from transfer_queue.config import Settings, address, process_environment, sampler_object, system_name
 from transfer_queue.config_tree import as_json, differences, merge, unknown_keys
 from transfer_queue.current import CURRENT, current_client, find_system
-from transfer_queue.errors import AttachError, InvalidArgumentError, NotInitializedError, StartError
+from transfer_queue.errors import (
+    AttachError,
+    CheckpointError,
+    InvalidArgumentError,
+    NotInitializedError,
+    StartError,
+    TransferQueueError,
+    UnitLostError,
+)
 from transfer_queue.installations import advice, overlaid, own_folder
 from transfer_queue.kv import (
     async_kv_batch_get,
@@ -56,6 +65,9 @@ __all__ = [
 ]
 
 _logger = get_logger(__name__)
+
+SAVE_ATTEMPTS = 3
+"""Of `save_checkpoint`, where storage units are lost meanwhile."""
 
 _TQ_CONTROLLER: RunningSystem | None = None
 """The system that `init` started or attached to; None means "not initialized"."""
@@ -252,32 +264,49 @@ def save_checkpoint(
 
     It is one moment of the system, however long the copying takes and whatever goes on meanwhile. The older checkpoint
     stays until the new one is whole and on the disk, also if this process or the machine dies; samples that it holds
-    already, of the same running system, are linked to and not written again.
+    already, of the same running system, are linked to and not written again. Where a storage unit is lost meanwhile,
+    what is left is saved.
 
     include_storage: makes no difference: samples are saved whatever the backend. metadata: JSON values of the user's,
     kept under "user_metadata" in the folder's metadata.json.
 
     Raises:
         NotInitializedError: there is no system. CheckpointError: the folder holds other things, somebody saves there
-        at this moment, a server was restarted meanwhile, or an external store has lost what was to be saved. OSError:
-        the disk is full, or refuses. Nothing has changed then.
+        at this moment, a server was restarted meanwhile, storage units were lost again and again, an external store
+        has lost what was to be saved, or the state contradicts itself, so that it could not be loaded. OSError: the
+        disk is full, or refuses. ConnectionLostError: the system went away. Nothing has changed then.
     """
     client = _checkpoint_client()
     target = Path(os.path.realpath(checkpoint_dir))
     content = {"storage_saved": True, "user_metadata": checkpoint_folder.user_metadata(metadata)}
     checkpoint_folder.check_target(target)
     with checkpoint_folder.replacing(target) as draft:
-        cut = client.begin_checkpoint(draft, target)
-        held = False
-        try:
-            # by the arguments that everybody knows, for these methods may have been replaced
-            client.save_storage_checkpoint(draft)
-            client.save_controller_checkpoint(draft / checkpoint_folder.STATE)
-        finally:
-            held = client.end_checkpoint(cut)
-        if not held:
-            raise checkpoint_folder.broken(target)
+        for attempt in range(1, SAVE_ATTEMPTS + 1):
+            try:
+                _save_cut(client, draft, target)
+                break
+            except UnitLostError as error:
+                if attempt == SAVE_ATTEMPTS:
+                    raise CheckpointError(
+                        f"the checkpoint {target} was not saved: storage units were lost at each of {SAVE_ATTEMPTS} "
+                        f"attempts ({error}); an older one there is as it was. Save again"
+                    ) from error
         checkpoint_folder.write_json(draft / checkpoint_folder.METADATA, content)
+
+
+def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
+    """Writes the system of this moment into a folder. UnitLostError where a storage unit is lost meanwhile."""
+    cut = client.begin_checkpoint(draft, target)
+    try:
+        # by the arguments that everybody knows, for these methods may have been replaced
+        client.save_storage_checkpoint(draft)
+        client.save_controller_checkpoint(draft / checkpoint_folder.STATE)
+    except BaseException:
+        with contextlib.suppress(TransferQueueError):
+            client.end_checkpoint(cut)
+        raise
+    if not client.end_checkpoint(cut):
+        raise checkpoint_folder.broken(target)
 
 
 def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:

@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from test_lost_units import lose
 
 from simulated import numbers, ragged, rows_of, table
+from transfer_queue import interface
 from transfer_queue.batch_meta import BatchMeta
 from transfer_queue.client import checkpoint_data
 from transfer_queue.client.checkpoint_folder import MANIFEST, STATE, STORAGE
@@ -26,6 +28,7 @@ from transfer_queue.errors import (
     SamplerError,
     StaleMetadataError,
     StorageKeyNotFoundError,
+    UnitLostError,
 )
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
@@ -861,3 +864,84 @@ def test_a_state_that_the_controller_has_let_go_of_is_told(a, put, tmp_path):
         a.save_controller_checkpoint(tmp_path / "ck" / STATE, cut=cut)
     assert list((tmp_path / "ck").iterdir()) == []
     a.end_checkpoint(cut)
+
+
+def test_a_state_that_contradicts_itself_is_not_saved(cluster, a, put, tmp_path, monkeypatch):
+    put("abc")
+    monkeypatch.setattr(interface, "_checkpoint_client", lambda: a)
+    interface.save_checkpoint(tmp_path / "ck")
+    rows = cluster.controller.state.partitions["p"].rows
+    rows.count += 1
+    with pytest.raises(CheckpointError, match=r"contradicts itself.*counts 4 rows"):
+        interface.save_checkpoint(tmp_path / "ck")
+    rows.count -= 1
+    assert not list(tmp_path.glob(".ck*"))
+    put("d")
+    interface.load_checkpoint(tmp_path / "ck")
+    assert sorted(a.kv_list()["p"]) == ["a", "b", "c"]
+
+
+class TestLostUnits:
+    def test_who_only_saves_goes_on_after_a_unit_was_lost(self, cluster, a, b, put, tmp_path, monkeypatch):
+        monkeypatch.setattr(interface, "_checkpoint_client", lambda: b)
+        put("ab")
+        interface.save_checkpoint(tmp_path / "ck")
+        for start in (10, 20):
+            lose(cluster)
+            put("cd", start)
+            interface.save_checkpoint(tmp_path / "ck")
+        interface.load_checkpoint(tmp_path / "ck")
+        assert values(a, ["c", "d"]) == [20, 21]
+
+    @pytest.mark.parametrize("when", ["begin_checkpoint", "save_storage_checkpoint", "save_controller_checkpoint"])
+    def test_a_unit_that_is_lost_meanwhile_costs_no_save(self, cluster, a, b, put, tmp_path, monkeypatch, when):
+        put("ab")
+        lost = []
+
+        class Losing:
+            """Client b; a unit is lost before the first call of this name, and a puts into the next one."""
+
+            def __getattr__(self, name):
+                if name == when and not lost:
+                    lost.append(name)
+                    lose(cluster, kept=[b])
+                    put("cd")
+                return getattr(b, name)
+
+        monkeypatch.setattr(interface, "_checkpoint_client", Losing)
+        interface.save_checkpoint(tmp_path / "ck")
+        interface.load_checkpoint(tmp_path / "ck")
+        assert lost
+        if when == "begin_checkpoint":
+            assert values(a, ["c", "d"]) == [0, 1]
+
+    def test_units_that_are_lost_again_and_again(self, cluster, a, put, tmp_path, monkeypatch):
+        put("ab")
+
+        class Losing:
+            def __getattr__(self, name):
+                if name == "save_storage_checkpoint":
+                    raise UnitLostError("gone again")
+                return getattr(a, name)
+
+        monkeypatch.setattr(interface, "_checkpoint_client", Losing)
+        with pytest.raises(CheckpointError, match="lost at each of 3"):
+            interface.save_checkpoint(tmp_path / "ck")
+        assert list(tmp_path.iterdir()) == [path for path in tmp_path.iterdir() if path.name.startswith("arena")]
+
+
+def test_a_put_goes_on_while_units_are_lost_one_after_the_other(cluster, a, put):
+    put("a")
+    losses = iter(range(3))
+    write = a.state.arena
+
+    def losing(unit):
+        for _ in losses:
+            lose(cluster)
+            raise UnitLostError("the unit was just lost")
+        return write(unit)
+
+    a.state.arena = losing
+    put("bcd")
+    a.state.arena = write
+    assert values(a, ["b", "c", "d"]) == [0, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -40,8 +41,11 @@ def end_connections(cluster: Cluster, number: int) -> None:
     cluster.controller.opened(name, UNIT_PEER - number)
 
 
-def lose(cluster: Cluster, deleted: bool = True) -> None:
-    """The first unit is killed and its arena gone; one in its place answers at its address, under a new number."""
+def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) -> None:
+    """The first unit is killed and its arena gone; one in its place answers at its address, under a new number.
+
+    kept: clients whose connections, which are to the controller, stay.
+    """
     old, number = cluster.units[0], len(cluster.units)
     if deleted:
         shutil.rmtree(old.room.arena.folder)
@@ -55,7 +59,8 @@ def lose(cluster: Cluster, deleted: bool = True) -> None:
     extents = unit.register()
     cluster._from_unit(unit, RegisterUnit("unit", str(folder), unit.room.arena.boot_id, "unit-0", "at noon", extents))
     for client in cluster._clients:
-        client.reconnect()
+        if client not in kept:
+            client.reconnect()
 
 
 @pytest.fixture

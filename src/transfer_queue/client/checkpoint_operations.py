@@ -11,6 +11,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,19 @@ from transfer_queue.client import checkpoint_data, checkpoint_folder
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import fetch_state, remove_sent, send_state
-from transfer_queue.client.transfers import FREEING_SECONDS, UNCERTAIN, Operation, Transfers
+from transfer_queue.client.transfers import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import saved, trusted
-from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
+from transfer_queue.errors import (
+    AttachError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConnectionLostError,
+    TransferQueueError,
+    UnitLostError,
+)
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
 from transfer_queue.storage.base import Reserved
@@ -50,6 +58,10 @@ class CheckpointOperations(Transfers):
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
         checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
         told so.
+
+        Raises:
+            UnitLostError: a storage unit was lost at this moment; a cut that is made now has what is left.
+            CheckpointError: the controller could not write its state.
         """
         yield from self._state.learn()
         while self._state.lost_cuts:
@@ -64,6 +76,8 @@ class CheckpointOperations(Transfers):
                     fetch_state(self._state.session, name, path)
                 blocks.restore(state_file.read(path)["state"]["blocks"])
             cut = Cut(name, reply.origin, path, needed(blocks), reply.origins)
+            if not (yield from self._state.reach(np.unique(cut.blocks["unit"]).tolist())):
+                raise UnitLostError("a storage unit was lost while its samples were about to be saved; save again")
             if checkpoint_dir is not None:
                 self._state.cuts[os.path.abspath(checkpoint_dir)] = (cut, previous)
             return cut
@@ -72,13 +86,32 @@ class CheckpointOperations(Transfers):
             raise
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
-        """Lets go of a cut. True if it held until now, so that what was copied is whole."""
-        gone = checkpoint_data.stale(cut.blocks, self._state.stale)
+        """Lets go of a cut. True if it held until now, so that what was copied is whole.
+
+        Raises:
+            UnitLostError: a storage unit in which its samples lie was lost meanwhile, so that nobody can tell.
+        """
+        lost: TransferQueueError | None = None
+        gone = False
+        try:
+            gone = checkpoint_data.stale(cut.blocks, self._state.stale)
+        except (UnitLostError, AttachError, ConnectionLostError) as error:
+            lost = error
         self._forget_copy(cut.name)
         for folder in [folder for folder, made in list(self._state.cuts.items()) if made[0] is cut]:
             del self._state.cuts[folder]
         held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
-        return bool(held) and not gone
+        if lost is not None and held:
+            raise (yield from self._lost_or(cut, lost))
+        return bool(held) and not gone and lost is None
+
+    def _lost_or(self, cut: Cut, error: TransferQueueError) -> Operation[TransferQueueError]:
+        """UnitLostError where an error means that a unit is lost in which a cut's samples lie; else the error."""
+        if not isinstance(error, UnitLostError):
+            yield from self._state.learn_again()
+            if set(np.unique(cut.blocks["unit"]).tolist()) <= self._state.units.keys():
+                return error
+        return UnitLostError(f"a storage unit was lost while its samples were saved: {error}; save again")
 
     def save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
@@ -117,6 +150,10 @@ class CheckpointOperations(Transfers):
 
         cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+
+        Raises:
+            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves what is left.
+            CheckpointError: a server was restarted meanwhile, or somebody else saves there. OSError: the disk refuses.
         """
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
@@ -125,7 +162,10 @@ class CheckpointOperations(Transfers):
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
             with checkpoint_folder.replacing(folder / checkpoint_folder.STORAGE) as draft:
-                checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.held)
+                try:
+                    checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.held)
+                except (UnitLostError, AttachError, ConnectionLostError) as error:
+                    raise (yield from self._lost_or(made, error)) from error
                 if cut is None and not (yield from self.end_checkpoint(made, timeout=timeout)):
                     raise checkpoint_folder.broken(folder)
         except BaseException as error:
@@ -146,16 +186,33 @@ class CheckpointOperations(Transfers):
         """
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
-        entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
+        checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
         numbers, shared = _needed_of(state) if state.exists() else (None, lambda origin: MOST)
         yield from self._forget_loaded()
+        sources = partial(checkpoint_data.sources, numbers=numbers, shared=shared)
+        for _ in range(PUT_ATTEMPTS - 1):
+            try:
+                self._state.loaded = yield from self._load_blocks(folder, sources, timeout)
+                return
+            except UnitLostError:
+                yield from self._state.learn_again()
+        self._state.loaded = yield from self._load_blocks(folder, sources, timeout)
+
+    def _load_blocks(
+        self, folder: Path, sources: Callable[[list[BlockFile]], checkpoint_data.Source], timeout: float | None
+    ) -> Operation[Loaded]:
+        """Writes blocks of a checkpoint into storage. UnitLostError where a unit is lost meanwhile.
+
+        sources: which blocks of its files are wanted.
+        """
+        entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)
         with contextlib.ExitStack() as opened:
             files = [
                 opened.enter_context(BlockFile(folder / checkpoint_folder.STORAGE / entry.file)) for entry in entries
             ]
-            source = checkpoint_data.sources(files, numbers, shared)
+            source = sources(files)
             external = self._state.settings.storage_backend != "SimpleStorage"
             piece, within, sizes = checkpoint_data.pieces(source, external)
             reserved: list[Reserved] = []
@@ -167,15 +224,17 @@ class CheckpointOperations(Transfers):
                     [self._state.space_in(place, space.nbytes, seconds) for place in space.places] for space in reserved
                 ]
                 checkpoint_data.copy_in(source, piece, within, spaces)
-            except Exception:
+            except Exception as error:
                 for space in reserved:
+                    if isinstance(error, UnitLostError):
+                        self._state.space.renounce(space)
                     yield from self._abandon(space)
                 raise
             except BaseException:  # interrupted: nothing may be asked any more
                 for space in reserved:
                     self._state.space.abandon(space)
                 raise
-        self._state.loaded = Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved)
+        return Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved)
 
     def load_controller_checkpoint(
         self, path: str | os.PathLike[str], *, timeout: float | None = None

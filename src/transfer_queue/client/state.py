@@ -257,7 +257,8 @@ class ClientState:
         None where it is to be looked up again: a unit was lost, or other blocks lie there by now, whose space may have
         been given back to the file system and is not to be touched.
         """
-        if not (yield from self._reach(reply)) or not self.unchanged(reply):
+        units = sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
+        if not (yield from self.reach(units)) or not self.unchanged(reply):
             return None
         if not self._elsewhere:
             return reply, self.memory
@@ -342,9 +343,9 @@ class ClientState:
             yield from self.learn_again()
         return self.external(unit)
 
-    def _reach(self, reply: LookupReply) -> Generator[Call, AnyReply, bool]:
-        """Opens the arenas of the units that a lookup names; False where it is to be made again, as a unit was lost."""
-        for unit in sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())):
+    def reach(self, units: list[int]) -> Generator[Call, AnyReply, bool]:
+        """Opens the arenas of units that a reply names; False where it is to be asked for again, as a unit was lost."""
+        for unit in units:
             if unit not in self._units:
                 yield from self.learn_again()
             if unit in self._elsewhere:

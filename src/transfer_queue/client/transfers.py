@@ -65,6 +65,7 @@ FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the
 OFFLOAD_SECONDS = 2.0  # for which a put waits at most for blocks to be moved to disk, before it is written there itself
 
 # after these nobody can tell whether a request was carried out; any other error is a server's refusal
+PUT_ATTEMPTS = 5  # of a put whose storage unit is lost each time, and another one in its place
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
@@ -135,11 +136,16 @@ class Transfers:
     def _publish_somewhere(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
-        """Where its storage unit turns out to be lost, a block is written once more, into another."""
-        try:
-            return (yield from self._publish_once(encoded, wait, within, **target))
-        except UnitLostError:
-            yield from self._state.learn_again()
+        """Where its storage unit turns out to be lost, a block is written again, into another.
+
+        Raises:
+            UnitLostError: that happened PUT_ATTEMPTS times.
+        """
+        for _ in range(PUT_ATTEMPTS - 1):
+            try:
+                return (yield from self._publish_once(encoded, wait, within, **target))
+            except UnitLostError:
+                yield from self._state.learn_again()
         return (yield from self._publish_once(encoded, wait, within, **target))
 
     def _publish_once(

@@ -22,7 +22,7 @@ import msgspec
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, ReadState, RemoveState, Send, WriteState
 from transfer_queue.core.packing import pack
-from transfer_queue.core.saving import saved
+from transfer_queue.core.saving import saved_sound
 from transfer_queue.core.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.waiting import Waiter
 from transfer_queue.errors import CheckpointError, InvalidArgumentError
@@ -136,7 +136,7 @@ def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -
     time = core.now
 
     def tree() -> dict[str, Any]:
-        return {"format": FORMAT, "time": time, "sampler": sampler, "origin": origin, "state": saved(core.state)}
+        return {"format": FORMAT, "time": time, "sampler": sampler, "origin": origin, "state": saved_sound(core.state)}
 
     return [WriteState(name, tree)]
 

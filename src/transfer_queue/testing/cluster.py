@@ -368,8 +368,12 @@ class Cluster:
 
     def _write_state(self, write: core_effects.WriteState) -> None:
         """The file has the state of now, and is there after a while."""
-        state_file.write(self.states.path(write.name), write.tree(), sync=False)
-        self._soon(lambda: self._core(self.controller.state_written(write.name, None, self.clock.now)))
+        trouble = None
+        try:
+            state_file.write(self.states.path(write.name), write.tree(), sync=False)
+        except Exception as error:  # as `node.state_writer` tells it
+            trouble = f"{type(error).__name__}: {error}"
+        self._soon(lambda: self._core(self.controller.state_written(write.name, trouble, self.clock.now)))
 
     def _read_state(self, read: core_effects.ReadState) -> None:
         def done() -> None:
