@@ -1278,6 +1278,10 @@ class Surface(ABC):
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
         checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
         told so.
+
+        Raises:
+            UnitLostError: a storage unit was lost at this moment; a cut that is made now has what is left.
+            CheckpointError: the controller could not write its state.
         """
         return self._run(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
@@ -1293,15 +1297,27 @@ class Surface(ABC):
         Everything goes on meanwhile, but space that the saved samples lie in is not used again.
         checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
         told so.
+
+        Raises:
+            UnitLostError: a storage unit was lost at this moment; a cut that is made now has what is left.
+            CheckpointError: the controller could not write its state.
         """
         return await self._run_threaded(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
-        """Lets go of a cut. True if it held until now, so that what was copied is whole."""
+        """Lets go of a cut. True if it held until now, so that what was copied is whole.
+
+        Raises:
+            UnitLostError: a storage unit in which its samples lie was lost meanwhile, so that nobody can tell.
+        """
         return self._run(self._operations.end_checkpoint(cut, timeout=timeout))
 
     async def async_end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
-        """Lets go of a cut. True if it held until now, so that what was copied is whole."""
+        """Lets go of a cut. True if it held until now, so that what was copied is whole.
+
+        Raises:
+            UnitLostError: a storage unit in which its samples lie was lost meanwhile, so that nobody can tell.
+        """
         return await self._run_threaded(self._operations.end_checkpoint(cut, timeout=timeout))
 
     def save_controller_checkpoint(
@@ -1334,6 +1350,10 @@ class Surface(ABC):
 
         cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+
+        Raises:
+            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves what is left.
+            CheckpointError: a server was restarted meanwhile, or somebody else saves there. OSError: the disk refuses.
         """
         return self._run(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
@@ -1351,6 +1371,10 @@ class Surface(ABC):
 
         cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+
+        Raises:
+            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves what is left.
+            CheckpointError: a server was restarted meanwhile, or somebody else saves there. OSError: the disk refuses.
         """
         return await self._run_threaded(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
