@@ -70,7 +70,10 @@ def ragged(*lengths: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def rows_of(column: Any) -> list[Any]:
     """The rows of a returned column, whatever holds them."""
-    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else list(column.tolist())
+    if isinstance(column, torch.Tensor):
+        return list(column.unbind(0))
+    # a LinkedList is a list; before tensordict 0.11 it has no tolist
+    return list(column.tolist() if hasattr(column, "tolist") else column)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -118,10 +118,19 @@ def test_dir_lists_the_public_names():
     assert set(transfer_queue.__all__) <= set(shown)
 
 
-def test_version_is_that_of_the_project():
-    """`__version__` is what pyproject.toml states."""
+def test_the_version_is_known_without_an_installation():
+    """`__version__` stands in the package, where pyproject.toml reads it: a source tree needs no metadata."""
+    root = Path(transfer_queue.__file__).resolve().parent.parent
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import transfer_queue; print(transfer_queue.__version__)"
+    found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == transfer_queue.__version__
     text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text("utf-8")
-    assert f'version = "{transfer_queue.__version__}"' in text
+    assert 'version = { attr = "transfer_queue.__version__" }' in text
+
+
+def test_there_is_no_metrics_endpoint_without_a_system(tmp_path, monkeypatch):
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path))
+    assert transfer_queue.get_metrics_endpoint() is None
 
 
 def test_replacing_a_name(monkeypatch):

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     )
     from transfer_queue.wire.objects import DELETE
 
-    __version__: str
+__version__ = "0.2.0"  # the one place that states it; pyproject.toml reads it here
 
 __all__ = [
     "DELETE",
@@ -186,11 +186,6 @@ def _find(name: str) -> Any:
     """What the public name stands for; imports the module that holds it."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "__version__":
-        # pyproject.toml is the one place that states the version
-        from importlib.metadata import version
-
-        return version(__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _WHERE.get(name) or ("errors" if name.endswith("Error") else "interface")

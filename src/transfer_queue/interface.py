@@ -15,6 +15,7 @@ from transfer_queue.client import TransferQueueClient, checkpoint_folder
 from transfer_queue.config import Settings, address, process_environment, sampler_object, system_name
 from transfer_queue.config_tree import as_json, differences, merge, unknown_keys
 from transfer_queue.current import CURRENT, current_client, find_system
+from transfer_queue.current import attach as attach_to_running
 from transfer_queue.errors import (
     AttachError,
     CheckpointError,
@@ -250,8 +251,10 @@ def get_client() -> TransferQueueClient:
 
 
 def get_metrics_endpoint() -> str | None:
-    """ "host:port" where metrics are served over HTTP; None when they are off (`metrics.enabled`)."""
-    client = current_client()
+    """ "host:port" where metrics are served over HTTP; None if they are off (`metrics.enabled`) or no system runs."""
+    client = attach_to_running()
+    if client is None:
+        return None
     client.get_partition_list()  # the endpoint is known once the controller was reached
     endpoint: str | None = client.storage_manager.config.get("metrics_endpoint")
     return endpoint

@@ -80,7 +80,8 @@ def kv_batch_put(
     sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
     Returns:
-        Keys, merged tags, and the fields that every one of these keys has after the put.
+        Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
+        nothing and returns empty metadata.
 
     Raises:
         InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
@@ -109,7 +110,8 @@ async def async_kv_batch_put(
     sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
     Returns:
-        Keys, merged tags, and the fields that every one of these keys has after the put.
+        Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
+        nothing and returns empty metadata.
 
     Raises:
         InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
@@ -126,20 +128,28 @@ def kv_batch_get(
     partition_id: str,
     select_fields: Sequence[str] | str | None = None,
     *,
+    missing: str = "drop",
     layout: str = "jagged",
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
-    Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-    gives all of these. layout, device: see `get_data`.
+    Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
+    left out.
+
+    Args:
+        select_fields: The fields to return. Default: all that every found key has.
+        missing: "drop" leaves out what is missing, "error" raises instead.
+        layout: See `get_data`.
+        device: See `get_data`.
 
     Raises:
-        InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+        InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+            anything is missing and `missing` is "error".
     """
     return current_client().kv_batch_get(
-        keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+        keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
     )
 
 
@@ -148,20 +158,28 @@ async def async_kv_batch_get(
     partition_id: str,
     select_fields: Sequence[str] | str | None = None,
     *,
+    missing: str = "drop",
     layout: str = "jagged",
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
-    Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-    gives all of these. layout, device: see `get_data`.
+    Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
+    left out.
+
+    Args:
+        select_fields: The fields to return. Default: all that every found key has.
+        missing: "drop" leaves out what is missing, "error" raises instead.
+        layout: See `get_data`.
+        device: See `get_data`.
 
     Raises:
-        InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+        InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+            anything is missing and `missing` is "error".
     """
     return await current_client().async_kv_batch_get(
-        keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+        keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
     )
 
 

@@ -52,7 +52,6 @@ class TestNewSamples:
     @pytest.mark.parametrize(
         ("data", "words"),
         [
-            (numbers(0), "at least one"),
             (TensorDict({"x": torch.zeros(())}, batch_size=[]), "no batch dimension"),
             (TensorDict({}, batch_size=[2]), "no"),
             ([1, 2], "TensorDict"),

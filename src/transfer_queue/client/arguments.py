@@ -178,6 +178,13 @@ def rows_of(data: Columns) -> int:
         ) from None
 
 
+def has_no_rows(data: Columns) -> bool:
+    """Whether these are columns without rows; False also for what is no columns."""
+    if isinstance(data, TensorDictBase):
+        return rows_of(data) == 0
+    return isinstance(data, Mapping) and (not data or rows_of(data) == 0)
+
+
 def one_row(fields: Columns) -> Columns:
     """The fields of one sample as columns of one row."""
     if isinstance(fields, TensorDictBase):

@@ -106,7 +106,8 @@ class KVOperations(Transfers):
         sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put.
+            Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
+            nothing and returns empty metadata.
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
@@ -116,6 +117,11 @@ class KVOperations(Transfers):
         yield from self._state.learn()
         names = arguments.keys(keys)
         encoded = None
+        if not names and fields is not None and arguments.has_no_rows(fields):
+            arguments.tags(tags, 0, "keys")
+            arguments.groups(group_ids, 0)
+            arguments.partition(partition_id)
+            return KVBatchMeta(partition_id=partition_id, fields=[])
         if fields is not None:
             encoded = self._encode(self._parsed(fields, len(names), data_parser), len(names))
         groups = arguments.groups(group_ids, len(names))
@@ -127,19 +133,29 @@ class KVOperations(Transfers):
         partition_id: str,
         select_fields: Sequence[str] | str | None = None,
         *,
+        missing: str = "drop",
         layout: str = "jagged",
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
-        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout, device: see `get_data`.
+        Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
+        left out.
+
+        Args:
+            select_fields: The fields to return. Default: all that every found key has.
+            missing: "drop" leaves out what is missing, "error" raises instead.
+            layout: See `get_data`.
+            device: See `get_data`.
 
         Raises:
-            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+            InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+                anything is missing and `missing` is "error".
         """
         place = arguments.device(device)
+        if missing not in ("drop", "error"):
+            raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
         yield from self._state.learn()
         wanted = arguments.keys(keys)
         fields = None if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
@@ -157,6 +173,13 @@ class KVOperations(Transfers):
                     f"keys {arguments.shown(wanted)} of partition {partition_id!r} are not ready: they share no field "
                     f"yet; client.explain(partition_id, key=...) says what each of them has"
                 )
+            if reply.unknown or reply.lacking:
+                words = _left_out(partition_id, reply)
+                if missing == "error":
+                    raise InvalidArgumentError(
+                        f"kv_batch_get: {words}. Put them first, or get what is there with missing='drop'."
+                    )
+                self._state.warn(f"kv_batch_get left out: {words}. missing='error' raises instead.")
             return reply
 
         return (yield from self._read(look, layout, place))
@@ -255,3 +278,14 @@ class KVOperations(Transfers):
             merged = None if sent is None else replies.tags_of_new(sent)
         merged = replies.tags(merged, self._state.settings.allow_pickle)
         return KVBatchMeta._made(keys, [{} for _ in keys] if merged is None else merged, partition_id, fields)
+
+
+def _left_out(partition_id: str, reply: LookupReply) -> str:
+    """What a lookup by keys did not find."""
+    parts = []
+    if reply.unknown:
+        parts.append(f"keys {arguments.shown(reply.unknown)}, which were not found in partition {partition_id!r}")
+    if reply.lacking:
+        found = abs(reply.count)
+        parts += [f"field {name!r}, which {count} of {found} rows lack" for name, count in reply.lacking.items()]
+    return "; ".join(parts)

@@ -239,7 +239,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            The metadata given, with the fields added, or that of the new samples.
+            The metadata given, with the fields added, or that of the new samples. A put of no rows does nothing and
+            returns empty metadata.
 
         Raises:
             InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
@@ -259,6 +260,9 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         groups = arguments.groups(group_ids, rows)
         given = arguments.tags(tags, rows)
         sent = self._tags(given)
+        if metadata is None and not rows:
+            arguments.partition(partition_id)
+            return BatchMeta()
         columns = self._parsed(data, rows, data_parser)
         encoded = self._encode(columns, rows)
         if metadata is None:

@@ -336,7 +336,8 @@ class Surface(ABC):
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            The metadata given, with the fields added, or that of the new samples.
+            The metadata given, with the fields added, or that of the new samples. A put of no rows does nothing and
+            returns empty metadata.
 
         Raises:
             InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
@@ -371,7 +372,8 @@ class Surface(ABC):
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            The metadata given, with the fields added, or that of the new samples.
+            The metadata given, with the fields added, or that of the new samples. A put of no rows does nothing and
+            returns empty metadata.
 
         Raises:
             InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
@@ -1034,7 +1036,8 @@ class Surface(ABC):
         sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put.
+            Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
+            nothing and returns empty metadata.
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
@@ -1065,7 +1068,8 @@ class Surface(ABC):
         sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put.
+            Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
+            nothing and returns empty metadata.
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
@@ -1084,21 +1088,29 @@ class Surface(ABC):
         partition_id: str,
         select_fields: Sequence[str] | str | None = None,
         *,
+        missing: str = "drop",
         layout: str = "jagged",
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
-        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout, device: see `get_data`.
+        Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
+        left out.
+
+        Args:
+            select_fields: The fields to return. Default: all that every found key has.
+            missing: "drop" leaves out what is missing, "error" raises instead.
+            layout: See `get_data`.
+            device: See `get_data`.
 
         Raises:
-            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+            InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+                anything is missing and `missing` is "error".
         """
         return self._run(
             self._operations.kv_batch_get(
-                keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+                keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
             )
         )
 
@@ -1108,21 +1120,29 @@ class Surface(ABC):
         partition_id: str,
         select_fields: Sequence[str] | str | None = None,
         *,
+        missing: str = "drop",
         layout: str = "jagged",
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The values of these keys' samples, rows in the order of the keys; consumes nothing.
 
-        Unknown keys are left out. select_fields: names outside the fields that all found keys have are left out; None
-        gives all of these. layout, device: see `get_data`.
+        Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
+        left out.
+
+        Args:
+            select_fields: The fields to return. Default: all that every found key has.
+            missing: "drop" leaves out what is missing, "error" raises instead.
+            layout: See `get_data`.
+            device: See `get_data`.
 
         Raises:
-            InvalidArgumentError: none of the keys is found ("not found"), or they share no field ("not ready").
+            InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+                anything is missing and `missing` is "error".
         """
         return await self._run_async(
             self._operations.kv_batch_get(
-                keys, partition_id, select_fields, layout=layout, device=device, timeout=timeout
+                keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core.partition import Partition
@@ -22,16 +23,21 @@ def lookup(state: State, request: Lookup) -> AnyReply:
     if request.rows is not None:
         return _by_rows(state, partition, request, indexes_in(request.rows))
     keys = {} if partition is None else partition.keys
-    positions = np.array([p for key in request.keys or [] if (p := keys.get(key)) is not None], "i8")
+    asked = request.keys or []
+    positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
     if partition is None or not len(positions):
         return _nothing(state, 0)
+    unknown = [] if len(positions) == len(asked) else list(dict.fromkeys(key for key in asked if key not in keys))
     _check_lost(partition, request.fields, positions)
-    places = _common(partition, positions, request.fields)
-    if not places:
+    lacking: dict[str, int] = {}
+    places = _common(partition, positions, request.fields, lacking)
+    if places:
+        reply = _placed(state, partition, len(positions), places, request)
+    else:
         # count > 0 without types tells the client that the keys share no field at all
         shared = request.fields is not None and _common(partition, positions, None)
-        return _nothing(state, -len(positions) if shared else len(positions))
-    return _placed(state, partition, len(positions), places, request)
+        reply = _nothing(state, -len(positions) if shared else len(positions))
+    return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
 
 
 def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
@@ -70,12 +76,23 @@ def _nothing(state: State, count: int) -> LookupReply:
     return LookupReply(count, [], state.blocks.describe(np.zeros(0, "i8")), [])
 
 
-def _common(partition: Partition, positions: np.ndarray, wanted: list[str] | None) -> dict[str, Places]:
-    """Where the fields lie that every one of these rows has, sorted, or in the order in which they are wanted."""
+def _common(
+    partition: Partition, positions: np.ndarray, wanted: list[str] | None, lacking: dict[str, int] | None = None
+) -> dict[str, Places]:
+    """Where the fields lie that every one of these rows has, sorted, or in the order in which they are wanted.
+
+    lacking: gets the fields that are left out, see `LookupReply`.
+    """
     fields = partition.fields
-    names = sorted(fields) if wanted is None else [name for name in dict.fromkeys(wanted) if name in fields]
-    places = _places(partition, positions, names)
-    return {name: found for name, found in places.items() if np.count_nonzero(found[0]) == len(positions)}
+    names = sorted(fields) if wanted is None else dict.fromkeys(wanted)
+    common, count = {}, len(positions)
+    for name, found in _places(partition, positions, names).items():
+        having = int(np.count_nonzero(found[0]))
+        if having == count:
+            common[name] = found
+        elif lacking is not None and (having or wanted is not None):
+            lacking[name] = count - having
+    return common
 
 
 def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:

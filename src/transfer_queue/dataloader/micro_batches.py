@@ -14,7 +14,7 @@ from transfer_queue.dataloader.fetching import Batch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.gather import table_of
-from transfer_queue.wire.jagged import is_plain_jagged, rows_of_jagged
+from transfer_queue.wire.jagged import is_plain_jagged, rows_follow, rows_of_jagged
 from transfer_queue.wire.lone_numbers import lone_number
 
 LENGTH_TAG = "total_lengths"
@@ -193,7 +193,7 @@ def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
     if stop - start == td.batch_size[0]:
         return td.copy()  # a table of its own over the same columns, as a slice is
     columns = {name: td.get(name) for name in td.keys()}  # noqa: SIM118  (a TensorDict iterates over its rows)
-    jagged = [name for name, column in columns.items() if is_plain_jagged(column)]
+    jagged = [name for name, column in columns.items() if rows_follow(column)]
     if not jagged:
         return td[start:stop]
     rest = td.exclude(*jagged)[start:stop]

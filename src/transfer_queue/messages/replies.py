@@ -64,12 +64,18 @@ class PublishReply(Reply, frozen=True):
 
 
 class LookupReply(Reply, frozen=True):
-    """Where the rows lie. count: rows found; types and placements cover the same fields."""
+    """Where the rows lie. count: rows found; types and placements cover the same fields.
+
+    Of a lookup by keys: unknown: those that do not exist. lacking: fields that are left out, and how many of the rows
+    found do not have them; without fields asked for, those that at least one row has.
+    """
 
     count: int
     types: list[FieldType]
     blocks: Blocks
     placements: list[Placement]
+    unknown: list[str] = []
+    lacking: dict[str, int] = {}
 
 
 class ClaimReply(Reply, frozen=True):

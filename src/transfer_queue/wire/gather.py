@@ -331,9 +331,7 @@ def _objects(rows: FieldRows, memory: Memory, allow_pickle: bool) -> list[Any]:
 def stack_of(values: list[Any], count: int) -> NonTensorStack:
     """A NonTensorStack of one value a row."""
     if not count:
-        # tensordict makes no empty stack, but cuts one down to it
-        empty: NonTensorStack = NonTensorStack(None)[:0]
-        return empty
+        return _empty_stack()
     if _SIMPLE.issuperset(map(type, values)):
         return NonTensorStack(*values)
     if not _fills:
@@ -344,6 +342,17 @@ def stack_of(values: list[Any], count: int) -> NonTensorStack:
     for member, value in zip(stack.tensordicts, values, strict=True):
         member._non_tensordict["data"] = value
     return stack
+
+
+def _empty_stack() -> NonTensorStack:
+    """A stack without rows. tensordict makes none, but cuts one down to it; before 0.11 not even that."""
+    stack = NonTensorStack(None)
+    try:
+        return stack[:0]
+    except RuntimeError:
+        stack.tensordicts.clear()
+        stack._batch_size = torch.Size([0])
+        return stack
 
 
 def _can_fill() -> bool:

@@ -190,12 +190,27 @@ def is_plain_jagged(value: Any) -> bool:
     )
 
 
-def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
-    """Rows start to stop of a plain jagged tensor, as views of its values.
+def rows_follow(value: Any) -> bool:
+    """Whether this is a jagged tensor whose rows follow one another, in whatever dimension they are ragged."""
+    if is_plain_jagged(value):
+        return True
+    nested = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged
+    return nested and value.lengths() is None
 
-    On the host rows of the same lengths share a Cut, so that fields that were equally ragged stay so.
+
+def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
+    """Rows start to stop of a jagged tensor whose rows follow one another, as views of its values.
+
+    torch before 2.7 slices only tensors that are ragged in their first dimension. On the host rows of the same lengths
+    share a Cut, so that fields that were equally ragged stay so.
     """
+    ragged = value._ragged_idx
     offsets = value.offsets()[start : stop + 1]
+    if ragged > 1:
+        first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
+        values = value.values().narrow(ragged - 1, first, last - first)
+        lengths = offsets.diff() if stop > start else offsets.new_zeros(1)
+        return Cut(offsets - first, int(lengths.min()), int(lengths.max())).over(values, ragged)
     if offsets.is_cpu and stop > start:
         ends = offsets.numpy().astype(np.int64, copy=False)
         return cut_of(np.diff(ends).tobytes()).over(_values(value)[int(ends[0]) : int(ends[-1])], 1)
