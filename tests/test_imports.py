@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "node": SERVERS,
     "client": CLIENT,
     "partition_snapshot": set(),
+    "controller": {"partition_snapshot"},
     "on_ray": CLIENT | {"client", "partition_snapshot"},
     "current": CLIENT | {"client", "on_ray"},
     "kv": CLIENT | {"client", "current"},

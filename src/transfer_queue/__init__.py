@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.client.changes import PartitionChange, SampleChange, SampleLoss
     from transfer_queue.conditions import consumed_by
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
@@ -89,6 +89,7 @@ __version__ = "0.2.0"  # the one place that states it; pyproject.toml reads it h
 
 __all__ = [
     "DELETE",
+    "AsyncTransferQueueClient",
     "AttachError",
     "AuthenticationError",
     "BalanceInputError",
@@ -158,6 +159,7 @@ __all__ = [
 
 # Where names live that are neither functions of `interface` nor exceptions.
 _WHERE = {
+    "AsyncTransferQueueClient": "client",
     "BaseSampler": "sampler",
     "BatchMeta": "metadata",
     "DELETE": "wire.objects",
@@ -179,7 +181,7 @@ _WHERE = {
 }
 
 # Modules that users reach as attributes of the package, without importing them.
-_MODULES = frozenset({"client", "dataloader", "errors", "interface", "metadata", "sampler", "utils"})
+_MODULES = frozenset({"client", "controller", "dataloader", "errors", "interface", "metadata", "sampler", "utils"})
 
 
 def _find(name: str) -> Any:

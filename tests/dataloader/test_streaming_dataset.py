@@ -126,6 +126,38 @@ class TestMicroBatches:
                 chunk_batch_fn(data, meta, size)
 
 
+class TestOwnClient:
+    def test_a_subclass_fetches_with_the_client_that_it_creates(self, a: Client) -> None:
+        a.put(numbers(4), partition_id="p")
+        created = []
+
+        class Own(StreamingDataset):
+            def _create_client(self) -> None:
+                created.append(self._tq_client)
+                self._tq_client = a
+
+        own = Own("no system", 2, 2, ["x"], "p", "t", 0, should_check_consumption_status=True)
+        assert values(list(own)) == [0, 1, 2, 3]
+        assert created == [None], "once, before the first fetch"
+
+    def test_a_client_that_is_set_is_used(self, a: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        own = StreamingDataset("no system", 2, 2, ["x"], "p", "t", 0, should_check_consumption_status=True)
+        own._tq_client = a
+        assert values(list(own)) == [0, 1]
+
+    def test_create_client_sets_the_client_of_the_config(self, a: Client) -> None:
+        own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
+        assert own._tq_client is None
+        own._create_client()
+        assert own._tq_client is a
+
+    def test_a_copy_creates_a_client_of_its_own(self, a: Client) -> None:
+        own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
+        own._create_client()
+        assert copy.copy(own)._tq_client is None
+
+
 class TestEnds:
     def test_finite(self, a: Client, dataset: Build) -> None:
         a.put(numbers(12), partition_id="p")
@@ -213,6 +245,16 @@ class TestWaiting:
         self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "10")
+        cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
+        before = cluster.controller.counters["requests"]
+        next(iter(dataset(should_check_consumption_status=False)))
+        assert cluster.clock.now == 95
+        assert cluster.controller.counters["requests"] - before < 20
+
+    def test_asks_again_after_an_interval_that_code_has_set(
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streaming_dataset, "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", 10)
         cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
         before = cluster.controller.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))

@@ -41,7 +41,9 @@ def _listed(values: Any, what: str) -> list[Any]:
 def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     """Field names as a list without repetitions; at least so many."""
     out = _listed(names, what)
-    if len(out) < least or not all(isinstance(name, str) for name in out):
+    if len(out) < least:
+        raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
+    if not all(isinstance(name, str) for name in out):
         raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
     return list(dict.fromkeys(map(str.__str__, out)))
 

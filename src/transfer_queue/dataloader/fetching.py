@@ -10,14 +10,11 @@ from tensordict import TensorDictBase
 
 from transfer_queue.client.long_waits import report
 from transfer_queue.client.surface import Surface
-from transfer_queue.config import empty_batch_sleep_interval
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 
 Batch = tuple[TensorDictBase, BatchMeta]
 FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
-
-LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
 
 _FETCH_ARGUMENTS = (
     "tq_client", "data_fields", "batch_size", "partition_id", "task_name", "sampling_config", "batch_index",
@@ -53,11 +50,6 @@ def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, 
     return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
 
 
-def interval() -> float:
-    """Seconds of the longest wait before a loader looks about."""
-    return max(empty_batch_sleep_interval(), LEAST_WAIT)
-
-
 def ask_blocking(client: Surface, operation: str, *arguments: Any, **more: Any) -> Any:
     """Runs a client's operation in this thread."""
     return getattr(client, operation)(*arguments, **more)
@@ -68,6 +60,7 @@ class Fetcher:
 
     ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
     hold: it fetches ahead; that it asks for a batch does not say that the task is through with the one before.
+    interval() gives the seconds of the longest wait before it looks about.
     lease: seconds for which it claims; None: what it fetches is consumed. dp_size: how many dp_ranks there are, if that
     is known.
     """
@@ -83,6 +76,7 @@ class Fetcher:
         function: FetchBatch | None,
         ask: Callable[..., Any] = ask_blocking,
         *,
+        interval: Callable[[], float],
         hold: bool = False,
         lease: float | None = None,
         dp_size: int | None = None,
@@ -96,6 +90,7 @@ class Fetcher:
         self._finite = finite
         self._function = function
         self._ask = ask
+        self._interval = interval
         self._long = client._operations.long_wait
         self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
 
@@ -120,10 +115,10 @@ class Fetcher:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._ask is ask_blocking:
-            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=interval())
+            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._interval())
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:  # in a worker, where others fetch while it copies
-            meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, timeout=interval())
+            meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, timeout=self._interval())
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)
         if data is not None and len(meta):
@@ -131,7 +126,9 @@ class Fetcher:
             return data, meta
         # what is ready may be no batch for this function, or for a user's sampler: it is asked again once more at
         # once, for rows may have come meanwhile, and from then on when something has changed
-        found = self._ask(self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=interval())
+        found = self._ask(
+            self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._interval()
+        )
         self._refused = {partition_id: found.version}
         return None if found.ended else (None, BatchMeta())
 

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue.client import arguments
 from transfer_queue.client.surface import Surface
+from transfer_queue.config import empty_batch_sleep_interval
 from transfer_queue.current import client_of
 from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
 from transfer_queue.dataloader.delivery import acknowledge_again, digest, hand_back, lease_of, take_over
@@ -43,6 +44,13 @@ ProcessBatch = Callable[..., Iterable[Any]]
 Finish = Callable[[Any], Any]
 
 STATE_VERSION = 1
+LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
+
+TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL = empty_batch_sleep_interval()
+"""Seconds of the longest wait before a dataset asks again. For code that replaces it here; else the environment
+variable of this name counts, whenever it is set."""
+
+_AT_IMPORT = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
 
 
 class Delivery(NamedTuple):
@@ -125,9 +133,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
         _at_least(0, keep_batches=keep_batches)
         if isinstance(data_fields, str):
-            raise InvalidArgumentError(f"data_fields must be a list of at least one field name, not {data_fields!r}")
-        if not hasattr(dp_rank, "__index__") or dp_rank < 0:
-            raise InvalidArgumentError(f"dp_rank must be an int greater than or equal to 0, and is {dp_rank!r}")
+            raise InvalidArgumentError(f"data_fields must be a list with at least one field name, got {data_fields!r}")
+        if not hasattr(dp_rank, "__index__"):
+            raise InvalidArgumentError(f"dp_rank must be an int greater than or equal to 0, got {dp_rank!r}")
+        if dp_rank < 0:
+            raise InvalidArgumentError(f"dp_rank {dp_rank} must be greater than or equal to 0")
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items by itself: leave out max_tokens and pack")
         self.config = config
@@ -150,6 +160,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.delivery = delivery
         self.lease_seconds = lease_seconds
         self._lease = lease_of(delivery, lease_seconds)
+        self._tq_client: Surface | None = None
+        self._found: Surface | None = None  # what `_create_client` of this class has found
         self.buffer: list[Batch] = []
         self.batch_index = 0
         self.moves = 0  # how often `step` or `load_state_dict` has changed the place
@@ -308,11 +320,30 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return Fetcher(
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
-            lease=self._lease, dp_size=self._dp_size,
+            lease=self._lease, dp_size=self._dp_size, interval=self.interval,
         )  # fmt: skip
 
     def client(self) -> Surface:
-        """The client of the system that `config` names, in this process."""
+        """Return the client that this dataset fetches with, in this process: `_tq_client`, created at its first use."""
+        if self._tq_client is None or (self._tq_client is self._found and self._find_client() is not self._found):
+            self._create_client()
+        assert self._tq_client is not None
+        return self._tq_client
+
+    def interval(self) -> float:
+        """Return the seconds of the longest wait before the dataset looks about."""
+        replaced = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
+        return max(replaced if replaced != _AT_IMPORT else empty_batch_sleep_interval(), LEAST_WAIT)
+
+    def _create_client(self) -> None:
+        """Set `_tq_client` to the client of the system that `config` names.
+
+        A subclass may set another one. It is called at the first fetch in each process, and again if the process is
+        attached to another system.
+        """
+        self._tq_client = self._found = self._find_client()
+
+    def _find_client(self) -> Surface:
         return self.config if isinstance(self.config, Surface) else client_of(self.config)
 
     def for_workers(self, channel: Channel, collate: Finish | None) -> StreamingDataset:
@@ -338,6 +369,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             **vars(self),
             "buffer": [],
             "_open": None,
+            "_tq_client": None,
+            "_found": None,
             "_census": None,
             "_held": None,
             "_unacked": {},
@@ -475,4 +508,5 @@ class Here:
 def _at_least(least: int, **arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and (not hasattr(value, "__index__") or np.ndim(value) or value < least):
-            raise InvalidArgumentError(f"{name} must be {least} or more, an int, and is {value!r}")
+            wanted = "a positive integer" if least == 1 else f"an integer of {least} or more"
+            raise InvalidArgumentError(f"{name} must be {wanted}, got {value!r}")

@@ -21,7 +21,7 @@ from transfer_queue.dataloader.channel import (
     Turn,
 )
 from transfer_queue.dataloader.delivery import Ahead
-from transfer_queue.dataloader.fetching import Batch, Fetcher, interval
+from transfer_queue.dataloader.fetching import Batch, Fetcher
 from transfer_queue.dataloader.pinning import pinned
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
 from transfer_queue.metadata import BatchMeta
@@ -52,7 +52,7 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
     dataset = info.dataset
     assert isinstance(dataset, StreamingDataset)
     assert dataset.channel is not None
-    dataset.seat = Seat(dataset.channel, worker, interval())
+    dataset.seat = Seat(dataset.channel, worker, dataset.interval())
     dataset.seat.end_with_the_loader(GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES)
     if init is not None:
         init(worker)

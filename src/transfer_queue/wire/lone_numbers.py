@@ -35,7 +35,7 @@ def lone_number(value: Any) -> Any:
 
 def _carried(value: Ext) -> Any:
     """The one-element array or sequence in an object of a message; the value itself if it holds anything else."""
-    content = bytes(value.data[: LONGEST + 1])
+    content = bytes(memoryview(value.data)[: LONGEST + 1])
     if len(content) > LONGEST or content[:1] != b"\0":
         return value
     try:

@@ -47,7 +47,7 @@ def whole(value: int, name: str) -> int:
     except TypeError:
         raise BalanceInputError(f"{name} must be an int, but is a {type(value).__name__}") from None
     if number < 1:
-        raise BalanceInputError(f"{name} must be positive, but is {number}")
+        raise BalanceInputError(f"{name} must be positive, got {number}")
     return number
 
 
@@ -56,7 +56,7 @@ def parts_for(count: int, k: int, name: str = "parts") -> int:
     k = whole(k, name)
     if count < k:
         raise BalanceInputError(
-            f"{count} lengths cannot fill {k} {name.removeprefix('k_')}; give at least one length for each"
+            f"number of items:[{count}] < {name}:[{k}]: a part would be empty; give at least one length for each part"
         )
     return k
 

@@ -94,7 +94,7 @@ def _checked(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) 
     k = parts_for(len(lengths), k_partitions, "k_partitions")
     if equal_size and len(lengths) % k:
         raise BalanceInputError(
-            f"{len(lengths)} lengths cannot be dealt to {k} partitions of equal size; "
-            f"pass equal_size=False or a multiple of {k}"
+            f"{len(lengths)} % {k} != 0: so many lengths have no parts of equal size; pass equal_size=False, or a "
+            f"multiple of {k} lengths"
         )
     return lengths, k
