@@ -84,6 +84,11 @@ class Field:
             return
         if not spec.ndim:
             return
+        if len(dims) == spec.ndim:  # one shape for all rows
+            for d, size in enumerate(dims.tolist()):
+                if size != self.shape[d]:
+                    self.differs |= 1 << d
+            return
         shapes = dims.reshape(-1, spec.ndim)
         for d in np.flatnonzero((shapes != self.shape).any(axis=0)).tolist():
             self.differs |= 1 << d
@@ -132,25 +137,28 @@ def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list
 
     Raises InvalidArgumentError where the numbers do not fit the schema.
     """
-    parts = []
+    starts = dims_starts(schema, dims, rows)
+    return [dims[start:end] for start, end in zip(starts, [*starts[1:], len(dims)])]
+
+
+def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[int]:
+    """Where the part of each field begins in a block's dims; see `dims_parts`."""
+    starts = []
     at = 0
     for spec in schema:
+        starts.append(at)
         if spec.ndim == MIXED_RANK:
-            start = at
             for _ in range(rows):
                 if at >= len(dims) or not 0 <= dims[at] <= 64:
                     raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before its rows do")
                 at += 1 + int(dims[at])
-            parts.append(dims[start:at])
             continue
         if not 0 <= spec.ndim <= 64:
             raise InvalidArgumentError(f"field {spec.name!r}: {spec.ndim} dimensions are not possible")
-        size = spec.ndim * (rows if spec.ragged else 1)
-        parts.append(dims[at : at + size])
-        at += size
+        at += spec.ndim * (rows if spec.ragged else 1)
     if at != len(dims) or (len(dims) and int(dims.min()) < 0):
         raise InvalidArgumentError(f"a block of {rows} rows and {len(schema)} fields cannot have {len(dims)} dims")
-    return parts
+    return starts
 
 
 BlockShape = tuple[list[FieldSpec], bytes, int]  # schema, dims, rows
@@ -178,4 +186,4 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
             raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
     if len(block.dims) % 8:
         raise InvalidArgumentError("the block's dims are no numbers of a block")
-    dims_parts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
+    dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

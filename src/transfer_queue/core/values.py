@@ -8,8 +8,12 @@ from transfer_queue.core.fields import Field, dims_parts, shape_of
 from transfer_queue.core.losses import Found, Loss
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import Repacked
-from transfer_queue.core.rows import CHUNK_BITS
+from transfer_queue.core.rows import CHUNK_BITS, Chunk
 from transfer_queue.messages import NewBlock
+
+MANY_FIELDS = 64
+"""Of one block, whose columns are made together."""
+NONE: set[str] = set()
 
 
 def publish(partition: Partition, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
@@ -21,9 +25,14 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
     parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
     losses = partition.losses if partition.losses.counts else None
     learn(partition, block)
+    fresh = [_first_values(chunk, at, block, number, within) for _, chunk, at, within in parts]
     for spec in block.schema:
         field = partition.fields[spec.name]
-        for _, chunk, at, within in parts:
+        for (_, chunk, at, within), added in zip(parts, fresh):
+            if spec.name in added:
+                field.live += len(at)
+                field.ever += len(at)
+                continue
             column, slot = chunk.field_columns(spec.name)
             old = column[at]
             held = int(np.count_nonzero(old))
@@ -42,6 +51,21 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
         for key, chunk, at, _ in parts:
             partition.unseen.rows(fields, key, chunk, at)
         partition.published(fields)
+
+
+def _first_values(chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number: int, within: np.ndarray) -> set[str]:
+    """Sets the fields of a block that no row of the chunk has had yet, all at once; their names.
+
+    Only where they are many: the columns of fields that were made together are kept until all of them are dropped.
+    """
+    if len(block.schema) < MANY_FIELDS:
+        return NONE
+    names = [spec.name for spec in block.schema if spec.name not in chunk.field]
+    blocks, slots = np.zeros((len(names), chunk.capacity), "i8"), np.zeros((len(names), chunk.capacity), "i4")
+    blocks[:, at] = number
+    slots[:, at] = within
+    chunk.field.update(zip(names, zip(blocks, slots)))
+    return set(names)
 
 
 def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:

@@ -1,0 +1,71 @@
+"""What servers let go of is freed at once: no collection of all objects is needed, and none is made."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.messages import ClearPartition, Done
+from transfer_queue.node.server_process import spare_old_objects
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+from harness import Harness
+
+
+@pytest.fixture
+def as_in_a_server() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.collect()
+    spare_old_objects()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """The generations of the collections that are made."""
+    found: list[int] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(about["generation"])
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+
+
+def used(h: Harness, name: str) -> None:
+    """A partition through which rows go in every way: dealt, leased, waited for, cleared."""
+    h.put(4, partition=name)
+    h.dealt(1, partition=name)
+    h.lease(1, partition=name)
+    h.claim(9, partition=name, wait=100.0)
+
+
+@pytest.mark.usefixtures("as_in_a_server")
+def test_a_dropped_partition_is_freed_at_once() -> None:
+    h = Harness()
+    for number in range(20):
+        used(h, f"p{number}")
+    alive = [weakref.ref(partition) for partition in h.state.partitions.values()]
+    gc.disable()
+    try:
+        for number in range(20):
+            assert h.ask(ClearPartition(f"p{number}")) == Done()
+        assert not [each for each in alive if each() is not None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("as_in_a_server")
+def test_no_collection_looks_at_all_objects(collections: list[int]) -> None:
+    kept = [[[] for _ in range(100)] for _ in range(10_000)]
+    assert 1 in collections
+    assert 2 not in collections
+    assert len(kept) == 10_000
