@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv compat demo test ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo test ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -33,9 +33,12 @@ help:
 	@echo "make ci        all of it, as CI does"
 
 venv:
-	@tools/bootstrap
+	@tools/bootstrap dev
 
-demo: venv
+venv-of-demo:
+	@tools/bootstrap demo
+
+demo: venv-of-demo
 	.venv/bin/tq demo $(ARGS)
 
 test: venv
