@@ -39,7 +39,7 @@ try:
     import report
     from view import View
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"this example needs {missing.name}: pip install 'transfer_queue[demo]'") from None
+    raise SystemExit(f"this example needs {missing.name}: pip install '.[demo]' in the repository") from None
 
 TICK = 0.05
 """Seconds between two looks at the events and the processes."""
@@ -98,7 +98,7 @@ def start_ray() -> None:
     try:
         import ray
     except ModuleNotFoundError:
-        raise SystemExit("--runtime ray needs Ray: pip install 'transfer_queue[demo,ray]'") from None
+        raise SystemExit("--runtime ray needs Ray: pip install '.[demo,ray]' in the repository") from None
     address = os.environ.get("RAY_ADDRESS", "local")
     ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
