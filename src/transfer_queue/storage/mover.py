@@ -99,18 +99,19 @@ class Mover:
         )  # fmt: skip
 
     def _layouts(self) -> Generator[None, None, dict[int, Repacked | None]]:
-        """How each repacked block will lie; None where its descriptor makes no sense."""
+        """How each repacked block will lie; None where its descriptor makes no sense, or is that of a longer block."""
         out: dict[int, Repacked | None] = {}
         blocks = self._order.blocks
         rows, schemas, dims = (np.frombuffer(c, "<i4").tolist() for c in (blocks.rows, blocks.schema, blocks.dims))
         for count, repack in enumerate(self._order.repacks):
             at, slots = repack.at, np.frombuffer(repack.slots, "<i4").astype("i8")
             try:
-                out[at] = repacked(
+                layout = repacked(
                     blocks.schemas[schemas[at]], blocks.dims_values[dims[at]], rows[at], slots, repack.fields
                 )
             except TransferQueueError:
-                out[at] = None
+                layout = None
+            out[at] = layout if layout is not None and _lies_within(layout, self._nbytes[at]) else None
             if count % STEP_LAYOUTS == STEP_LAYOUTS - 1:
                 yield
         return out
@@ -190,9 +191,12 @@ def _pieces(layout: Repacked | None, nbytes: int) -> Iterator[tuple[int, I8, I8]
         starts = np.arange(0, nbytes, STEP_BYTES)
         yield 0, starts, np.minimum(nbytes - starts, STEP_BYTES)
         return
-    for place, origins, lengths in zip(layout.places, layout.starts, layout.lengths, strict=True):
-        if int((origins + lengths).max()) <= nbytes:
-            yield place, origins, lengths
+    yield from zip(layout.places, layout.starts, layout.lengths, strict=True)
+
+
+def _lies_within(layout: Repacked, nbytes: int) -> bool:
+    """Whether the block that is repacked is as long as its descriptor says: else there are no bytes to copy."""
+    return all(int((starts + lengths).max()) <= nbytes for starts, lengths in zip(layout.starts, layout.lengths))
 
 
 def _parts(lengths: I8) -> Iterator[slice]:
