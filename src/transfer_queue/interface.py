@@ -321,12 +321,14 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
 
     Raises:
         NotInitializedError: there is no system. CheckpointNotFoundError: no folder there, or not all of a checkpoint
-        (a FileNotFoundError). CheckpointError: files are missing ("count mismatch"), damaged, or of another program.
-        CapacityError: no room. Nothing has changed then.
+        (a FileNotFoundError). CheckpointError: files are missing ("count mismatch"), damaged, of another program, or
+        cannot be read. CapacityError: no room. UnitLostError: storage units were lost meanwhile, again and again.
+        ConnectionLostError: the system went away. Nothing has changed then.
     """
     client = _checkpoint_client()
     folder = Path(os.path.realpath(checkpoint_dir))
-    checkpoint_folder.put_back(folder)
+    with checkpoint_folder.reading(folder):
+        checkpoint_folder.put_back(folder)
     checkpoint_folder.check(folder)
     client.load_storage_checkpoint(folder)
     client.load_controller_checkpoint(folder / checkpoint_folder.STATE)

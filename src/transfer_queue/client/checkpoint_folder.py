@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.errors import CheckpointError, CheckpointNotFoundError
+from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
 
 METADATA = "metadata.json"
 STATE = "controller_state.pkl"
@@ -84,6 +84,11 @@ def _own(draft: Path, target: Path) -> int:
             folder = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # another one has just ended
+        except OSError as error:
+            raise CheckpointError(
+                f"{draft} is in the way, where a checkpoint is prepared before it takes its place: {error}; it is no "
+                f"folder that a save has left, so remove it, or save to another place"
+            ) from error
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = os.path.samestat(os.fstat(folder), os.lstat(draft))
@@ -108,8 +113,8 @@ def _own(draft: Path, target: Path) -> int:
 def put_back(target: Path) -> None:
     """Puts an older checkpoint back that a killed save had moved aside, or removes it where the new one is there."""
     old = target.with_name(f".{target.name}.old")
-    if not old.exists():
-        return
+    if old.is_symlink() or not old.is_dir():
+        return  # nothing is there, or nothing that a save has moved
     if target.exists():
         shutil.rmtree(old)
     else:
@@ -228,13 +233,35 @@ def copy(source: Path, target: Path) -> None:
 # ------------------------------------------------------------ loading
 
 
+@contextlib.contextmanager
+def reading(what: Path) -> Iterator[None]:
+    """CheckpointError where a file or folder cannot be read, as its user may not, or the disk fails."""
+    try:
+        yield
+    except TransferQueueError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"{error.filename or what} is missing from a checkpoint") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or what} cannot be read: {error.strerror or error}; see to it, or load another "
+            f"checkpoint; nothing was changed"
+        ) from error
+
+
 def check(folder: Path) -> None:
     """Raises where this is no checkpoint, or not all of one; nothing has changed then.
 
     Raises:
         CheckpointNotFoundError: the folder, metadata.json or the state file is missing.
-        CheckpointError: the manifest does not match the files ("count mismatch"), or metadata.json is no such file.
+        CheckpointError: the manifest does not match the files ("count mismatch"), metadata.json is no such file, or
+            something cannot be read.
     """
+    with reading(folder):
+        _check(folder)
+
+
+def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"there is no checkpoint folder {folder}")
     for name in (METADATA, STATE):
@@ -245,7 +272,7 @@ def check(folder: Path) -> None:
             )
     try:
         content = json.loads((folder / METADATA).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / METADATA} is no JSON: {error}; load another checkpoint") from None
     if not isinstance(content, dict) or "storage_saved" not in content:
         raise CheckpointError(f"{folder / METADATA} is not that of a checkpoint: {str(content)[:80]}")
@@ -254,12 +281,17 @@ def check(folder: Path) -> None:
 
 def manifest(storage: Path) -> list[Entry]:
     """The files of blocks of a checkpoint; see `check`."""
+    with reading(storage):
+        return _manifest(storage)
+
+
+def _manifest(storage: Path) -> list[Entry]:
     path = storage / MANIFEST
     if not path.is_file():
         raise CheckpointNotFoundError(f"{path} is missing: the checkpoint is not whole, or another program's")
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=list[Entry])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text
         raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
     there = sorted(found.name for found in storage.iterdir() if found.name != MANIFEST)
     named = sorted(entry.file for entry in entries)

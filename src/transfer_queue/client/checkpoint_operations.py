@@ -318,8 +318,11 @@ def _there() -> Iterator[None]:
 def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     """(the tree in a file, the state that it holds). Raises CheckpointNotFoundError, CheckpointError."""
     try:
-        tree = state_file.read(path)
-    except FileNotFoundError:
+        with checkpoint_folder.reading(path):
+            if path.exists() and not path.is_file():
+                raise CheckpointError(f"{path} is not a file; name the file that a save has written")
+            tree = state_file.read(path)
+    except CheckpointNotFoundError:
         raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError(f"{path} holds no state of a controller; name the file that a save has written")

@@ -13,6 +13,7 @@ This module knows nothing of what a block contains, nor of folders.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +59,21 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
     def column(self, name: str) -> Numbers:
         """number, position, nbytes or first as an array."""
         return np.frombuffer(getattr(self, name), "<i8")
+
+    def is_sound(self, end: int) -> bool:
+        """Whether all columns are of one length, and all blocks and segments in order before this byte of the file."""
+        columns = (self.number, self.position, self.nbytes, self.first)
+        if any(len(column) % 8 for column in columns) or len(self.checksum) != len(self.first) // 2:
+            return False
+        number, position, nbytes, first = (np.frombuffer(column, "<i8") for column in columns)
+        if not len(number) == len(position) == len(nbytes) or self.end > end:
+            return False
+        if not len(number):
+            return not len(first)
+        ends = position + aligned(nbytes)
+        in_order = bool((nbytes >= 0).all() and (nbytes <= end).all() and (ends[:-1] <= position[1:]).all())
+        segments = len(first) > 0 and first[0] == 0 and bool((np.diff(first) > 0).all()) and first[-1] < len(number)
+        return in_order and segments and position[0] >= ALIGNMENT and int(ends[-1]) <= self.end
 
     def segments(self) -> Iterator[tuple[slice, int, int, int]]:
         """(its blocks, where it begins, its length in bytes, its checksum) of each segment."""
@@ -170,9 +186,17 @@ class BlockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise CheckpointError(f"{path} is not a file; load another checkpoint")
             self.index = self._read_index()
+        except OSError as error:
+            self.close()
+            raise self._unreadable(error) from error
         except BaseException:
             self.close()
             raise
@@ -191,7 +215,10 @@ class BlockFile:
         """Fills `into` with a segment that begins at `position`. CheckpointError where it is not what it was."""
         view, done = into.data, 0
         while done < len(view):
-            read = os.preadv(self._file, [view[done:]], position + done)
+            try:
+                read = os.preadv(self._file, [view[done:]], position + done)
+            except OSError as error:
+                raise self._unreadable(error) from error
             if not read:
                 raise self._damaged(f"it ends at byte {position + done}")
             done += read
@@ -211,10 +238,21 @@ class BlockFile:
                 f"{self.path} is of version {version} and this release reads version {VERSION}; load it with the "
                 f"release that wrote it"
             )
-        index = os.pread(self._file, length, start) if zlib.crc32(head[:-4]) == check else b""
+        size = os.fstat(self._file).st_size
+        fits = zlib.crc32(head[:-4]) == check and start + length <= size
+        index = os.pread(self._file, length, start) if fits else b""
         if len(index) != length or not index or zlib.crc32(index) != checksum:
             raise self._damaged("the checksum of its index is wrong")
-        return msgspec.msgpack.decode(index, type=BlockIndex)
+        try:
+            found = msgspec.msgpack.decode(index, type=BlockIndex)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise self._damaged(f"its index cannot be decoded ({error})") from None
+        if not found.is_sound(start):
+            raise self._damaged("its index contradicts itself")
+        return found
+
+    def _unreadable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{self.path} cannot be read: {error}; see to it, or load another checkpoint")
 
     def _damaged(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged: {why}; load another checkpoint")
