@@ -1,0 +1,104 @@
+"""`tools/bootstrap` with a stand-in for Python, which writes down what it is told and installs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+GPU = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/gpus").exists()
+STAND_IN = """#!/usr/bin/env bash
+case "$1 $2" in
+    "--version "*) echo "Python $VERSION" ;;
+    "-c "*) exec "$REAL" -c "import sys; sys.version_info = tuple(map(int, '$VERSION'.split('.'))); $2" ;;
+    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip")
+        if [[ " $* " == *" --dry-run "* ]]; then exit "$NO_CPU_BUILD"; fi
+        echo "$*" >>"$CALLS" ;;
+esac
+"""
+
+
+class Tree:
+    """A repository of which only `tools/bootstrap` and what it reads is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "tools").mkdir()
+        (folder / "src").mkdir()
+        for name in ("tools/bootstrap", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder / name)
+        self.python = folder / "python"
+        self.python.write_text(STAND_IN)
+        self.python.chmod(0o755)
+
+    def run(self, *words: str, version: str = "3.12.0", offered: bool = True) -> tuple[list[str], str]:
+        """What pip was told to install, and what was printed."""
+        calls = self.folder / "calls"
+        calls.write_text("")
+        environment = {
+            **os.environ, "PYTHON": str(self.python), "REAL": sys.executable, "VERSION": version, "CALLS": str(calls),
+            "NO_CPU_BUILD": "0" if offered else "1",
+        }  # fmt: skip
+        done = subprocess.run(
+            [str(self.folder / "tools" / "bootstrap"), *words],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == (2 if "usage" in words else 0), done.stdout
+        return calls.read_text().splitlines(), done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_the_demo_installs_what_it_needs_and_says_how_much_that_is(tree: Tree) -> None:
+    (call,), said = tree.run("demo")
+    assert call.endswith("--editable .[demo]")
+    assert "--constraint constraints.txt" in call
+    assert "--quiet" not in call  # pip shows its progress
+    assert "to download" in said
+    assert tree.run("demo") == ([], "")
+
+
+def test_the_tests_install_the_rest_and_the_demo_then_needs_nothing(tree: Tree) -> None:
+    tree.run("demo")
+    (call,), _ = tree.run("dev")
+    assert call.endswith("--editable .[dev]")
+    assert tree.run("dev") == tree.run() == tree.run("demo") == ([], "")
+
+
+def test_another_version_of_python_makes_it_again(tree: Tree) -> None:
+    tree.run("demo")
+    assert tree.run("demo", version="3.13.0")[0] != []
+
+
+@pytest.mark.skipif(GPU, reason="a machine with a GPU takes the build with CUDA")
+def test_without_a_gpu_the_cpu_build_of_torch_is_taken_where_the_index_offers_one(tree: Tree, tmp_path: Path) -> None:
+    (call,), said = tree.run("demo")
+    assert f" {TORCH}+cpu " in call
+    assert "about 250 MB" in said
+    shutil.rmtree(tmp_path / ".venv")
+    (call,), said = tree.run("demo", offered=False)
+    assert "torch" not in call
+    assert "about 3 GB" in said
+    assert "offers no CPU build" in said
+
+
+def test_python_3_10_takes_only_torch_and_tensordict_from_the_constraints(tree: Tree, tmp_path: Path) -> None:
+    (call,), said = tree.run("demo", version="3.10.13")
+    assert "--constraint .venv/constraints.txt" in call
+    names = [line.partition("==")[0] for line in (tmp_path / ".venv" / "constraints.txt").read_text().splitlines()]
+    assert sorted(names) == ["tensordict", "torch"]
+    assert "need Python 3.11" in said
+
+
+def test_another_purpose_is_a_usage_error(tree: Tree) -> None:
+    assert tree.run("usage")[1] == "tools/bootstrap: there is no usage; say demo or dev\n"
