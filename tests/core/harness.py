@@ -320,11 +320,13 @@ class Harness:
         hold: bool = False,
         lease: float | None = None,
         replicas: int | None = None,
+        ahead: int = 0,
         **sampling: Any,
     ) -> int:
         """Sends a claim of client `name`; gives its sequence."""
         request = Claim(
-            partition, task, list(fields), count, sampling, wait, probe, finite, None, hold, lease, replicas
+            partition, task, list(fields), count, sampling, wait, probe, finite, None, hold, lease, replicas,
+            ahead=ahead,
         )  # fmt: skip
         return self.send(request, name)
 

@@ -306,6 +306,14 @@ class TestRanks:
         got = [values(take(StreamingDataLoader(rank, num_workers=2), 4)) for rank in ranks]
         assert got == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]
 
+    def test_an_unknown_number_of_ranks_in_step(self, dataset: Build, partition: str) -> None:
+        """Each rank needs a batch when all have had the one before, as in training; none has fetched it for itself."""
+        tq.get_client().put(numbers(16), partition_id=partition)
+        loaders = [StreamingDataLoader(dataset(dp_rank=rank, task_name="train"), num_workers=2) for rank in range(2)]
+        streams = [iter(loader) for loader in loaders]
+        got = [values(take(stream, 2)) for _ in range(2) for stream in streams]
+        assert sorted(itertools.chain(*got)) == list(range(16))
+
     def test_the_number_that_torch_distributed_has(self, system: Any, partition: str, tmp_path: Path) -> None:
         """Four processes, of which two each are replicas of one rank."""
         tq.get_client().put(numbers(16), partition_id=partition)

@@ -137,6 +137,7 @@ class FetchOperations(Transfers):
         replicas: int | None,
         timeout: float | None,
         places: bool = False,
+        ahead: int = 0,
     ) -> Operation[_Awaited]:
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
@@ -146,7 +147,9 @@ class FetchOperations(Transfers):
             hold=hold, lease=lease, replicas=replicas, places=places,
         )  # fmt: skip
         try:
-            reply = yield from self._claimed(msgspec.structs.replace(claim, quiet=True))
+            reply = yield from self._claimed(
+                msgspec.structs.replace(claim, quiet=True, ahead=arguments.natural(ahead, "ahead"))
+            )
         except WaitTimeoutError:  # from a controller that is too old to know of it, or from a call that took too long
             return _Awaited(BatchMeta(), False)
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)

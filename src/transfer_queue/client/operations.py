@@ -147,6 +147,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         hold: bool = False,
         lease: float | None = None,
         replicas: int | None = None,
+        ahead: int = 0,
         timeout: float | None = None,
     ) -> Operation[tuple[BatchMeta, bool]]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
@@ -154,10 +155,14 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
+        ahead: by how many batches this one is ahead of what the caller needs now, as when the workers of a loader fetch
+        ahead. A rank-consistent sampler that does not know the number of dp_ranks deals such a batch only if it takes
+        nothing that other ranks may need.
         """
         found = yield from self._awaited(
-            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout
-        )
+            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
+            ahead=ahead,
+        )  # fmt: skip
         return found.meta, found.ended
 
     def await_ready(

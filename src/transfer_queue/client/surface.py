@@ -158,6 +158,7 @@ class Surface(ABC):
         hold: bool = False,
         lease: float | None = None,
         replicas: int | None = None,
+        ahead: int = 0,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
@@ -165,6 +166,9 @@ class Surface(ABC):
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
+        ahead: by how many batches this one is ahead of what the caller needs now, as when the workers of a loader fetch
+        ahead. A rank-consistent sampler that does not know the number of dp_ranks deals such a batch only if it takes
+        nothing that other ranks may need.
         """
         return self._run(
             self._operations.await_batch(
@@ -177,6 +181,7 @@ class Surface(ABC):
                 hold=hold,
                 lease=lease,
                 replicas=replicas,
+                ahead=ahead,
                 timeout=timeout,
             )
         )
@@ -193,6 +198,7 @@ class Surface(ABC):
         hold: bool = False,
         lease: float | None = None,
         replicas: int | None = None,
+        ahead: int = 0,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
         """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
@@ -200,6 +206,9 @@ class Surface(ABC):
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
+        ahead: by how many batches this one is ahead of what the caller needs now, as when the workers of a loader fetch
+        ahead. A rank-consistent sampler that does not know the number of dp_ranks deals such a batch only if it takes
+        nothing that other ranks may need.
         """
         return await self._run_async(
             self._operations.await_batch(
@@ -212,6 +221,7 @@ class Surface(ABC):
                 hold=hold,
                 lease=lease,
                 replicas=replicas,
+                ahead=ahead,
                 timeout=timeout,
             )
         )

@@ -16,6 +16,7 @@ import numpy as np
 from transfer_queue.core import acks, ends
 from transfer_queue.core import records as r
 from transfer_queue.core.asking import PartitionView, asked
+from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.state import State
@@ -406,6 +407,8 @@ def _decide_by_deal(
         end = _end(state, partition, sampler, inner, ready, claim, key, sampling, deal)
         given = ends.decide(end)
         return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
+    if claim.ahead and key is not None and _needed_by_others(state, partition, sampler, inner, ready, claim, key):
+        return NOTHING
     if ready.total >= claim.count > 0:
         shares = deal(claim.count)
         if shares:
@@ -474,6 +477,32 @@ def _end(
         final=lambda: is_final(partition, ready, sampler),
         deal=deal,
     )  # fmt: skip
+
+
+def _needed_by_others(
+    state: State,
+    partition: Partition,
+    sampler: Dealer,
+    inner: RankConsistentSampler,
+    ready: ReadySet,
+    claim: Claim,
+    key: tuple[int, int],
+) -> bool:
+    """Whether a batch that is fetched ahead may take rows that other ranks need.
+
+    If others are known, too few are ready for this batch and for those that are behind. If none is known, they may be
+    about to come: its rank still needs the first batch. Where the number of ranks is known a deal has a batch for each.
+    """
+    if inner.ranks(claim.sampling) is not None:
+        return False
+    dealt = partition.dealt.get(claim.task) or DealtBatches()
+    others = _ranks(state, inner, claim, key) - {key[0]}
+    mine = dealt.counts.get(key[0], 0)
+    if not others:
+        return mine <= claim.ahead
+    lacking = {rank: max(0, mine + 1 - dealt.counts.get(rank, 0)) for rank in others}
+    need = sum(batches * dealt.sizes.get(rank, claim.count) for rank, batches in lacking.items())
+    return available(partition, ready, sampler) < claim.count + need
 
 
 def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tuple[int, int]) -> set[int]:

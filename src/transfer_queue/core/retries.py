@@ -102,7 +102,7 @@ def worth_a_try(
         have = claims.available(partition, ready, sampler)
         if have >= claim.count:
             yield from _with_others(samplers, partition, queue, queued, at, have, connected)
-            if not partition.sealed and waiter in queue.claims:
+            if not partition.sealed and waiter in queue.claims and not claim.ahead:
                 unmet.add(alike)
             if not others and not partition.sealed and not _enough(partition, task, queue):
                 return

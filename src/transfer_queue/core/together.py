@@ -96,7 +96,13 @@ def dealt_with(partition: Partition, claim: Claim, queue: Queue) -> list[Waiting
 def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
     """Whether nothing is to be said or recorded of what this claim gets that is not the same for all rows."""
     task = claim.task
-    if claim.probe or claim.lease is not None or claim.since is not None or not claims.deals_itself(sampler):
+    if (
+        claim.probe
+        or claim.ahead
+        or claim.lease is not None
+        or claim.since is not None
+        or not claims.deals_itself(sampler)
+    ):
         return False
     return not (
         partition.claimed.get(task) or partition.losses.counts or (task, acks.POISON) in partition.passed.counts
@@ -118,6 +124,7 @@ def _alike(claim: Claim, other: Claim) -> bool:
         and other.lease is None
         and other.since is None
         and not other.probe
+        and not other.ahead
         and len(claim.sampling) == len(other.sampling)
         and {**claim.sampling, "dp_rank": 0} == {**other.sampling, "dp_rank": 0}
     )

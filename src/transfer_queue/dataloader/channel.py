@@ -5,6 +5,7 @@ Everything travels through pipes, so that a worker that waits for rows is woken 
     closing       one pipe to all, never read: readable means that the loader wants its workers to end, or is gone
     orders[w]     from the loader to worker w: the batch at which to begin
     turns[w]      to worker w from the one before: the batch that it may ask for now
+    places[w]     from the loader to worker w: the batch that is wanted; later ones are fetched ahead
 
 Batches are asked for one after the other, in the order of their numbers, whichever workers fetch them. Otherwise the
 rows of a batch would depend on which worker came first, and the sequence on the number of workers.
@@ -66,12 +67,19 @@ class Channel:
         self.closing = Pipe(duplex=False)
         self.orders = [Pipe(duplex=False) for _ in range(workers)]
         self.turns = [Pipe(duplex=False) for _ in range(workers)]
+        self.places = [Pipe(duplex=False) for _ in range(workers)]
 
     def order(self, begin: Begin) -> None:
         """Tells every worker where to begin, also one that waits for rows."""
         for _, pipe in self.orders:
             with contextlib.suppress(OSError):  # it has died; torch says so when its next batch is due
                 pipe.send(begin)
+
+    def want(self, version: int, number: int) -> None:
+        """Tells every worker which batch is wanted now. They read it at their next request at the latest."""
+        for _, pipe in self.places:
+            with contextlib.suppress(OSError):
+                pipe.send((version, number))
 
     def close(self, given: int) -> None:
         """Ends the workers, also those that wait for rows. Idempotent. given: see `End`."""
@@ -87,7 +95,7 @@ class Channel:
 
     def keep(self, *ends: Connection[Any, Any]) -> None:
         """Closes, in this process, all ends but these."""
-        for pipe in (self.closing, *self.orders, *self.turns):
+        for pipe in (self.closing, *self.orders, *self.turns, *self.places):
             for end in pipe:
                 if end not in ends:
                     end.close()
@@ -108,11 +116,13 @@ class Seat:
         self._orders = channel.orders[worker][0]
         self._turns = channel.turns[worker][0]
         self._following = channel.turns[following][1]
+        self._places = channel.places[worker][0]
+        self._place = (0, 0)  # version, number of the batch that is wanted
         self._newest = Begin(0, "", 0)
         self._end: End | None = None
         self._turn = Turn(0, 0, False)
         self._loop = asyncio.new_event_loop()
-        channel.keep(self._closing, self._orders, self._turns, self._following)
+        channel.keep(self._closing, self._orders, self._turns, self._following, self._places)
 
     def order(self, after: int) -> Begin | None:
         """The newest order, once there is one after that version; None where the workers shall end."""
@@ -140,6 +150,14 @@ class Seat:
         if self.workers > 1:
             with contextlib.suppress(OSError):  # that one has died; torch ends the others
                 self._following.send(turn)
+
+    def ahead(self, version: int, number: int) -> int:
+        """By how many batches this one is ahead of the one that is wanted."""
+        with self._reading():
+            while self._places.poll():
+                self._place = max(self._place, self._places.recv())
+        wanted = self._place[1] if self._place[0] == version else self._newest.start
+        return max(0, number - wanted)
 
     def ask(self, version: int, request: Coroutine[Any, Any, Any]) -> Any:
         """What a request of the client gives. It is cancelled, at the controller too, where the wait is interrupted."""

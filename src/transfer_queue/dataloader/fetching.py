@@ -16,6 +16,8 @@ from transfer_queue.metadata import BatchMeta
 Batch = tuple[TensorDictBase, BatchMeta]
 FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
 
+AHEAD_WAIT = 0.2  # seconds after which a worker looks whether the batch that it fetches ahead is wanted by now
+
 _FETCH_ARGUMENTS = (
     "tq_client", "data_fields", "batch_size", "partition_id", "task_name", "sampling_config", "batch_index",
 )  # fmt: skip
@@ -94,14 +96,17 @@ class Fetcher:
         self._long = client._operations.long_wait
         self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
 
-    def claim(self, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
+    def claim(
+        self, partition_id: str, number: int, *, ahead: int = 0
+    ) -> tuple[TensorDictBase | None, BatchMeta] | None:
         """Batch `number` of the rank; an empty BatchMeta where none came within the interval; None where none will.
 
         The data is None where it is still to be read: `complete` does so. The log says what a long wait is for.
+        ahead: by how many batches it is ahead of the one that is wanted.
         """
-        self._long.begin((partition_id, number))
-        found = self._claim(partition_id, number)
-        if found is not None and not len(found[1]):
+        self._long.begin((partition_id, number, ahead > 0))
+        found = self._claim(partition_id, number, ahead)
+        if found is not None and not len(found[1]) and not ahead:
             waited = self._long.due(self.client._operations.report_wait)
             if waited is not None:
                 words = self._ask(
@@ -111,14 +116,15 @@ class Fetcher:
                 report(__name__, waited, words)
         return found
 
-    def _claim(self, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
+    def _claim(self, partition_id: str, number: int, ahead: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._ask is ask_blocking:
             data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._interval())
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:  # in a worker, where others fetch while it copies
-            meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, timeout=self._interval())
+            wait = min(self._interval(), AHEAD_WAIT) if ahead else self._interval()
+            meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, ahead=ahead, timeout=wait)
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)
         if data is not None and len(meta):

@@ -96,7 +96,7 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) 
 
 def _claimed(fetcher: Fetcher, seat: Seat, order: Begin, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
     while True:
-        found = fetcher.claim(order.partition_id, number)
+        found = fetcher.claim(order.partition_id, number, ahead=seat.ahead(order.version, number))
         if found is None or len(found[1]):
             return found
         seat.check(order.version)
@@ -143,6 +143,7 @@ class Workers:
         """The batch at the dataset's place."""
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
+        self._channel.want(version, number)
         while number not in self._early:
             if version != self._version:
                 return Delivery()  # another thread went elsewhere meanwhile

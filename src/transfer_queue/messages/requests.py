@@ -75,6 +75,7 @@ class Claim(Request, frozen=True):
     places: the reply is to say where the values lie, too (`ClaimReply.places`).
     waited: seconds for which the caller has waited before this request; its timeout counts them.
     quiet: if the wait ends without rows, the answer has none, and is no failure.
+    ahead: by how many batches this one is ahead of what its rank needs now. It takes no rows that other ranks may need.
     """
 
     partition: str
@@ -92,6 +93,7 @@ class Claim(Request, frozen=True):
     places: bool = False
     waited: float = 0.0
     quiet: bool = False
+    ahead: int = 0
 
 
 class Ack(Request, frozen=True):
