@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import Keep, KeptReply
 from transfer_queue.storage.arena import Arena
@@ -159,3 +162,50 @@ def test_columns_that_do_not_fit_together_are_refused(h: Harness) -> None:
     for units, offsets in ((bytes(8), bytes(16)), (bytes(7), bytes(7))):
         with pytest.raises(ProtocolError):
             h.kept.asked("one", 1, 1, Keep(units, offsets, offsets, offsets, {}), 0.0)
+
+
+@given(st.data())
+@differential(30)
+def test_a_copy_holds_its_block_as_long_as_its_generation_lasts(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whoever asks, whatever comes or does not, and whatever makes way for what."""
+    h = Harness(tmp_path_factory.mktemp("kept"))
+    told: list[tuple[int, int, int]] = []  # block, and the place and generation of its copy
+    asked: dict[int, list[int]] = {}  # connection -> the blocks that it waits for
+    coming: list[Fetch] = []
+
+    def take(effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Fetch):
+                coming.append(effect)
+                continue
+            assert isinstance(effect, Answer)
+            assert isinstance(effect.reply, KeptReply)
+            generations = np.frombuffer(effect.reply.generations, "<i8").tolist()
+            blocks = asked.pop(effect.peer)
+            told.extend(each for each in zip(blocks, places(effect), generations, strict=True) if each[1] >= 0)
+
+    def check() -> None:
+        for block, offset, generation in told:
+            if h.room.generation(offset) == generation:
+                assert h.arena.memory[offset] == h.arena.memory[offset + BLOCK - 1] == block
+
+    for now in range(data.draw(st.integers(4, 25))):
+        what = data.draw(st.sampled_from(["ask", "ask", "ask", "come", "come", "way", "idle"]))
+        if what == "ask":
+            blocks = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=12))
+            asked[now] = blocks
+            take(h.ask(data.draw(st.sampled_from("ab")), blocks, float(now), peer=now))
+        elif what == "come" and coming:
+            fetch = coming.pop(data.draw(st.integers(0, len(coming) - 1)))
+            good = data.draw(st.sets(st.integers(0, len(fetch.wanted) - 1)))
+            for at in good:
+                fetch.into[at][:] = bytes([fetch.wanted[at][2]]) * len(fetch.into[at])
+            take(h.kept.came(fetch.number, good, float(now)))
+        elif what == "way":
+            h.kept.give_way()
+        elif what == "idle":
+            h.kept.turn(now + IDLE_SECONDS * data.draw(st.integers(0, 1)))
+        check()
+    h.arena.close()
