@@ -312,12 +312,19 @@ def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
         raise checkpoint_folder.broken(target)
 
 
-def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
+def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True) -> None:
     """Replaces the system's whole state, samples and progress, by a checkpoint's; its units may be others, or more.
 
     Everything is checked first. Counters of global indexes go on where the higher of both was, and metadata of samples
     from before is refused (StaleMetadataError). Those who wait go on waiting, for what is there now. There must be room
     for the checkpoint's samples beside those that the system has.
+
+    Args:
+        checkpoint_dir: The folder that `save_checkpoint` has written.
+        allow_pickle: Python objects beyond msgpack, numpy and torch are pickled in a checkpoint, and to read one runs
+            the code in it. False is for checkpoints of whom you do not trust: everything else is loaded, and such a
+            value, in a field or a tag, is refused when it is read (UncarriableValueError, which names partition, field
+            and row). The pickled bytes do not reach the system. Default: True.
 
     Raises:
         NotInitializedError: there is no system. CheckpointNotFoundError: no folder there, or not all of a checkpoint
@@ -330,8 +337,9 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
     with checkpoint_folder.reading(folder):
         checkpoint_folder.put_back(folder)
     checkpoint_folder.check(folder)
-    client.load_storage_checkpoint(folder)
-    client.load_controller_checkpoint(folder / checkpoint_folder.STATE)
+    more = {} if allow_pickle else {"allow_pickle": False}  # these methods may have been replaced
+    client.load_storage_checkpoint(folder, **more)
+    client.load_controller_checkpoint(folder / checkpoint_folder.STATE, **more)
 
 
 def _checkpoint_client() -> TransferQueueClient:

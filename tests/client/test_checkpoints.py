@@ -28,6 +28,7 @@ from transfer_queue.errors import (
     SamplerError,
     StaleMetadataError,
     StorageKeyNotFoundError,
+    UncarriableValueError,
     UnitLostError,
 )
 from transfer_queue.journal import state_file
@@ -945,3 +946,65 @@ def test_a_put_goes_on_while_units_are_lost_one_after_the_other(cluster, a, put)
     put("bcd")
     a.state.arena = write
     assert values(a, ["b", "c", "d"]) == [0, 1, 2]
+
+
+RUN: list[str] = []
+
+
+class Runs:
+    """An object of which the pickled form calls a function when it is read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self):
+        return note_run, (self.name,)
+
+
+def note_run(name: str) -> str:
+    RUN.append(name)
+    return name
+
+
+class TestWithoutPickle:
+    @pytest.fixture
+    def saved(self, a, tmp_path, monkeypatch):
+        """Objects of which some need pickle, nested and long ones, too; and such a tag."""
+        monkeypatch.setattr(interface, "_checkpoint_client", lambda: a)
+        objects = [{"b": [1, 2]}, Runs("one"), "word", [{"x": (Runs("two"), torch.arange(20_000))}]]
+        a.kv_batch_put(
+            list("abcd"), "p", table(o=objects, x=torch.arange(4)), tags=[{"t": Runs("tag")}, {"t": 2}, {}, None]
+        )
+        interface.save_checkpoint(tmp_path / "ck")
+        RUN.clear()
+        return tmp_path / "ck"
+
+    def test_what_needs_no_pickle_is_loaded_and_the_rest_is_refused_by_name(self, a, b, saved):
+        interface.load_checkpoint(saved, allow_pickle=False)
+        assert values(b, list("abcd")) == [0, 1, 2, 3]
+        assert b.kv_batch_get(["a", "c"], "p", ["o"])["o"] == [{"b": [1, 2]}, "word"]
+        for key, row in (("b", 1), ("d", 3)):
+            with pytest.raises(UncarriableValueError, match=f"field 'o' of row {row} of partition 'p'"):
+                b.kv_batch_get([key], "p", ["o"])
+        with pytest.raises(UncarriableValueError, match="tag 't' of row 0 of partition 'p'"):
+            b.kv_list("p")
+        assert RUN == []
+
+    def test_what_was_refused_stays_so_in_later_checkpoints(self, a, b, saved):
+        interface.load_checkpoint(saved, allow_pickle=False)
+        interface.save_checkpoint(saved.with_name("again"))
+        interface.load_checkpoint(saved.with_name("again"))
+        with pytest.raises(UncarriableValueError, match="row 1 of partition 'p'"):
+            b.kv_batch_get(["b"], "p", ["o"])
+        assert RUN == []
+
+    def test_with_pickle_all_of_it_is_read(self, a, b, saved):
+        interface.load_checkpoint(saved)
+        assert b.kv_batch_get(["b"], "p", ["o"])["o"] == ["one"]
+        assert b.kv_list("p")["p"]["a"] == {"t": "tag"}
+        assert sorted(set(RUN)) == ["one", "tag"]
+
+    def test_samples_and_state_are_loaded_alike(self, a, saved):
+        a.load_storage_checkpoint(saved)
+        with pytest.raises(CheckpointError, match="same allow_pickle"):
+            a.load_controller_checkpoint(saved / STATE, allow_pickle=False)

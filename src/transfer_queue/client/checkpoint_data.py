@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from transfer_queue.client.checkpoint_folder import SUFFIX, Entry, write_manifest
+from transfer_queue.client.pickled_values import PickledValues
 from transfer_queue.core.blocks import PLACE
 from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import Columns
@@ -114,6 +115,8 @@ class Loaded:
 
     placed: list[Columns]
     reserved: list[Reserved] = field(default_factory=list)
+    pickled: PickledValues | None = None
+    """What was refused of them, where they were loaded without pickle."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,17 @@ def pieces(source: Source, external: bool = False) -> tuple[np.ndarray, np.ndarr
     return piece, within, (sizes if external else np.maximum(sizes, LEAST_PIECE)).tolist()
 
 
-def copy_in(source: Source, piece: np.ndarray, within: np.ndarray, spaces: list[list[Bytes]]) -> None:
-    """Copies blocks out of their files, segment by segment, into the spaces of their pieces; checks all checksums."""
+def copy_in(
+    source: Source,
+    piece: np.ndarray,
+    within: np.ndarray,
+    spaces: list[list[Bytes]],
+    amend: Callable[[int, np.ndarray], None] | None = None,
+) -> None:
+    """Copies blocks out of their files, segment by segment, into the spaces of their pieces; checks all checksums.
+
+    amend: given the number and the bytes of each block before it is copied, and may change them.
+    """
     if not len(source.number):
         return
     taken = aligned(source.nbytes)
@@ -203,6 +215,10 @@ def copy_in(source: Source, piece: np.ndarray, within: np.ndarray, spaces: list[
                 buffer = np.empty(length, np.uint8)
             file.read(buffer[:length], start, checksum)
             some = mine[a:b]
+            if amend is not None:
+                for block in some.tolist():
+                    first_byte = int(source.position[block]) - start
+                    amend(int(source.number[block]), buffer[first_byte : first_byte + int(source.nbytes[block])])
             cuts = [0, *(np.flatnonzero(apart[some][1:]) + 1).tolist(), len(some)]
             for first, last in pairwise(cuts):
                 block, end = some[first], some[last - 1]

@@ -21,11 +21,13 @@ from transfer_queue.client import checkpoint_data, checkpoint_folder
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import fetch_state, remove_sent, send_state
+from transfer_queue.client.pickled_values import PickledValues
 from transfer_queue.client.transfers import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import needed, relocate
 from transfer_queue.core.saving import saved, trusted
+from transfer_queue.core.state import State
 from transfer_queue.errors import (
     AttachError,
     CheckpointError,
@@ -174,11 +176,12 @@ class CheckpointOperations(Transfers):
             raise
 
     def load_storage_checkpoint(
-        self, checkpoint_dir: str | os.PathLike[str], *, timeout: float | None = None
+        self, checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> Operation[None]:
         """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
 
         Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
+        allow_pickle: see `tq.load_checkpoint`; False needs the state there.
 
         Raises:
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
@@ -188,23 +191,31 @@ class CheckpointOperations(Transfers):
         folder = Path(checkpoint_dir)
         checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
-        numbers, shared = _needed_of(state) if state.exists() else (None, lambda origin: MOST)
+        numbers, shared, pickled = None, (lambda origin: MOST), None
+        if state.exists() or not allow_pickle:
+            tree, saved_state = _state_of(state)
+            numbers, shared = _needed_of(tree, saved_state)
+            pickled = None if allow_pickle else PickledValues(saved_state)
         yield from self._forget_loaded()
         sources = partial(checkpoint_data.sources, numbers=numbers, shared=shared)
         for _ in range(PUT_ATTEMPTS - 1):
             try:
-                self._state.loaded = yield from self._load_blocks(folder, sources, timeout)
+                self._state.loaded = yield from self._load_blocks(folder, sources, pickled, timeout)
                 return
             except UnitLostError:
                 yield from self._state.learn_again()
-        self._state.loaded = yield from self._load_blocks(folder, sources, timeout)
+        self._state.loaded = yield from self._load_blocks(folder, sources, pickled, timeout)
 
     def _load_blocks(
-        self, folder: Path, sources: Callable[[list[BlockFile]], checkpoint_data.Source], timeout: float | None
+        self,
+        folder: Path,
+        sources: Callable[[list[BlockFile]], checkpoint_data.Source],
+        pickled: PickledValues | None,
+        timeout: float | None,
     ) -> Operation[Loaded]:
         """Writes blocks of a checkpoint into storage. UnitLostError where a unit is lost meanwhile.
 
-        sources: which blocks of its files are wanted.
+        sources: which blocks of its files are wanted. pickled: where values that need pickle are refused.
         """
         entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)
@@ -223,7 +234,7 @@ class CheckpointOperations(Transfers):
                 spaces = [
                     [self._state.space_in(place, space.nbytes, seconds) for place in space.places] for space in reserved
                 ]
-                checkpoint_data.copy_in(source, piece, within, spaces)
+                checkpoint_data.copy_in(source, piece, within, spaces, pickled.strip if pickled else None)
             except Exception as error:
                 for space in reserved:
                     if isinstance(error, UnitLostError):
@@ -234,14 +245,15 @@ class CheckpointOperations(Transfers):
                 for space in reserved:
                     self._state.space.abandon(space)
                 raise
-        return Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved)
+        return Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved, pickled)
 
     def load_controller_checkpoint(
-        self, path: str | os.PathLike[str], *, timeout: float | None = None
+        self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> Operation[None]:
         """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
         What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
+        allow_pickle: as the samples were loaded; False also refuses tags that need pickle.
 
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
@@ -254,6 +266,12 @@ class CheckpointOperations(Transfers):
         sent = self._state.system.states / name
         try:
             _check_loaded(state.blocks, loaded, path)
+            if (loaded.pickled is None) != allow_pickle and len(loaded.placed[0]["number"]):
+                raise CheckpointError(f"load samples and state of {path} with the same allow_pickle={allow_pickle}")
+            if not allow_pickle:
+                pickled = loaded.pickled or PickledValues(state)
+                pickled.strip_tags(state)
+                pickled.report()
             lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
             relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
             state.units, state.draining = dict(self._state.units), set()
@@ -329,9 +347,8 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     return tree, trusted(tree["state"])
 
 
-def _needed_of(path: Path) -> tuple[np.ndarray, Callable[[str], int]]:
+def _needed_of(tree: dict[str, Any], state: State) -> tuple[np.ndarray, Callable[[str], int]]:
     """The numbers of the blocks that a saved state needs, and which blocks of an origin these are; see `sources`."""
-    tree, state = _state_of(path)
     own, origins = str(tree.get("origin")), state.origins
     return needed(state.blocks)["number"], lambda origin: checkpoint_data.numbers_shared(origin, own, origins)
 

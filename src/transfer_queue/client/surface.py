@@ -1410,48 +1410,62 @@ class Surface(ABC):
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
         )
 
-    def load_storage_checkpoint(self, checkpoint_dir: str | os.PathLike[str], *, timeout: float | None = None) -> None:
+    def load_storage_checkpoint(
+        self, checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
+    ) -> None:
         """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
 
         Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
+        allow_pickle: see `tq.load_checkpoint`; False needs the state there.
 
         Raises:
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
             damaged. CapacityError: no room for the samples beside those that there are.
         """
-        return self._run(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+        return self._run(
+            self._operations.load_storage_checkpoint(checkpoint_dir, allow_pickle=allow_pickle, timeout=timeout)
+        )
 
     async def async_load_storage_checkpoint(
-        self, checkpoint_dir: str | os.PathLike[str], *, timeout: float | None = None
+        self, checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> None:
         """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
 
         Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
+        allow_pickle: see `tq.load_checkpoint`; False needs the state there.
 
         Raises:
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
             damaged. CapacityError: no room for the samples beside those that there are.
         """
-        return await self._run_threaded(self._operations.load_storage_checkpoint(checkpoint_dir, timeout=timeout))
+        return await self._run_threaded(
+            self._operations.load_storage_checkpoint(checkpoint_dir, allow_pickle=allow_pickle, timeout=timeout)
+        )
 
-    def load_controller_checkpoint(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> None:
-        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
-
-        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-
-        Raises:
-            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
-        """
-        return self._run(self._operations.load_controller_checkpoint(path, timeout=timeout))
-
-    async def async_load_controller_checkpoint(
-        self, path: str | os.PathLike[str], *, timeout: float | None = None
+    def load_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> None:
         """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
         What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
+        allow_pickle: as the samples were loaded; False also refuses tags that need pickle.
 
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
         """
-        return await self._run_threaded(self._operations.load_controller_checkpoint(path, timeout=timeout))
+        return self._run(self._operations.load_controller_checkpoint(path, allow_pickle=allow_pickle, timeout=timeout))
+
+    async def async_load_controller_checkpoint(
+        self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
+    ) -> None:
+        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+
+        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
+        allow_pickle: as the samples were loaded; False also refuses tags that need pickle.
+
+        Raises:
+            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+        """
+        return await self._run_threaded(
+            self._operations.load_controller_checkpoint(path, allow_pickle=allow_pickle, timeout=timeout)
+        )

@@ -16,8 +16,23 @@ HEAD = struct.Struct("<B7xQQ")  # tag 1, count of buffers, length of the msgpack
 
 INT, COMPLEX, TEXT, BYTEARRAY, TUPLE, SET, FROZENSET, MAPPING = range(1, 9)
 ARRAY, OBJECT_ARRAY, SCALAR, PICKLE, BYTES = range(9, 14)
+REFUSED = 14  # what stands for a value that needed pickle, in a checkpoint that was loaded without; its name, as text
 TENSOR, JAGGED, NESTED, TABLE, NON_TENSOR, NON_TENSOR_STACK, LAZY_STACK = range(20, 27)
 TORCH_CODES = range(TENSOR, LAZY_STACK + 1)
+
+_EXT8, _EXT32 = struct.Struct(">BBb"), struct.Struct(">BIb")
+
+
+def refused(length: int, words: str) -> bytes:
+    """What stands for a refused value: so many bytes (0: as many as it takes), with as much of its name as fits."""
+    text = words.encode()
+    if not length:
+        length = 1 + _EXT32.size + len(text)
+    head = _EXT8 if length - 1 - _EXT8.size < 256 else _EXT32
+    size = max(0, length - 1 - head.size)
+    content = text[:size].ljust(size, b"\0")
+    return (b"\0" + head.pack(0xC7 if head is _EXT8 else 0xC9, size, REFUSED) + content)[:length]
+
 
 Buffer = Union[bytes, bytearray, memoryview]
 Reference = Union[bytes, int]  # bytes in the msgpack part, or the number of a buffer out of band

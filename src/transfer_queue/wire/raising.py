@@ -140,6 +140,13 @@ class Raising:
         reference, numbers = self.decode(content)
         return pickle.loads(self.raw(reference), buffers=[self.memory(_natural(number)) for number in numbers])
 
+    def _refused(self, content: memoryview) -> Any:
+        words = bytes(content).rstrip(b"\0").decode("utf-8", "ignore")
+        raise UncarriableValueError(
+            f"{words}: this value needs pickle, and came with a checkpoint that was loaded with allow_pickle=False; "
+            f"load the checkpoint without that if you trust whoever saved it"
+        )
+
     def _list(self, content: memoryview) -> list[Any]:
         items: list[Any] = _exactly(self.decode(content), list)
         return items
@@ -159,6 +166,7 @@ _RAISERS: dict[int, Callable[[Raising, memoryview], Any]] = {
     codes.OBJECT_ARRAY: Raising._object_array,
     codes.SCALAR: Raising._scalar,
     codes.PICKLE: Raising._pickled,
+    codes.REFUSED: Raising._refused,
 }
 
 
