@@ -27,8 +27,10 @@ def arrive(partition: Partition, put: RowsPut) -> None:
     if block is not None:
         partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        values.learn(partition, block)
+        counted = values.learn(partition, block)
         for spec in block.schema:
+            if spec.name in counted:
+                continue
             field = partition.fields[spec.name]
             field.live += count
             field.ever += count
@@ -42,7 +44,10 @@ def arrive(partition: Partition, put: RowsPut) -> None:
             chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
         if block is not None:
             slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
-            for spec in block.schema:
+            added = values.first_values(chunk, at, block, put.block_number, slots)
+            for spec in values.left_of(block, counted, [added]):
+                if spec.name in added:
+                    continue
                 column, slot = chunk.field_columns(spec.name)
                 column[at] = put.block_number
                 slot[at] = slots

@@ -17,6 +17,7 @@ import numpy as np
 
 from transfer_queue.core.columns import joined, parted
 from transfer_queue.core.extents import Extent, ExtentTable
+from transfer_queue.core.fields import Prepared
 from transfer_queue.core.interned import Interned
 from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
 
@@ -151,6 +152,8 @@ class BlockTable(ExtentTable):
         self.dims: Interned[bytes] = Interned()
         self.live_bytes = 0
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self.prepared: Prepared | None = None
+        """Of the block that is about to be put, where it is a wide one; no part of the state."""
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Block `number`, needed for `values` values. owner: the partition's number."""

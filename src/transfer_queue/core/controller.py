@@ -51,6 +51,7 @@ from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
 from transfer_queue.core.user_sampler import Values, copied
 from transfer_queue.core.waiting import Waiter, Waiting
+from transfer_queue.core.wide_puts import WidePuts
 from transfer_queue.core.works import Works
 from transfer_queue.errors import CapacityError, FieldTypeError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
@@ -147,6 +148,7 @@ class Controller:
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
         self.clearing = Clearing()
+        self.wide_puts = WidePuts()
         self.making = Making()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self.trouble = ""
@@ -164,7 +166,7 @@ class Controller:
         """A request arrived."""
         self._now = now
         self.counters["requests"] += 1
-        sequence, body = envelope.sequence, envelope.body
+        sequence = envelope.sequence
         kept = self.state.clients.get(client)
         if kept is not None and sequence in kept.replies:
             return [Send(peer, sequence, kept.replies[sequence])]
@@ -174,7 +176,7 @@ class Controller:
         if kept is not None and kept.over(sequence):
             return [self.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
         try:
-            return self._answer(client, peer, envelope, body, now)
+            return self.answer(client, peer, envelope)
         except TransferQueueError as error:
             return [self.failure(peer, sequence, error), *self.settle()]
 
@@ -185,6 +187,7 @@ class Controller:
             self.unpark(waiter)
         for waiter in [w for w, (p, _, _) in self.drains.items() if p == peer and w[0] == client]:
             del self.drains[waiter]
+        self.wide_puts.closed(peer)
         for unit in [u for u, p in self.unit_peers.items() if p == peer]:
             del self.unit_peers[unit]
             self.movers.short.pop(unit, None)
@@ -204,7 +207,7 @@ class Controller:
         if self.state.aging or self.drains:
             times += [retention.due(partition) for partition in self.state.aging.values()]
             times += [deadline for _, _, deadline in self.drains.values()]
-        if self.clearing.jobs or self.making:
+        if self.clearing.jobs or self.making or self.wide_puts.jobs:
             times.append(self._now)
         return min([time for time in times if time is not None], default=None)
 
@@ -227,6 +230,7 @@ class Controller:
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
         effects += self.clearing.step(self)
+        effects += self.wide_puts.step(self)
         self.making.step(self)
         records, orders = self.moves.step(now)
         for record in records:
@@ -295,7 +299,10 @@ class Controller:
 
     # ------------------------------------------------------------ one request
 
-    def _answer(self, client: str, peer: int, envelope: Envelope, body: Any, now: float) -> list[Effect]:
+    def answer(self, client: str, peer: int, envelope: Envelope) -> list[Effect]:
+        """What a request leads to; raises an error of the tree where it is refused."""
+        now = self._now
+        body: Any = envelope.body
         sequence = envelope.sequence
         check_epoch(self.state, body)
         query = QUERIES.get(type(body))
@@ -334,6 +341,8 @@ class Controller:
             return self.settle()
         self.movers.acted(client, body)
         if self.clearing.begin(self.state, client, peer, envelope):
+            return []
+        if self.wide_puts.begin(self.state, client, peer, envelope):
             return []
         try:
             records, reply = decide(self, client, peer, body)

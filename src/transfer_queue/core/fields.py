@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,18 +147,28 @@ def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> lis
     at = 0
     for spec in schema:
         starts.append(at)
-        if spec.ndim == MIXED_RANK:
-            for _ in range(rows):
-                if at >= len(dims) or not 0 <= dims[at] <= 64:
-                    raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before its rows do")
-                at += 1 + int(dims[at])
-            continue
-        if not 0 <= spec.ndim <= 64:
-            raise InvalidArgumentError(f"field {spec.name!r}: {spec.ndim} dimensions are not possible")
-        at += spec.ndim * (rows if spec.ragged else 1)
-    if at != len(dims) or (len(dims) and int(dims.min()) < 0):
-        raise InvalidArgumentError(f"a block of {rows} rows and {len(schema)} fields cannot have {len(dims)} dims")
+        at = dims_end(spec, dims, at, rows)
+    check_dims(dims, at, rows, len(schema))
     return starts
+
+
+def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
+    """Where the part of a field ends that begins at `at`."""
+    if spec.ndim == MIXED_RANK:
+        for _ in range(rows):
+            if at >= len(dims) or not 0 <= dims[at] <= 64:
+                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before its rows do")
+            at += 1 + int(dims[at])
+        return at
+    if not 0 <= spec.ndim <= 64:
+        raise InvalidArgumentError(f"field {spec.name!r}: {spec.ndim} dimensions are not possible")
+    return at + spec.ndim * (rows if spec.ragged else 1)
+
+
+def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:
+    """Raises InvalidArgumentError unless the parts of all fields, which end here, are the whole of a block's dims."""
+    if end != len(dims) or (len(dims) and int(dims.min()) < 0):
+        raise InvalidArgumentError(f"a block of {rows} rows and {fields} fields cannot have {len(dims)} dims")
 
 
 BlockShape = tuple[list[FieldSpec], bytes, int]  # schema, dims, rows
@@ -169,21 +179,53 @@ def shape_of(block: NewBlock) -> BlockShape:
     return block.schema, block.dims, block.rows
 
 
-def check_block(block: NewBlock, count: int, known: bool = False) -> None:
-    """Raises InvalidArgumentError for a block that describes itself wrongly. known: its shape is known to be right."""
+def check_place(block: NewBlock, count: int) -> None:
+    """Raises InvalidArgumentError for a block that is not of so many rows, or can lie nowhere."""
     if block.rows != count or count < 1:
         raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the block's place is no place of a block")
+
+
+def check_kind(spec: FieldSpec) -> None:
+    """Raises InvalidArgumentError for a kind that no field is of."""
+    if spec.kind not in ("tensor", "object"):
+        raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
+
+
+def check_block(block: NewBlock, count: int, known: bool = False) -> None:
+    """Raises InvalidArgumentError for a block that describes itself wrongly. known: its shape is known to be right."""
+    check_place(block, count)
     if known:
         return
     names = [spec.name for spec in block.schema]
     if not names or len(set(names)) != len(names):
         raise InvalidArgumentError(f"a block needs fields, each once; it names {names}")
     for spec in block.schema:
-        if spec.kind not in ("tensor", "object"):
-            raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
+        check_kind(spec)
     if len(block.dims) % 8:
         raise InvalidArgumentError("the block's dims are no numbers of a block")
     dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
+
+
+class Prepared:
+    """What is known of a wide block before it is put (`core.wide_puts`).
+
+    fresh: those of its fields that the partition did not have, with the rows of this block counted. others: the rest,
+    with their parts of the block's dims.
+    """
+
+    def __init__(self, block: NewBlock) -> None:
+        self.block = block
+        self.fresh: dict[str, Field] = {}
+        self.others: list[tuple[FieldSpec, np.ndarray]] = []
+
+    @property
+    def known(self) -> list[FieldSpec]:
+        """The fields that the partition has."""
+        return [spec for spec, _ in self.others]
+
+    def holds_for(self, block: NewBlock, fields: Mapping[str, Field]) -> bool:
+        """Whether it is about this block, and the partition still has none of the fresh fields."""
+        return self.block is block and fields.keys().isdisjoint(self.fresh)

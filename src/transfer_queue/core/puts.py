@@ -206,11 +206,14 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     _check_shape(request)
     partition = state.partitions.get(request.partition)
     if request.block is not None:
+        ready = state.blocks.prepared
+        if ready is not None and not ready.holds_for(request.block, {} if partition is None else partition.fields):
+            ready = None
         known = partition is not None and partition.learnt == shape_of(request.block)
-        check_block(request.block, request.count, known)
+        check_block(request.block, request.count, known or ready is not None)
         check_places(state, writer, request.block)
         if not known:
-            _check_types(partition, request.block.schema, request.converted)
+            _check_types(partition, request.block.schema if ready is None else ready.known, request.converted)
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )

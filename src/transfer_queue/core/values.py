@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence, Set
+
 import numpy as np
 
 from transfer_queue.core.fields import Field, dims_parts, shape_of
@@ -9,11 +11,12 @@ from transfer_queue.core.losses import Found, Loss
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import Repacked
 from transfer_queue.core.rows import CHUNK_BITS, Chunk
-from transfer_queue.messages import NewBlock
+from transfer_queue.messages import FieldSpec, NewBlock
 
 MANY_FIELDS = 64
 """Of one block, whose columns are made together."""
 NONE: set[str] = set()
+NO_FIELDS: Mapping[str, Field] = {}
 
 
 def publish(partition: Partition, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
@@ -24,14 +27,15 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
     released = []
     parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
     losses = partition.losses if partition.losses.counts else None
-    learn(partition, block)
-    fresh = [_first_values(chunk, at, block, number, within) for _, chunk, at, within in parts]
-    for spec in block.schema:
+    counted = learn(partition, block)
+    fresh = [first_values(chunk, at, block, number, within) for _, chunk, at, within in parts]
+    for spec in left_of(block, counted, fresh):
         field = partition.fields[spec.name]
         for (_, chunk, at, within), added in zip(parts, fresh):
-            if spec.name in added:
+            if spec.name not in counted:
                 field.live += len(at)
                 field.ever += len(at)
+            if spec.name in added:
                 continue
             column, slot = chunk.field_columns(spec.name)
             old = column[at]
@@ -40,8 +44,8 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
                 released.append(old)
             if losses is not None:
                 losses.forget(chunk, spec.name, at)
-            field.live += len(at) - held
-            field.ever += len(at) - held
+            field.live -= held
+            field.ever -= held
             column[at] = number
             slot[at] = within
     if released:
@@ -53,7 +57,7 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
         partition.published(fields)
 
 
-def _first_values(chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number: int, within: np.ndarray) -> set[str]:
+def first_values(chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number: int, within: np.ndarray) -> set[str]:
     """Sets the fields of a block that no row of the chunk has had yet, all at once; their names.
 
     Only where they are many: the columns of fields that were made together are kept until all of them are dropped.
@@ -66,6 +70,13 @@ def _first_values(chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number:
     slots[:, at] = within
     chunk.field.update(zip(names, zip(blocks, slots)))
     return set(names)
+
+
+def left_of(block: NewBlock, counted: Mapping[str, Field], fresh: Sequence[Set[str]]) -> list[FieldSpec]:
+    """The fields of a block that are not counted yet, or not set in each of its chunks (`first_values`)."""
+    if counted and all(counted.keys() <= added for added in fresh):
+        return [spec for spec in block.schema if spec.name not in counted]
+    return block.schema
 
 
 def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:
@@ -122,16 +133,25 @@ def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
         partition.nbytes -= partition.blocks.release(sources[chosen])
 
 
-def learn(partition: Partition, block: NewBlock) -> None:
-    """Takes the row shapes of a block into the types of its fields."""
+def learn(partition: Partition, block: NewBlock) -> Mapping[str, Field]:
+    """Takes the row shapes of a block into the types of its fields; those fields whose rows are counted by this."""
     known = shape_of(block)
     if known == partition.learnt:
-        return  # the same shapes again, as from one writer's loop, teach nothing
-    dims = np.frombuffer(block.dims, "<i8")
-    for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows), strict=True):
+        return NO_FIELDS  # the same shapes again, as from one writer's loop, teach nothing
+    prepared = partition.blocks.prepared
+    if prepared is not None and prepared.holds_for(block, partition.fields):
+        partition.fields.update(prepared.fresh)
+        parts: Iterable[tuple[FieldSpec, np.ndarray]] = prepared.others
+    else:
+        dims = np.frombuffer(block.dims, "<i8")
+        parts = zip(block.schema, dims_parts(block.schema, dims, block.rows))
+        prepared = None
+    for spec, part in parts:
         field = partition.fields.get(spec.name)
         if field is None:
             field = partition.fields[spec.name] = Field(spec.name)
         field.add(spec, part)
     # puts into a field of several dtypes are looked at one by one, so that each client is told once
-    partition.learnt = None if any(partition.fields[spec.name].others for spec in block.schema) else known
+    looked_at = block.schema if prepared is None else prepared.known  # a fresh field has one dtype
+    partition.learnt = None if any(partition.fields[spec.name].others for spec in looked_at) else known
+    return NO_FIELDS if prepared is None else prepared.fresh
