@@ -91,7 +91,7 @@ class Claim(Request, frozen=True):
     lease: Seconds | None = None
     replicas: Natural | None = None
     places: bool = False
-    waited: float = 0.0
+    waited: Seconds = 0.0
     quiet: bool = False
     ahead: int = 0
 
@@ -333,7 +333,7 @@ class Explain(Request, frozen=True):
     key: str | None = None
     task: str | None = None
     fields: list[str] | None = None
-    count: int | None = None
+    count: Natural | None = None
     sampling: dict[str, Any] = {}
 
 
