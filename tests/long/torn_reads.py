@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import logging
 import subprocess
 import sys
 import tempfile
@@ -228,6 +229,7 @@ def reads(arguments: argparse.Namespace) -> None:
 def work(arguments: argparse.Namespace) -> None:
     """What one of the processes does."""
     torch.set_num_threads(1)
+    logging.getLogger("transfer_queue").setLevel(logging.ERROR)  # a warning for each read of rows that were cleared
     tq.init()
     if arguments.role == "write":
         write(arguments.seconds)
