@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,3 +166,62 @@ def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: py
     assert not folder.is_dead(1)
     with pytest.raises(AttachError, match="no locks"):
         hold_slot(Path(folder.path(1)))
+
+
+# C code forks, so that no hook of Python runs, and the parent dies. Which lock it held is said by the first argument.
+C_ORPHANER = """
+import ctypes, fcntl, os, struct, sys
+from pathlib import Path
+from transfer_queue.storage.ownership import hold_slot
+path = Path(sys.argv[2])
+if sys.argv[1] == "process":
+    lock = hold_slot(path)
+else:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+child = ctypes.CDLL(None).fork()
+if not child:
+    os.read(0, 1)
+    os._exit(0)
+os.write(1, b"forked")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("lock", "dead"), [("process", True), ("file", False)])
+def test_a_child_that_c_code_forked_keeps_a_lock_of_the_open_file_and_not_one_of_the_process(tmp_path, lock, dead):
+    """Why slots are not locked with F_OFD_SETLK: docs/decisions/0014."""
+    slots = SlotFolder(tmp_path / "slots")
+    path = Path(slots.make(1, "w"))
+    said, say = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", C_ORPHANER, lock, str(path)], stdin=subprocess.PIPE, stdout=say
+    ) as one:
+        os.close(say)
+        assert os.read(said, 6) == b"forked"
+        assert one.wait(30) == 0
+        assert slots.is_dead(1) is dead
+        assert one.stdin is not None
+        one.stdin.close()  # ends the child
+    assert os.read(said, 1) == b"", "the child has ended"
+    os.close(said)
+
+
+def test_a_process_that_reads_its_slot_file_loses_the_lock(tmp_path):
+    slots = SlotFolder(tmp_path / "slots")
+    path = Path(slots.make(1, "w"))
+    program = "import sys\nfrom pathlib import Path\nfrom transfer_queue.storage.ownership import hold_slot\n"
+    program += "lock = hold_slot(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.readline()\n"
+    program += "Path(sys.argv[1]).read_bytes()\nprint('read', flush=True)\nsys.stdin.readline()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "held\n"
+        assert not slots.is_dead(1)
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "read\n"
+        assert slots.is_dead(1)
+        writer.stdin.write("\n")
