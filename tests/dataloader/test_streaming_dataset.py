@@ -835,6 +835,14 @@ class TestNumberOfRanks:
         take(iter(dataset(batch_size=2, fetch_batch_fn=fetch, dp_size=2, task_name="other")), 1)
         assert said == [{"dp_rank": 0, "task_name": "train"}, {"dp_rank": 0, "task_name": "other", "dp_size": 2}]
 
+    def test_may_be_said_to_any_sampler(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+        """One that deals to nobody in particular takes it as it takes the rank."""
+        client = start(conf={"strict": True}).client("c")
+        client.put(numbers(4), partition_id="p")
+        client.seal("p")
+        assert values(StreamingDataset(client, 2, 2, ["x"], "p", "t", 0, dp_size=2)) == [0, 1, 2, 3]
+        assert caplog.records == []
+
     @pytest.mark.parametrize(
         ("more", "words"),
         [

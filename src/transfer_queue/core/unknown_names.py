@@ -10,7 +10,7 @@ from transfer_queue.names import did_you_mean, nearest
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in
 
-TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "batch_index"})
+TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "dp_size", "batch_index"})
 """What a loader gives to any sampler, and what chooses one."""
 
 

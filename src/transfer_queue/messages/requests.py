@@ -93,7 +93,7 @@ class Claim(Request, frozen=True):
     places: bool = False
     waited: Seconds = 0.0
     quiet: bool = False
-    ahead: int = 0
+    ahead: Natural = 0
 
 
 class Ack(Request, frozen=True):
