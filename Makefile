@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo test ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo test test-oldest ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -13,6 +13,7 @@ EXAMPLES_FACTOR ?= 100
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
 	@echo "make test      the tests, in a process more than there are cores (4 at most; PROCESSES=1: in turn)"
+	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
@@ -46,6 +47,15 @@ test: venv
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
 		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends \
 		--ignore-glob='*test_conformance_*' $(ARGS)
+
+test-oldest:
+	@tools/bootstrap_oldest
+	.oldest/bin/python -m pytest -n $(PROCESSES) --dist loadfile tests/wire tests/dataloader tests/client/test_kv.py \
+		tests/client/test_put.py tests/client/test_get_data.py tests/client/test_get_meta.py \
+		tests/client/test_await_data.py tests/client/test_field_dtypes.py tests/client/test_field_kinds.py \
+		tests/client/test_left_out.py tests/client/test_arguments.py tests/core/test_fields.py \
+		tests/core/test_puts.py tests/core/test_claims.py tests/core/test_saving.py tests/test_metadata.py \
+		tests/test_field_columns.py tests/test_config.py $(ARGS)
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py $(ARGS)
@@ -106,4 +116,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf .venv .peers build dist runs .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest .peers build dist runs .mypy_cache .ruff_cache .hypothesis
