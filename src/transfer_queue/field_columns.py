@@ -21,6 +21,9 @@ from transfer_queue.errors import InvalidArgumentError
 # one shape a row: int64 [rows, ndim], or a list of tuples where rows differ in rank
 RowShapes = Union[npt.NDArray[np.int64], list[tuple[int, ...]]]
 
+TABLE = "is_tensordict"
+"""An entry of the schema of a field that is a nested TensorDict, whose leaves are fields of their own."""
+
 _DESCRIBED = ("dtype", "shape", "is_nested", "is_non_tensor", "per_sample_shapes")
 
 

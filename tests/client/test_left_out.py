@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 
 from simulated import numbers, ragged, table
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.testing import Client
+from transfer_queue.wire.gather import stack_of
 
 NO_ROWS: list[Any] = [
     TensorDict({"x": torch.zeros(0, 3)}, batch_size=[0]),
@@ -90,7 +91,7 @@ class TestPutsOfNoRows:
         assert a.put(data, meta) is meta
         assert a.put(data, BatchMeta()) == BatchMeta() or len(a.put(data, BatchMeta())) == 0
 
-    @pytest.mark.parametrize("data", [*NO_ROWS, {"x": NonTensorStack("a")[:0]}, {}], ids=lambda d: str(list(d.keys())))
+    @pytest.mark.parametrize("data", [*NO_ROWS, {"x": stack_of([], 0)}, {}], ids=lambda d: str(list(d.keys())))
     @pytest.mark.parametrize("tags", [None, []])
     def test_by_keys(self, a: Client, data: Any, tags: Any) -> None:
         assert a.kv_batch_put([], "p", data, tags=tags) == KVBatchMeta([], [], "p", [])

@@ -16,9 +16,10 @@ from tensordict import TensorDictBase
 
 from transfer_queue.conditions import ConsumedBy
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import PartitionOptions
+from transfer_queue.messages import SEPARATOR, PartitionOptions
 from transfer_queue.messages.ranges import LONGEST_SECONDS
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.encode import is_nested_table
 from transfer_queue.wire.objects import DELETE, encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
 
@@ -40,12 +41,17 @@ def _listed(values: Any, what: str) -> list[Any]:
 
 def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     """Field names as a list without repetitions; at least so many."""
-    out = _listed(names, what)
+    out = [SEPARATOR.join(name) if _is_path(name) else name for name in _listed(names, what)]
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
     if not all(isinstance(name, str) for name in out):
         raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
     return list(dict.fromkeys(map(str.__str__, out)))
+
+
+def _is_path(name: object) -> bool:
+    """Whether this names a field of a nested TensorDict as tensordict does: ("x", "y")."""
+    return isinstance(name, tuple) and len(name) > 1 and all(isinstance(part, str) for part in name)
 
 
 def keys(keys: Sequence[str] | str) -> list[str]:
@@ -206,6 +212,8 @@ def cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[st
             cut[name] = column[torch.from_numpy(positions)]
         elif isinstance(column, np.ndarray):
             cut[name] = column[positions]
+        elif is_nested_table(column):
+            cut[name] = column[torch.from_numpy(positions)]
         else:
             cut[name] = [column[p] for p in positions.tolist()]
     return cut

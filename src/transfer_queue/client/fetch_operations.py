@@ -16,8 +16,10 @@ from transfer_queue.client.no_rows import column_of_no_rows
 from transfer_queue.client.transfers import Operation, Transfers
 from transfer_queue.config import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
+from transfer_queue.field_columns import TABLE
 from transfer_queue.messages import Claim, ClaimReply, Done, Explain, Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.gather import nested, table_of
 
 
 class _Awaited(NamedTuple):
@@ -100,15 +102,17 @@ class FetchOperations(Transfers):
     ) -> Operation[TensorDict]:
         """See `get_data`. places: where the values lay a moment ago; where they do not any more, they are looked up."""
         if not len(metadata):
-            columns = {field.name: column_of_no_rows(field, layout) for field in metadata._fields.values()}
-            none = TensorDict(columns, batch_size=0)
+            fields = metadata._fields.values()
+            tables = [field.name for field in fields if (field.extra or {}).get(TABLE)]
+            columns = {field.name: column_of_no_rows(field, layout) for field in fields if field.name not in tables}
+            none = nested(table_of(columns, 0), tables)
             return none if device is None else none.to(device)
-        fields = metadata.field_names
-        if not fields:
+        names = metadata.field_names
+        if not names:
             return TensorDict({}, batch_size=len(metadata))
         parts = metadata._split_by_partition()
         requests = [
-            Lookup(name, metadata._rows()[positions].tobytes(), None, fields, metadata._epoch)
+            Lookup(name, metadata._rows()[positions].tobytes(), None, names, metadata._epoch)
             for name, positions in parts
         ]
 

@@ -18,7 +18,7 @@ from transfer_queue.client import stores
 from transfer_queue.client.calls import Call
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import ConnectionLostError
-from transfer_queue.messages import AnyReply, LookupReply, UnitInfo
+from transfer_queue.messages import NESTED, AnyReply, LookupReply, UnitInfo
 from transfer_queue.storage.stores.base import Piece
 from transfer_queue.storage.stores.devices import DevicePath
 from transfer_queue.wire.copies import U8
@@ -47,13 +47,15 @@ def land(
         if brought is None:
             return None
         columns.update(gather(*brought, layout, allow_pickle=state.settings.allow_pickle).items())
-    return table_of({field.name: columns[field.name] for field in reply.types}, reply.count)
+    return table_of({field.name: columns[field.name] for field in reply.types if field.kind != NESTED}, reply.count)
 
 
 def moved(values: TensorDict, reply: LookupReply, device: torch.device) -> TensorDict:
     """The same with the fields of tensors on a device; what is an object stays on the host."""
     columns: dict[str, Any] = {}
     for field in reply.types:
+        if field.kind == NESTED:
+            continue
         column = values.get(field.name)
         if field.kind == "tensor" and isinstance(column, torch.Tensor):
             column = column.to(device)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_queue.field_columns import FieldColumn, promoted
-from transfer_queue.messages import DELETE_CODE, ClaimReply, FieldType, StatusReply
+from transfer_queue.field_columns import TABLE, FieldColumn, promoted
+from transfer_queue.messages import DELETE_CODE, NESTED, ClaimReply, FieldType, StatusReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.objects import decode_tag_value
@@ -30,7 +30,7 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
 
 def _column_of_no_rows(field: FieldType) -> FieldColumn:
     if field.kind != "tensor":
-        return FieldColumn(field.name, None, is_non_tensor=True)
+        return _without_dtype(field.name, field.kind)
     dtype = promoted([getattr(torch, name) for name in field.dtypes or [field.dtype]])
     ndim = None if field.mixed_rank else field.ndim
     shape = None if field.shape is None else tuple(field.shape)
@@ -55,6 +55,11 @@ def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes],
     return FieldColumn(field.name, dtype, field.ndim, None, row_shapes, dtypes=dtypes)
 
 
+def _without_dtype(name: str, kind: str) -> FieldColumn:
+    nested = kind == NESTED
+    return FieldColumn(name, None, is_non_tensor=not nested, extra={TABLE: True} if nested else None)
+
+
 def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     """The fields of a block just written, as a BatchMeta tells them."""
     columns = []
@@ -73,7 +78,7 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
         part = dims[at : at + size]
         at += size
         if spec.kind != "tensor":
-            columns.append(FieldColumn(spec.name, None, is_non_tensor=True))
+            columns.append(_without_dtype(spec.name, spec.kind))
         elif spec.ragged:
             columns.append(FieldColumn.of_shapes(spec.name, getattr(torch, spec.dtype), part.reshape(-1, spec.ndim)))
         else:

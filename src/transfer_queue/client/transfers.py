@@ -38,6 +38,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import (
+    NESTED,
     AnyReply,
     AnyRequest,
     ClaimReply,
@@ -53,7 +54,7 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
 from transfer_queue.wire.copies import allocate, copy_bytes
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
-from transfer_queue.wire.gather import gather
+from transfer_queue.wire.gather import gather, nested
 from transfer_queue.wire.parser import checked_parser_result, parser_columns
 
 T = TypeVar("T")
@@ -283,10 +284,11 @@ class Transfers:
             reply = yield from look()
             if not reply.types:
                 return TensorDict({}, batch_size=0)
+            tables = [field.name for field in reply.types if field.kind == NESTED]
             if device is not None:
                 landed = yield from land(self._state, reply, device, layout)
                 if landed is not None:
-                    return landed
+                    return nested(landed, tables)
             brought = yield from self._state.bring(reply)
             if brought is None:
                 continue
@@ -299,7 +301,7 @@ class Transfers:
             if self._state.unchanged(reply):
                 if failure is not None:
                     raise failure
-                return values if device is None else moved(values, reply, device)
+                return nested(values if device is None else moved(values, reply, device), tables)
         raise StorageKeyNotFoundError(
             f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
         )

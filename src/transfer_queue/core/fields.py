@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
-from transfer_queue.messages import FieldSpec, FieldType, NewBlock
+from transfer_queue.messages import NESTED, FieldSpec, FieldType, NewBlock
 
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 
@@ -77,7 +77,7 @@ class Field:
             self.shape = tuple(dims[: max(spec.ndim, 0)].tolist())
         elif spec.dtype != self.dtype and spec.dtype not in self.others:
             self.others += (spec.dtype,)
-        if spec.kind == "object":
+        if spec.kind != "tensor":
             return
         if spec.ndim != self.ndim or spec.ndim == MIXED_RANK:
             self.mixed_rank = True
@@ -95,7 +95,7 @@ class Field:
 
     def type(self) -> FieldType:
         """As replies carry it."""
-        known = not self.differs and not self.mixed_rank and self.kind != "object"
+        known = not self.differs and not self.mixed_rank and self.kind == "tensor"
         return FieldType(
             name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
             shape=list(self.shape) if known else None, differs=self.differs, mixed_rank=self.mixed_rank,
@@ -108,6 +108,8 @@ class Field:
             return "no values"
         if self.kind == "object":
             return "objects"
+        if self.kind == NESTED:
+            return "a nested TensorDict"
         shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
         return f"{'|'.join((self.dtype, *self.others))}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
 
@@ -123,12 +125,15 @@ class Field:
 
 _REMEDY = {  # by the kind of what is put
     "object": "Put tensors, or NumPy arrays and numbers, which become tensors there",
+    NESTED: "Put its fields under names of their own",
     "tensor": "Put every value as a torch.Tensor from the first put on (a NumPy array or a number in the dict of a "
     "kv_put, and a list of numbers, are stored as Python objects when they come first), put Python objects here, too",
 }
 
 
 def _words(kind: str, dtype: str) -> str:
+    if kind == NESTED:
+        return "nested TensorDicts"
     return "Python objects" if kind == "object" else f"tensors of {dtype}"
 
 
@@ -190,7 +195,7 @@ def check_place(block: NewBlock, count: int) -> None:
 
 def check_kind(spec: FieldSpec) -> None:
     """Raises InvalidArgumentError for a kind that no field is of."""
-    if spec.kind not in ("tensor", "object"):
+    if spec.kind not in ("tensor", "object", NESTED):
         raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
 
 

@@ -11,7 +11,7 @@ from transfer_queue.core.partition import Partition
 from transfer_queue.core.rows import indexes_in
 from transfer_queue.core.state import State
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import AnyReply, Blocks, Lookup, LookupReply, Placement
+from transfer_queue.messages import NESTED, SEPARATOR, AnyReply, Blocks, Lookup, LookupReply, Placement, parents
 
 # of a field's rows: their block numbers (i8), and where in these blocks they are (i4)
 Places = tuple[np.ndarray, np.ndarray]
@@ -54,8 +54,13 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
     if request.fields is None:
         places = _common(partition, positions, None)
     else:
-        places = _places(partition, positions, dict.fromkeys(request.fields))
-        for name, (numbers, _) in places.items():
+        names = list(dict.fromkeys(request.fields))
+        places = _places(partition, positions, _with_nested(partition, names))
+        for name in set(places).difference(names):  # leaves that not all of these rows have
+            if np.count_nonzero(places[name][0]) < len(positions):
+                del places[name]
+        for name in names:
+            numbers = places[name][0]
             if np.count_nonzero(numbers) < len(positions):
                 raise _lacking(partition, name, positions[numbers == 0], len(positions))
     if not places:
@@ -83,16 +88,32 @@ def _common(
 
     lacking: gets the fields that are left out, see `LookupReply`.
     """
-    fields = partition.fields
-    names = sorted(fields) if wanted is None else dict.fromkeys(wanted)
+    asked = sorted(partition.fields) if wanted is None else list(dict.fromkeys(wanted))
+    names = asked if wanted is None else _with_nested(partition, asked)
+    told = set(asked)
     common, count = {}, len(positions)
     for name, found in _places(partition, positions, names).items():
         having = int(np.count_nonzero(found[0]))
         if having == count:
             common[name] = found
-        elif lacking is not None and (having or wanted is not None):
+        elif lacking is not None and (having or wanted is not None) and name in told:
             lacking[name] = count - having
     return common
+
+
+def _with_nested(partition: Partition, names: list[str]) -> list[str]:
+    """These fields, the leaves of those that are nested, and the nested fields in which they lie themselves."""
+    fields = partition.fields
+    nested = [name for name in names if name in fields and fields[name].kind == NESTED]
+    inside = [name for name in fields if nested and SEPARATOR in name and not set(parents(name)).isdisjoint(nested)]
+    around = [
+        name
+        for leaf in names
+        if SEPARATOR in leaf
+        for name in parents(leaf)
+        if name in fields and fields[name].kind == NESTED
+    ]
+    return list(dict.fromkeys([*names, *inside, *around])) if nested or around else names
 
 
 def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:

@@ -28,6 +28,7 @@ from transfer_queue.core.puts import check_options
 from transfer_queue.core.rows import CHUNK, CHUNK_BITS, CLAIMED, Chunk
 from transfer_queue.core.state import State
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import NESTED
 
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them each second for eight years
 
@@ -168,7 +169,7 @@ def _shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.nd
     """The dims of each block are those of its schema."""
     for specs in table.schemas.values:
         names = [spec.name for spec in specs or ()]
-        kinds = {spec.kind for spec in specs or ()} <= {"tensor", "object"}
+        kinds = {spec.kind for spec in specs or ()} <= {"tensor", "object", NESTED}
         require(len(set(names)) == len(names) and kinds, f"a block cannot have the fields {names}")
     for one, its_dims, count in np.unique(np.stack([schema, dims, rows]), axis=1).T.tolist():
         packed = table.dims[its_dims]
@@ -281,7 +282,7 @@ def _values(partition: Partition, blocks: _Blocks) -> None:
         require(field.live <= field.ever, f"7: {where} has more values than it ever had")
         require((not field.kind) == (not field.live), f"{where} has no type, or an old one")
         dimensions = MIXED_RANK <= field.ndim <= 64 and len(field.shape) == max(field.ndim, 0)
-        require(field.kind in ("", "tensor", "object") and dimensions, f"{where} has no type that there is")
+        require(field.kind in ("", "tensor", "object", NESTED) and dimensions, f"{where} has no type that there is")
         dtypes = (field.dtype, *field.others)
         apart = len(set(dtypes)) == len(dtypes) and (not field.others or field.kind == "tensor")
         require(apart, f"{where} has the dtypes {dtypes}")

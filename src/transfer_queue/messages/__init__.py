@@ -16,6 +16,8 @@ from transfer_queue.messages.base import Message
 from transfer_queue.messages.descriptors import (
     DISK,
     MEMORY,
+    NESTED,
+    SEPARATOR,
     STORE,
     Blocks,
     FieldSpec,
@@ -25,6 +27,7 @@ from transfer_queue.messages.descriptors import (
     Place,
     Placement,
     UnitInfo,
+    parents,
 )
 from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
 from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
@@ -160,6 +163,9 @@ __all__ = [
     "Failure",
     "FieldProgress",
     "FetchState",
+    "NESTED",
+    "SEPARATOR",
+    "parents",
     "FieldSpec",
     "FieldType",
     "Finish",

@@ -10,10 +10,22 @@ STORE = "store"  # how the tier of an external store is told
 """Tiers of storage units: where their arenas lie."""
 
 
+NESTED = "nested"
+SEPARATOR = "::"
+"""Between the names of a nested TensorDict and of a field in it: the field y of x is stored as x::y."""
+
+
+def parents(name: str) -> list[str]:
+    """The fields of which one of this name would be a part, the innermost last."""
+    names = name.split(SEPARATOR)
+    return [SEPARATOR.join(names[:end]) for end in range(1, len(names))]
+
+
 class FieldSpec(Message, frozen=True):
     """How one field lies in a block.
 
-    kind: "tensor" or "object". dtype: torch's name without the prefix ("float32"), "object" for objects.
+    kind: "tensor", "object", or "nested": a TensorDict, whose leaves are fields of their own (`leaf`); such a column
+    has no bytes. dtype: torch's name without the prefix ("float32"), "object" for objects and nested.
     ndim: dimensions of one row; an object has 1, its number of encoded bytes; -1 (`layout.MIXED_RANK`): the
     rows of this block differ in rank (ragged, at least two rows), and dims hold for each row its rank followed
     by so many sizes. ragged: the block's dims hold one shape a row; otherwise one shape for all its rows.

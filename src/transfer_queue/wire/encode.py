@@ -16,10 +16,17 @@ from typing import Any, Protocol, Union
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages import NESTED, SEPARATOR, FieldSpec
 from transfer_queue.wire.as_tensors import tensors_of
 from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copy_all
 from transfer_queue.wire.devices import KINDS, flat_on_device
@@ -150,7 +157,11 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
     if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
         # row by row: the rows may be of different shapes, and nothing is stacked only to be copied again
         keys = list(fields.keys())
-        items: Iterable[tuple[Any, Any]] = [(key, [row.get(key) for row in fields.tensordicts]) for key in keys]
+        first = fields.tensordicts[0] if fields.tensordicts else {}
+        items: Iterable[tuple[Any, Any]] = [
+            (key, fields.get(key) if _is_table(first.get(key)) else [row.get(key) for row in fields.tensordicts])
+            for key in keys
+        ]
     elif isinstance(fields, TensorDictBase):
         items = [(key, fields.get(key)) for key in list(fields.keys())]
     elif isinstance(fields, Mapping):
@@ -159,7 +170,13 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
         raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, not a {type(fields).__name__}")
     if isinstance(fields, TensorDictBase) and fields.batch_dims and fields.batch_size[0] != rows:
         raise _wrong_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
-    return EncodedBlock(rows, [_column(_name(name), value, rows, allow_pickle) for name, value in items])
+    columns: list[Column] = []
+    for name, value in items:
+        if not isinstance(value, torch.Tensor) and is_nested_table(value):
+            columns += _nested_columns(_name(name), value, rows, allow_pickle)
+        else:
+            columns.append(_column(_name(name), value, rows, allow_pickle))
+    return EncodedBlock(rows, columns)
 
 
 def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> EncodedBlock:
@@ -302,6 +319,28 @@ class _Bytes:
 
 
 # ---------------------------------------------------------------- columns
+
+
+def is_nested_table(value: Any) -> bool:
+    """Whether this is a TensorDict with a row for each row of the one that holds it, and not a Python object."""
+    return _is_table(value) and value.batch_dims > 0
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) and not is_non_tensor(value)
+
+
+def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool) -> list[Column]:
+    """A column without bytes, which says that the field is there, and one for each leaf (`messages.SEPARATOR`)."""
+    _check_length(name, rows, value.batch_size[0])
+    columns: list[Column] = [(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, _Bytes([], []))]
+    for key in list(value.keys()):
+        inner, leaf = value.get(key), f"{name}{SEPARATOR}{_name(key)}"
+        if is_nested_table(inner):
+            columns += _nested_columns(leaf, inner, rows, allow_pickle)
+        else:
+            columns.append(_column(leaf, inner, rows, allow_pickle))
+    return columns
 
 
 def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:

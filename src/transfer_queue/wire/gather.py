@@ -8,6 +8,7 @@ returned: until then the bytes may be overwritten, which shows as wrong values o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
-from transfer_queue.messages import FieldType, LookupReply
+from transfer_queue.messages import NESTED, SEPARATOR, FieldType, LookupReply, parents
 from transfer_queue.wire.copies import LARGEST, U8, Copies, allocate, copy_all
 from transfer_queue.wire.devices import DeviceArena
 from transfer_queue.wire.jagged import Cut, cut_of
@@ -68,10 +69,14 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
     columns: dict[str, Any] = {}
     if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := runs(reply, memory)) is not None:
         for field in reply.types:
+            if field.kind == NESTED:
+                continue
             columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts, later)
         return columns
     for rows in located(reply, memory):
         name = rows.type.name
+        if rows.type.kind == NESTED:
+            continue
         if rows.type.kind == "object":
             columns[name] = stack_of(_objects(rows, memory, allow_pickle), reply.count)
         elif rows.parts:
@@ -94,6 +99,28 @@ def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Co
 
 def _unknown_dtype(field: FieldType) -> ProtocolError:
     return ProtocolError(f"field {field.name!r}: this torch has no dtype {field.dtype}")
+
+
+def nested(values: TensorDict, names: Iterable[str]) -> TensorDict:
+    """The same with the leaves of the nested TensorDicts of these names in these, as they were put."""
+    tables = sorted(names)
+    if not tables:
+        return values
+    whole: dict[str, Any] = {}
+    columns: dict[str, dict[str, Any]] = {name: {} for name in tables}
+
+    def put(name: str, column: Any) -> None:
+        around = [parent for parent in parents(name) if parent in columns]
+        if around:
+            columns[around[-1]][name[len(around[-1]) + len(SEPARATOR) :]] = column
+        else:
+            whole[name] = column
+
+    for name in map(str, values.keys()):
+        put(name, values.get(name))
+    for name in reversed(tables):  # what lies inside another one comes first
+        put(name, table_of(columns[name], values.batch_size[0]))
+    return table_of(whole, values.batch_size[0])
 
 
 def table_of(columns: dict[str, Any], count: int) -> TensorDict:

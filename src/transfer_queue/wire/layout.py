@@ -10,7 +10,7 @@ alignment, a decoder copies buffers out). A block of one row thus starts every v
 - `ragged` False: one row shape (`ndim` numbers) for all rows;
 - `ragged` True: the row shapes of all rows, rows x `ndim` numbers;
 - `ndim` MIXED_RANK (only with `ragged` and at least two rows): for each row its rank, then so many sizes.
-Objects have `ndim` 1: their one size is the number of encoded bytes.
+Objects have `ndim` 1: their one size is the number of encoded bytes. So do nested fields, whose rows have no bytes.
 
 Used by the controller on descriptors from clients, so whatever is inconsistent, negative or too large raises
 InvalidArgumentError. Knows nothing of torch or arenas.
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages import NESTED, FieldSpec
 
 ALIGNMENT = 64
 MIXED_RANK = -1
@@ -166,9 +166,9 @@ def _check_rows(schema: Sequence[FieldSpec], rows: int) -> None:
 
 def _item_size(spec: FieldSpec) -> int:
     item_size = ITEM_SIZES.get(spec.dtype)
-    if item_size is None or (spec.kind == "object") is not (spec.dtype == "object"):
+    if item_size is None or (spec.kind == "tensor") is (spec.dtype == "object"):
         raise InvalidArgumentError(f"field {spec.name!r}: unknown kind {spec.kind!r} of dtype {spec.dtype!r}")
-    if spec.kind not in ("tensor", "object") or (spec.kind == "object" and spec.ndim != 1):
+    if spec.kind not in ("tensor", "object", NESTED) or (spec.kind != "tensor" and spec.ndim != 1):
         raise InvalidArgumentError(f"field {spec.name!r}: kind {spec.kind!r} with ndim {spec.ndim}")
     if not MIXED_RANK <= spec.ndim <= MAX_NDIM:
         raise InvalidArgumentError(f"field {spec.name!r}: ndim {spec.ndim} is not within 0 to {MAX_NDIM}")

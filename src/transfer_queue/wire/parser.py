@@ -47,8 +47,6 @@ def _parser_column(value: Any, rows: int) -> Any:
         if isinstance(held, np.ndarray | torch.Tensor) and held.ndim and len(held) == rows:
             return held
         return [held] * rows
-    if is_tensor_collection(value):
-        return list(value.unbind(0))
     return value
 
 

@@ -1,0 +1,120 @@
+"""A TensorDict in a TensorDict: its leaves are fields of their own, and it comes back as it was put."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict, lazy_stack
+
+from simulated import ragged, rows_of, table
+from transfer_queue.errors import FieldTypeError, StorageKeyNotFoundError
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.testing import Client
+
+
+def nested(rows: int = 2, start: int = 0) -> TensorDict:
+    numbers = torch.arange(start, start + rows)
+    inner = TensorDict({"w": numbers.float(), "s": NonTensorStack(*map(str, range(rows)))}, batch_size=[rows])
+    x = TensorDict({"y": numbers.unsqueeze(1), "inner": inner}, batch_size=[rows])
+    return TensorDict({"x": x, "flat": numbers}, batch_size=[rows])
+
+
+LEAVES = ["flat", "x", "x::inner", "x::inner::s", "x::inner::w", "x::y"]
+
+
+def check(found: TensorDict, rows: list[int]) -> None:
+    assert set(found.keys()) == {"x", "flat"}
+    assert isinstance(found["x"], TensorDict)
+    assert found["x"].batch_size == found["x", "inner"].batch_size == torch.Size([len(rows)])
+    assert [row.tolist() for row in rows_of(found["x", "y"])] == [[row] for row in rows]
+    assert found["x", "inner", "w"].tolist() == rows
+    assert found["flat"].tolist() == rows
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense", "padded", "list"])
+def test_it_comes_back_as_it_was_put(a: Client, b: Client, layout: str) -> None:
+    meta = a.kv_batch_put(["k", "l"], "p", nested())
+    assert meta.fields == LEAVES
+    found = b.kv_batch_get(["k", "l"], "p", layout=layout)
+    assert found["x", "inner"].get("s").tolist() == ["0", "1"]
+    if layout in ("jagged", "dense"):
+        check(found, [0, 1])
+    a.kv_put("m", "p", nested(1, 7))
+    check(b.kv_batch_get(["m", "k", "m", "l"], "p"), [7, 0, 7, 1])
+
+
+def test_by_metadata(a: Client) -> None:
+    meta = a.put(nested(3), partition_id="p")
+    assert meta.field_names == LEAVES
+    check(a.get_data(meta), [0, 1, 2])
+    assert meta.field_schema["x"]["is_tensordict"]
+    check(a.get_data(meta[0:0]), [])
+    fetched = a.get_meta(["x", "flat"], 2, "p", task_name="t")
+    assert fetched.field_names == ["flat", "x"]
+    check(a.get_data(fetched), [0, 1])
+    both = BatchMeta.concat([meta, a.put(nested(1, 5), partition_id="q")])
+    check(a.get_data(both), [0, 1, 2, 5])
+    a.put(TensorDict({"more": nested(4)["x"]}, batch_size=[4]), both)
+    assert a.get_data(both)["more", "inner", "w"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_selected(a: Client) -> None:
+    a.kv_batch_put(["k", "l"], "p", nested())
+    for select, leaves in (
+        ("x", {"y", "inner"}),
+        ([("x", "y")], {"y"}),
+        (["x::y"], {"y"}),
+        ([("x", "inner")], {"inner"}),
+        ([("x", "inner", "w"), "x::y"], {"inner", "y"}),
+    ):
+        found: Any = a.kv_batch_get(["k", "l"], "p", select, missing="error")
+        assert (set(found.keys()), set(found["x"].keys())) == ({"x"}, leaves)
+    found = a.kv_batch_get(["k", "l"], "p", [("x", "inner", "w")])
+    assert found["x", "inner"].keys() == {"w"}
+
+
+def test_each_leaf_is_ready_by_itself(a: Client) -> None:
+    meta = a.put(table(flat=torch.arange(2)), partition_id="p")
+    a.put(TensorDict({"x": TensorDict({"y": torch.arange(2)}, batch_size=[2])}, batch_size=[2]), meta)
+    assert a.get_meta([("x", "y")], 2, "p", task_name="t").field_names == ["x::y"]
+    assert a.check_production_status(["x", "x::y"], "p")
+    assert not a.check_production_status(["x::z"], "p")
+    first = meta.select_samples([0])
+    a.put(TensorDict({"x": TensorDict({"z": ragged(3)}, batch_size=[1])}, batch_size=[1]), first)
+    assert set(a.get_data(first)["x"].keys()) == {"y", "z"}
+    assert set(a.get_data(meta)["x"].keys()) == {"y"}, "a leaf that some rows lack is left out"
+    wanted = a.get_meta(["x"], 2, "p", task_name="u")
+    wanted.add_fields(TensorDict({"x::z": torch.zeros(2)}, batch_size=[2]))
+    with pytest.raises(StorageKeyNotFoundError, match="x::z"):
+        a.get_data(wanted)
+
+
+def test_another_kind_is_refused(a: Client) -> None:
+    a.kv_batch_put(["k", "l"], "p", nested())
+    with pytest.raises(FieldTypeError, match=r"'x' holds nested TensorDicts .* brings tensors of int64"):
+        a.kv_batch_put(["m"], "p", table(x=torch.arange(1)))
+    with pytest.raises(FieldTypeError, match=r"'flat' holds tensors of int64 .* brings nested TensorDicts"):
+        a.kv_batch_put(["m"], "p", TensorDict({"flat": nested(1)["x"]}, batch_size=[1]))
+
+
+def test_a_flat_name_with_the_separator_stays_flat(a: Client) -> None:
+    a.kv_put("k", "p", {"u::v": torch.tensor(1)})
+    assert a.kv_batch_get("k", "p")["u::v"].tolist() == [1]
+
+
+def test_rows_that_are_stacked_lazily(a: Client) -> None:
+    rows = lazy_stack([nested(2)[0], nested(2)[1]])
+    a.kv_batch_put(["k", "l"], "p", rows)
+    check(a.kv_batch_get(["k", "l"], "p"), [0, 1])
+
+
+def test_a_data_parser_gets_it_as_it_is(a: Client) -> None:
+    a.kv_batch_put(["k", "l"], "p", nested(), data_parser=lambda columns: columns)
+    check(a.kv_batch_get(["k", "l"], "p"), [0, 1])
+
+
+def test_a_table_without_fields(a: Client) -> None:
+    a.kv_batch_put(["k"], "p", TensorDict({"x": TensorDict({}, batch_size=[1])}, batch_size=[1]))
+    assert a.kv_batch_get("k", "p")["x"].batch_size == torch.Size([1])
