@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 RUNTIMES = ("auto", "local", "ray")
 BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
 DURABILITIES = ("none", "async", "sync")
+ISOLATIONS = ("process", "inline")
 TLS_FILES = ("certificate", "private_key", "authority")
 LEAST_ARENA = 64 * 1024  # one granule of `storage.extents`
 SAMPLERS = (
@@ -281,6 +282,8 @@ class Settings:
     ray_actor_options: dict[str, Any]
     ray_node_resource: str | None
     store_options: dict[str, Any] = field(default_factory=dict)
+    sampler_isolation: str = "process"
+    sampler_timeout: float = 30.0
     strict: bool = False
 
     @classmethod
@@ -332,6 +335,8 @@ class Settings:
             start_timeout=checked_seconds(KEYS["start_timeout"], given["start_timeout"]),
             call_timeout=checked_seconds(KEYS["call_timeout"], given["call_timeout"]),
             restart_timeout=checked_seconds(KEYS["restart_timeout"], given["restart_timeout"]),
+            sampler_timeout=checked_seconds(KEYS["sampler_timeout"], given["sampler_timeout"]),
+            sampler_isolation=checked_choice(KEYS["sampler_isolation"], given["sampler_isolation"], ISOLATIONS),
             report_wait=None if report is None else checked_seconds(KEYS["report_wait"], report),
             ray_namespace=checked_text(KEYS["ray_namespace"], given["ray_namespace"]),
             ray_detached=checked_bool(KEYS["ray_detached"], given["ray_detached"]),
@@ -370,6 +375,7 @@ KEYS = {
     "runtime": "runtime",
     "sampler": "controller.sampler",
     "sampler_args": "controller.sampler_args",
+    "sampler_isolation": "controller.sampler_isolation",
     "polling_mode": "controller.polling_mode",
     "journal_durability": "controller.journal.durability",
     "journal_folder": "controller.journal.folder",
@@ -392,6 +398,7 @@ KEYS = {
     "start_timeout": "timeouts.start",
     "call_timeout": "timeouts.call",
     "restart_timeout": "timeouts.restart",
+    "sampler_timeout": "timeouts.sampler",
     "report_wait": "timeouts.report_wait",
     "ray_namespace": "ray.namespace",
     "ray_detached": "ray.detached",

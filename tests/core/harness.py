@@ -19,10 +19,11 @@ import sameness
 from transfer_queue.core import invariants, saving, soundness
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
+from transfer_queue.core.effects import AskSampler, Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
 from transfer_queue.core.records import AnyRecord, Unparked
 from transfer_queue.core.state import State
-from transfer_queue.errors import by_name
+from transfer_queue.core.user_sampler import AnySampler, HostedRunner, UserSampler, copied
+from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages import (
     DELETE_CODE,
@@ -50,6 +51,9 @@ from transfer_queue.messages import (
     RegisterUnit,
 )
 from transfer_queue.sampler import BaseSampler, SequentialSampler
+from transfer_queue.sampler.calls import RESULTS, answer, describe
+from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, Reply, RowsChanged
+from transfer_queue.sampler.wrapper import built_in
 
 DELETE = msgspec.msgpack.Ext(DELETE_CODE, b"")
 BLOCKS_AN_EXTENT = 3  # after so many blocks the extent is closed with the publish of the last
@@ -126,8 +130,16 @@ class Harness:
     refused: (unit, words) of leases to be refused. unit: where blocks are put.
     """
 
+    isolated = False
+    """Whether a user's sampler is asked as if it were in a process of its own: through effects and messages."""
+
     def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
-        self.sampler = sampler or SequentialSampler()
+        self.users = sampler or SequentialSampler()
+        self.sampler: AnySampler = self.users
+        if self.isolated and not built_in(self.users):
+            self.sampler = UserSampler(HostedRunner(describe(self.users)))
+        self.asks: list[AskSampler] = []  # given away and not answered; one at a time
+        self.asks_wait = False  # until `answer` is called
         self.controller = Controller(self.sampler, capacity=capacity)
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
@@ -162,6 +174,8 @@ class Harness:
                 self.refused.append((effect.unit, effect.words))
             elif isinstance(effect, Work):
                 self.works.append(effect)
+            elif isinstance(effect, AskSampler):
+                self.asks.append(effect)
             elif isinstance(effect, TellUnit):
                 encode(Envelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))
@@ -175,6 +189,30 @@ class Harness:
                         self.freed.append(place)
         self.records += self.controller.take_records()
         invariants.check(self.state)
+        if self.asks and not self.asks_wait:
+            self.answer()
+
+    def answer(self) -> None:
+        """The sampler answers the call that it was given, in a process of its own."""
+        (ask,) = self.asks
+        ask = msgspec.msgpack.decode(encode(ask), type=AskSampler)
+        self.asks.clear()
+
+        def reads(question: Question) -> Reply:
+            asked = msgspec.msgpack.decode(encode(question), type=Question)
+            reply = self.controller.sampler_reads(ask.number, asked)
+            return msgspec.msgpack.decode(encode(reply), type=Reply)
+
+        view = RemotePartition(ask.shown, reads, copied)
+        outcome: Any
+        try:
+            found = answer(self.users, describe(self.users), ask.call, RemoteReady(ask.shown, reads, view), view)
+            outcome = msgspec.msgpack.decode(encode(found), type=RESULTS[ask.call.kind])
+        except RowsChanged:
+            outcome = None
+        except TransferQueueError as error:
+            outcome = by_name(type(error).__name__)(str(error))
+        self.take(self.controller.sampler_answered(ask.number, outcome, self.now))
 
     def client(self, name: str) -> Client:
         """The client of this name, connected."""
@@ -261,6 +299,7 @@ class Harness:
         state = through_file(self.state)
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
+        self.asks.clear()
         self.controller = Controller(self.sampler, capacity=state.capacity)
         self.controller.state = state
         self.controller.deadlines = Deadlines(state)

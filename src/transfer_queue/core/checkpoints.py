@@ -11,21 +11,21 @@ notices at its end. Requests name files and never carry a path.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from transfer_queue.core import records as r
+from transfer_queue.core.asks import plain_call
 from transfer_queue.core.effects import Effect, ReadState, RemoveState, Send, WriteState
 from transfer_queue.core.packing import pack
 from transfer_queue.core.saving import saved_sound
-from transfer_queue.core.user_sampler import AnySampler, UserSampler
+from transfer_queue.core.user_sampler import AnySampler, Ask, UserSampler, name_of
 from transfer_queue.core.waiting import Waiter
-from transfer_queue.errors import CheckpointError, InvalidArgumentError
+from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, Failure, LoadState
 
 if TYPE_CHECKING:
@@ -126,13 +126,32 @@ def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -
         raise InvalidArgumentError(f"a checkpoint {name!r} is another client's; choose a name of your own")
     if known is not None and known.asker is None:
         return [Send(peer, sequence, known.reply)]
+    known_asker = (client, sequence) in ours.peers
     ours.peers[client, sequence] = peer
-    if known is not None:
+    if known is not None or known_asker:
         return []
-    sampler = sampler_state(core.samplers.default)
+    try:
+        return _cut(core, (client, sequence), name, sampler_state(core.samplers.default))
+    except Ask as ask:
+        core.asks.order(ask.call, lambda outcome: _sampler_saved(core, (client, sequence), name, outcome))
+        return []
+
+
+def _sampler_saved(core: Controller, asker: Waiter, name: str, outcome: Any) -> list[Effect]:
+    """The process of a user's sampler has said what it keeps, or has failed."""
+    peer = core.checkpoints.peers.get(asker)
+    if peer is None:
+        return []  # its client has gone
+    if not isinstance(outcome, BaseException):
+        return _cut(core, asker, name, {"name": name_of(core.samplers.default), "state": outcome})
+    del core.checkpoints.peers[asker]
+    return [core.failure(peer, asker[1], error_of(outcome))]
+
+
+def _cut(core: Controller, asker: Waiter, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
     extents = frozenset(place for place, extent in core.state.blocks.extents.items() if extent.blocks)
     origin = _origin(core)
-    ours.cuts[name] = Cut(client, extents, (client, sequence), CutReply(origin, core.state.origins))
+    core.checkpoints.cuts[name] = Cut(asker[0], extents, asker, CutReply(origin, core.state.origins))
     time = core.now
 
     def tree() -> dict[str, Any]:
@@ -198,16 +217,53 @@ def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
     return {"name": sampler.name, "state": sampler.save_checkpoint()} if isinstance(sampler, UserSampler) else None
 
 
-@contextlib.contextmanager
-def sampler_loaded(sampler: AnySampler, kept: dict[str, Any] | None) -> Iterator[None]:
-    """Gives a user's sampler what one of its class has kept, unless the block fails."""
-    if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
-        yield
-        return
-    before = sampler.save_checkpoint()
-    sampler.load_checkpoint(kept["state"])
+def read(core: Controller, client: str, sequence: int, tree: Any) -> list[Effect]:
+    """A file was read, for a client that wants it loaded."""
+    peer = core.checkpoints.heard(client, sequence)
+    if peer is None:
+        return []  # nobody waits for it any more, and nothing is loaded
     try:
-        yield
-    except BaseException:
-        sampler.load_checkpoint(before)
-        raise
+        record = record_of(core, tree)
+        kept, sampler = tree["sampler"], core.samplers.default
+        if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
+            return core.load_state(client, peer, sequence, record)
+        if core.asks.runner is not None:
+            return _load_with_process(core, client, peer, sequence, record, kept["state"])
+        before = sampler.save_checkpoint()
+        sampler.load_checkpoint(kept["state"])
+        try:
+            return core.load_state(client, peer, sequence, record)
+        except BaseException:
+            sampler.load_checkpoint(before)
+            raise
+    except TransferQueueError as error:
+        return [core.failure(peer, sequence, error)]
+
+
+def _load_with_process(
+    core: Controller, client: str, peer: int, sequence: int, record: r.StateLoaded, state: bytes
+) -> list[Effect]:
+    """The same with a user's sampler in a process of its own: it takes what it has kept, or nothing is changed."""
+
+    def known(before: Any) -> list[Effect]:
+        if isinstance(before, BaseException):
+            return [core.failure(peer, sequence, error_of(before))]
+        core.asks.order(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
+        return []
+
+    def loaded(before: bytes, outcome: Any) -> list[Effect]:
+        try:
+            if isinstance(outcome, BaseException):
+                raise error_of(outcome)
+            return core.load_state(client, peer, sequence, record)
+        except TransferQueueError as error:
+            core.asks.order(plain_call("load_checkpoint", before), lambda _: [])
+            return [core.failure(peer, sequence, error)]
+
+    core.asks.order(plain_call("save_checkpoint"), known)
+    return []
+
+
+def error_of(outcome: BaseException) -> TransferQueueError:
+    """What a call of a sampler has raised, as an error of the tree."""
+    return outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")

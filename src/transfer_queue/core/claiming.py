@@ -17,20 +17,26 @@ from transfer_queue.core.effects import Effect, Send, Work
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import meta_reply
 from transfer_queue.core.unknown_names import not_taken
+from transfer_queue.core.user_sampler import Answers, Ask, RowsTakenError
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Claim, ClaimReply, Envelope
 
 if TYPE_CHECKING:
+    from transfer_queue.core.asks import Job
     from transfer_queue.core.controller import Controller
 
 
 def ask(core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
     """A claim arrived."""
-    claims.check(core.state, core.samplers, claim)
-    if not claim.count and not claim.probe:
-        return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
-    outcome = _decide(core, claim)
+    try:
+        claims.check(core.state, core.samplers, claim)
+        if not claim.count and not claim.probe:
+            return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
+        outcome = _decide(core, claim)
+    except Ask as ask:
+        core.park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
+        return [*core.asks.want(core, (client, envelope.sequence), ask, fresh=True), *core.settle()]
     if not claim.hold and not claim.probe:
         _come_back(core, client, claim, outcome.rows)
     if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
@@ -44,12 +50,47 @@ def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -
     claim = waiting.claim
     waiter = waiting.waiter
     peer = core.peers.get(waiter)
-    if peer is None:
+    if peer is None or core.asks.under_way(waiter):
         return []
     try:
         outcome = _decide(core, claim, made)
+    except Ask as ask:
+        return core.asks.want(core, waiter, ask)
     except TransferQueueError as error:
         return core.failed(waiting, error)
+    return _decided(core, waiting, peer, outcome)
+
+
+def look(core: Controller, waiting: Waiting, job: Job) -> list[Effect]:
+    """Looks at a parked claim with what a user's sampler has answered so far, or as its turn to ask has come."""
+    claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
+    if peer is None or runner is None:
+        return []
+    runner.answers = job.answers
+    try:
+        if job.fresh:
+            claims.check(core.state, core.samplers, claim)
+            if not claim.count and not claim.probe:
+                core.unpark(waiting.waiter)
+                return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
+        outcome = _decide(core, claim)
+    except Ask as ask:
+        return core.asks.go_on(core, job, ask)
+    except RowsTakenError:
+        job.answers = Answers()
+        return look(core, waiting, job)
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    finally:
+        runner.answers = None
+    if job.fresh and not claim.hold and not claim.probe:
+        _come_back(core, waiting.client, claim, outcome.rows)
+    return _decided(core, waiting, peer, outcome)
+
+
+def _decided(core: Controller, waiting: Waiting, peer: int, outcome: claims.Outcome) -> list[Effect]:
+    """What follows for a parked claim."""
+    claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
         return _began(core, claim, waiter, outcome)
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
@@ -123,14 +164,16 @@ def _decide(core: Controller, claim: Claim, made: claims.Made | None = None) -> 
     partition = core.state.partitions.get(claim.partition)
     if partition is not None and core.making.waits(core.samplers, partition, claim):
         return claims.waiting()
-    began = core.timer()
+    timed = core.samplers.holds_up(claim)
+    began = core.timer() if timed else 0.0
     try:
         for record in claims.passes_over(core.state, core.samplers, claim):
             core.apply(record)
         busy = core.works.busy(claim.partition, claim.task)
         return claims.decide(core.state, core.samplers, claim, busy, made)
     finally:
-        core.samplers.spent(claim, core.timer() - began)
+        if timed:
+            core.samplers.note(core.timer() - began)
 
 
 def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | None) -> None:

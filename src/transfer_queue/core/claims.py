@@ -124,17 +124,20 @@ class Samplers:
         self.default = default
         self.strict = strict
         self.costs: dict[str, SamplerCost] = {}
+        self.restarts = 0
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
-    def spent(self, claim: Claim, seconds: float) -> None:
-        """A claim was decided in so many seconds; counted where a user's sampler did it."""
+    def holds_up(self, claim: Claim) -> bool:
+        """Whether a user's sampler decides this claim in the loop, so that it is timed."""
         sampler = self.of(claim, None)
-        if deals_itself(sampler):
-            return
-        name = name_of(sampler)
+        return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
+
+    def note(self, seconds: float) -> None:
+        """The user's sampler was asked for so many seconds."""
+        name = name_of(self.default)
         before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
         self.costs[name] = SamplerCost(
-            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds)
+            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts
         )  # fmt: skip
 
     def of(self, claim: Claim, partition: Partition | None) -> AnySampler:

@@ -34,6 +34,7 @@ from transfer_queue.core import (
     watching,
 )
 from transfer_queue.core import records as r
+from transfer_queue.core.asks import asks_of
 from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, Send, TellUnit
@@ -49,7 +50,7 @@ from transfer_queue.core.queries import QUERIES, status
 from transfer_queue.core.retries import Change
 from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
-from transfer_queue.core.user_sampler import Values, copied
+from transfer_queue.core.user_sampler import AnySampler, Values, copied, watched_tags
 from transfer_queue.core.waiting import Waiter, Waiting
 from transfer_queue.core.wide_puts import WidePuts
 from transfer_queue.core.works import Works
@@ -76,8 +77,7 @@ from transfer_queue.messages import (
     Watch,
 )
 from transfer_queue.metrics.timing import Load, Waits
-from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.wrapper import ranked_tags
+from transfer_queue.sampler.remote import Question, Reply
 
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
@@ -107,7 +107,7 @@ class Controller:
 
     def __init__(
         self,
-        sampler: BaseSampler,
+        sampler: AnySampler,
         config: str = "{}",
         capacity: int | None = None,
         timer: Callable[[], float] = lambda: 0.0,
@@ -124,7 +124,7 @@ class Controller:
         self.state = State(capacity) if restored is None else restored
         self.deadlines = Deadlines(self.state)
         self.max_deliveries = max_deliveries
-        self.state.watched = ranked_tags(sampler)
+        self.state.watched = watched_tags(sampler)
         self.values = values
         self.samplers = claims.Samplers(sampler, values, strict)
         self.config = config
@@ -147,6 +147,7 @@ class Controller:
         self.moves = Moves(self, replicas, marks)
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
+        self.asks = asks_of(self.samplers.default)
         self.clearing = Clearing()
         self.wide_puts = WidePuts()
         self.making = Making()
@@ -256,6 +257,15 @@ class Controller:
         self.changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
         return [*effects, *self.settle()]
 
+    def sampler_answered(self, number: int, outcome: Any, now: float) -> list[Effect]:
+        """An effect `AskSampler` was carried out. outcome: see there."""
+        self._now = now
+        return [*self.asks.answered(self, number, outcome), *self.settle()]
+
+    def sampler_reads(self, number: int, question: Question) -> Reply:
+        """What a user's sampler wants to know while it is asked."""
+        return self.asks.question(self, number, question)
+
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
         """An effect `WriteState` was carried out, or failed: why, in words."""
         self._now = now
@@ -264,23 +274,19 @@ class Controller:
     def state_read(self, client: str, sequence: int, tree: Any, now: float) -> list[Effect]:
         """An effect `ReadState` was carried out. tree: what the file holds, or an exception."""
         self._now = now
-        peer = self.checkpoints.heard(client, sequence)
-        if peer is None:
-            return []  # nobody waits for it any more, and nothing is loaded
-        asked = Envelope(sequence, 0, LoadState(""))
-        try:
-            record = checkpoints.record_of(self, tree)
-            with checkpoints.sampler_loaded(self.samplers.default, tree["sampler"]):
-                before = list(self.state.partitions)
-                effects = self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
-        except TransferQueueError as error:
-            effects = [self.failure(peer, sequence, error)]
-        return [*effects, *self.settle()]
+        return [*checkpoints.read(self, client, sequence, tree), *self.settle()]
 
-    def use_sampler(self, sampler: BaseSampler) -> list[Effect]:
+    def load_state(self, client: str, peer: int, sequence: int, record: r.StateLoaded) -> list[Effect]:
+        """Makes a saved state that of this controller, and tells its client."""
+        before = list(self.state.partitions)
+        asked = Envelope(sequence, 0, LoadState(""))
+        return self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
+
+    def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """From now on this one deals. What was dealt stays as it is; who waits is looked at again."""
         self.samplers = claims.Samplers(sampler, self.values, self.samplers.strict)
-        self.state.watched = ranked_tags(sampler)
+        self.asks = asks_of(self.samplers.default, self.asks.begun)
+        self.state.watched = watched_tags(sampler)
         for name in self.state.partitions:
             self.changed.setdefault(name, Change()).everything = True
         return self.settle()

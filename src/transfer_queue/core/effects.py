@@ -8,6 +8,8 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.messages import AnyReply, Drained, Move
+from transfer_queue.sampler.calls import Call
+from transfer_queue.sampler.remote import Shown
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -49,6 +51,18 @@ class Work(msgspec.Struct, frozen=True):
     run: Callable[[], Any]
 
 
+class AskSampler(msgspec.Struct, frozen=True):
+    """Have the process of a user's sampler make this call.
+
+    What it gives, or the exception, goes to `Controller.sampler_answered` under this number; None if what the sampler
+    was shown has changed. What it reads meanwhile `Controller.sampler_reads` answers.
+    """
+
+    number: int
+    call: Call
+    shown: Shown
+
+
 class WriteState(msgspec.Struct, frozen=True):
     """Write `tree()`, as it is at this moment, into a new file of this name in the system's folder of state files.
 
@@ -73,4 +87,4 @@ class RemoveState(msgspec.Struct, frozen=True):
     name: str
 
 
-Effect = Union[Work, RefuseLeases, Send, FreeExtents, TellUnit, WriteState, ReadState, RemoveState]
+Effect = Union[Work, AskSampler, RefuseLeases, Send, FreeExtents, TellUnit, WriteState, ReadState, RemoveState]

@@ -206,6 +206,19 @@ class ReadySet:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
+    def page(self, first: int, limit: int) -> tuple[np.ndarray, int]:
+        """The first `limit` ready positions from this one on, ascending, and where the next begin (-1: nowhere)."""
+        parts: list[np.ndarray] = []
+        left = limit
+        for key in self.keys[bisect_left(self.keys, first >> CHUNK_BITS) :]:
+            found = ones(self.bits[key]) + (key << CHUNK_BITS)
+            found = found[np.searchsorted(found, first) :]
+            parts.append(found[:left])
+            if len(found) > left:
+                return np.concatenate(parts), int(found[left])
+            left -= len(found)
+        return np.concatenate([np.zeros(0, "i8"), *parts]), -1
+
     def has_all(self, positions: np.ndarray, rows: Rows) -> bool:
         """Whether all these rows are ready."""
         for key, _, at, _ in rows.split(positions):

@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 def settle(core: Controller) -> list[Effect]:
     """Meets what can be met after a change, until nothing more can; then hands back free extents."""
     effects: list[Effect] = []
-    while core.changed:
-        name, change = core.changed.popitem()
-        partition = core.state.partitions.get(name)
-        if core.state.waiting.by_waiter:
-            effects += _meet(core, name, partition, change)
-        elif partition is not None:
-            core.retain(partition)
-            partition.gained.clear()
+    while True:
+        while core.changed:
+            name, change = core.changed.popitem()
+            partition = core.state.partitions.get(name)
+            if core.state.waiting.by_waiter:
+                effects += _meet(core, name, partition, change)
+            elif partition is not None:
+                core.retain(partition)
+                partition.gained.clear()
+        effects += core.asks.next(core)
+        if not core.changed:
+            break
     if core.state.blocks.untold:
         for unit, extents in core.state.blocks.take_freed(core.unit_peers, core.checkpoints).items():
             core.movers.freed[unit] = core.movers.freed.get(unit, 0) + 1
@@ -40,7 +44,9 @@ def settle(core: Controller) -> list[Effect]:
     if core.drains:
         effects += draining.drained(core)
     if core.state.waiting.claims:  # else nothing can be in the way of anything
-        waits = core.works or core.checkpoints.cuts or core.moves.active or core.clearing.jobs or core.making
+        waits = (
+            core.works or core.asks or core.checkpoints.cuts or core.moves.active or core.clearing.jobs or core.making
+        )
         if not waits and core.movers.deadlocked(core.state, core.connections):
             effects += deadlock.end(core)
     return effects

@@ -6,7 +6,7 @@ offered, none of them twice. Otherwise its caller gets a `SamplerError`, and not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, Union
 
 import msgspec
@@ -19,6 +19,7 @@ from transfer_queue.errors import SamplerError
 from transfer_queue.messages import Claim
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls import SLACK, Begun, Call, Facts, Request, answer, describe, errors_of
+from transfer_queue.sampler.wrapper import ranked_tags
 
 NONE = np.zeros(0, "i8")
 Values = Callable[[Any], Any]
@@ -42,6 +43,9 @@ class Runner(Protocol):
 
     def run(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> Any:
         """The sampler's answer. ready: the rows that it is offered."""
+
+    def not_ready(self, rows: list[int]) -> None:
+        """These rows of an answer are not ready. Raises RowsTakenError where they were when it was asked."""
 
 
 class InlineRunner:
@@ -67,6 +71,69 @@ class InlineRunner:
             view = PartitionView(partition, self._values)
             offered = partition.offered(ready) if ready is not None else ()
         return answer(self._sampler, self.facts, call, offered, view)
+
+    def not_ready(self, rows: list[int]) -> None:
+        """See `Runner`: nothing has changed meanwhile."""
+
+
+class Ask(Exception):
+    """A user's sampler in a process of its own has to be asked before it is known what becomes of a claim."""
+
+    def __init__(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> None:
+        super().__init__()
+        self.call = call
+        self.partition = partition
+        self.ready = ready
+
+    @property
+    def key(self) -> Hashable:
+        """Calls of one claim with equal keys get one answer."""
+        return self.call.kind, self.call.request.count, self.call.key, self.call.final
+
+
+class RowsTakenError(Exception):
+    """Rows that a sampler was offered were cleared or taken while it looked at them: it is asked again."""
+
+
+class Answers:
+    """What a sampler has answered so far, of one claim. offered: the rows that it was shown meanwhile."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Hashable, Any] = {}
+        self.offered: list[Column] = []
+
+
+class HostedRunner:
+    """Stands for a sampler in a process of its own. It knows answers that have come; others are to be asked for.
+
+    Attributes:
+        facts: As the process has said them.
+        answers: Of the claim that is being decided, None where nothing was asked yet.
+        orders: Calls for which nobody waits, to be made in this order.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.answers: Answers | None = None
+        self.orders: list[Call] = []
+
+    def run(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> Any:
+        """See `Runner`. Raises Ask where the answer is not there."""
+        if call.kind == "clear_cache":
+            self.orders.append(call)
+            return None
+        ask = Ask(call, partition, ready)
+        if self.answers is None or ask.key not in self.answers.by_key:
+            raise ask
+        found = self.answers.by_key[ask.key]
+        if call.kind == "passes_over":
+            self.answers.by_key[ask.key] = {}  # these rows are passed over now
+        return found
+
+    def not_ready(self, rows: list[int]) -> None:
+        """See `Runner`."""
+        if self.answers is not None and np.isin(rows, np.concatenate([NONE, *self.answers.offered])).all():
+            raise RowsTakenError
 
 
 class UserSampler:
@@ -213,6 +280,7 @@ class UserSampler:
         if (positions >= 0).all() and ready.has_all(positions, partition.rows):
             return
         strange = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
+        self.runner.not_ready(strange)
         raise self._not_offered(strange)
 
     def _not_offered(self, rows: list[int]) -> SamplerError:
@@ -226,6 +294,11 @@ def request_of(claim: Claim, count: int | None = None) -> Request:
     sampling = {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
     sampling.pop("partition", None)  # the view is given under this name
     return Request(claim.partition, claim.task, claim.count if count is None else count, sampling)
+
+
+def watched_tags(sampler: AnySampler) -> list[str]:
+    """The tags by which a sampler, or one inside it, orders rows."""
+    return sampler.runner.facts.tags if isinstance(sampler, UserSampler) else ranked_tags(sampler)
 
 
 AnySampler = Union[BaseSampler, UserSampler]

@@ -83,12 +83,16 @@ class UnitProgress(Message, frozen=True):
 
 
 class SamplerCost(Message, frozen=True):
-    """A user's sampler: how often it was asked, and for how long it has held up the controller, in seconds."""
+    """A user's sampler: how often it was asked, for how many seconds, and how often its process was started again.
+
+    A sampler in a process of its own holds up only those who wait for it; one in the controller's holds up everybody.
+    """
 
     name: str
     asked: int
     seconds: float
     longest: float
+    restarts: int = 0
 
 
 class Timing(Message, frozen=True):

@@ -152,6 +152,26 @@ class Server:
         peer = self._add(sock, None)
         return peer.number
 
+    def watch(
+        self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False
+    ) -> None:
+        """Calls `called` with the events when this socket is readable (or writable), and sends what it returns.
+
+        writes: whether it waits to write. Before `run` or in the loop's thread. Called again, it replaces what was said
+        before.
+        """
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
+        known = self._selector.get_map().get(sock)
+        if known is None:
+            self._selector.register(sock, events, lambda found: self._guarded(lambda: called(found)))
+        elif known.events != events:
+            self._selector.modify(sock, events, known.data)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """Calls nobody for this socket any more."""
+        if sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
     # ------------------------------------------------------------ from any thread, and signal handlers
 
     def call_soon(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:

@@ -11,28 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from transfer_queue.config import Settings, sampler_from
+from transfer_queue.config import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.offload import Watermarks
-from transfer_queue.errors import SamplerError
+from transfer_queue.core.user_sampler import AnySampler, watched_tags
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.segment import Clock
 from transfer_queue.net.secrecy import server_context
 from transfer_queue.net.server import Server
-from transfer_queue.node.controller_service import ControllerService
+from transfer_queue.node.controller_service import ControllerService, core_sampler
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.measuring import Meter
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.presence import Departed, lives
 from transfer_queue.node.sampler_files import SamplerFiles
-from transfer_queue.node.samplers import PickledSampler, load
+from transfer_queue.node.sampler_loading import SamplerLoading
+from transfer_queue.node.samplers import PickledSampler
 from transfer_queue.node.state_files import StateFiles
-from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.serving import MOST_WRITTEN
 from transfer_queue.wire.objects import decoded_tag_value
 
@@ -64,8 +62,10 @@ def build_controller(
     # np.unique imports it at its first call: 14 ms in which the loop would answer nobody. Units do not need it.
     importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    files = SamplerFiles(system.samplers)
-    made = files.current() or _sampler(settings, sampler)
+    loading = SamplerLoading.of(settings)
+    files = SamplerFiles(system.samplers, loading)
+    host = files.current() or loading.from_settings(settings, sampler)
+    made = core_sampler(host)
     clock = Clock.now()
     recovered = None if journal is None else _recover(journal, clock, settings, made)
     controller = Controller(
@@ -86,6 +86,7 @@ def build_controller(
     service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients), files)
     server = Server(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
     service.attach(server.call_soon)
+    service.use_host(host, server)
     controller.of_connections = server.counters
     secret = server_context(settings.tls)
     for listener in sockets.controller:
@@ -95,21 +96,9 @@ def build_controller(
     return server
 
 
-def _sampler(settings: Settings, sampler: PickledSampler | None) -> BaseSampler:
-    made: Any
-    if sampler is not None:
-        made = sampler_from(load(sampler), settings.sampler_args)
-    elif settings.sampler is not None:
-        made = sampler_from(settings.sampler, settings.sampler_args)
-    else:
-        raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
-    checked: BaseSampler = made
-    return checked
-
-
-def _recover(folder: Path, clock: Clock, settings: Settings, sampler: BaseSampler) -> Recovered:
+def _recover(folder: Path, clock: Clock, settings: Settings, sampler: AnySampler) -> Recovered:
     begun = time.perf_counter()
-    recovered = recover(folder, clock, settings.total_storage_size, ranked_tags(sampler))
+    recovered = recover(folder, clock, settings.total_storage_size, watched_tags(sampler))
     if not recovered.fresh:
         logger.warning(
             "resumed from the journal in %s: %d rows, %d records after the snapshot, %d bytes of an unfinished commit "

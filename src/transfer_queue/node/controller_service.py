@@ -11,6 +11,7 @@ from typing import Any, Union
 from transfer_queue.core.checkpoints import checked_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import (
+    AskSampler,
     Effect,
     FreeExtents,
     ReadState,
@@ -22,6 +23,7 @@ from transfer_queue.core.effects import (
     WriteState,
 )
 from transfer_queue.core.queries import QUERIES
+from transfer_queue.core.user_sampler import AnySampler, HostedRunner, UserSampler
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import (
     Done,
@@ -51,6 +53,8 @@ from transfer_queue.net.server import Outgoing
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.presence import Departed
 from transfer_queue.node.sampler_files import SamplerFiles
+from transfer_queue.node.sampler_host import Loop, SamplerHost
+from transfer_queue.node.sampler_loading import AnyMade
 from transfer_queue.node.service import EnvelopeService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.state_writer import StateWriter
@@ -104,12 +108,32 @@ class ControllerService(EnvelopeService):
         self._call_soon: CallSoon | None = None
         self._aside: deque[tuple[Hello, int, Envelope]] = deque()  # what waits for room on the journal's disk
         self._look_again = 0.0  # for it
+        self._host: SamplerHost | None = None  # of a user's sampler
+        self._loop: Loop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
         """Says how other threads reach the loop: `net.server.Server.call_soon`. Before the first request."""
         self._call_soon = call_soon
         if self._journaling is not None:
             self._journaling.attach(StateWriter(call_soon))
+
+    def use_host(self, sampler: AnyMade, loop: Loop) -> None:
+        """Has a user's sampler asked in its process from now on. loop: in which it is heard."""
+        self._loop = loop
+        self._replace(sampler)
+
+    def _replace(self, sampler: AnyMade) -> None:
+        if self._host is not None:
+            self._host.close()
+        self._host = sampler if isinstance(sampler, SamplerHost) else None
+        if self._host is not None:
+            assert self._loop is not None
+            self._host.attach(self._loop, self._sampler_answered, self._controller.sampler_reads)
+
+    def _sampler_answered(self, number: int, outcome: Any) -> list[Outgoing]:
+        assert self._host is not None
+        self._controller.samplers.restarts = self._host.restarts
+        return self._carried_out(self._controller.sampler_answered(number, outcome, time.monotonic()))
 
     def commit(self) -> bool:
         """What a server asks before it lets anything leave: whether what led to it is written down."""
@@ -204,10 +228,16 @@ class ControllerService(EnvelopeService):
 
     def next_deadline(self) -> float | None:
         """See `net.server.Service.next_deadline`."""
-        return self._look_again if self._waits_for_room else self._controller.next_deadline()
+        due = self._look_again if self._waits_for_room else self._controller.next_deadline()
+        late = None if self._host is None else self._host.next_deadline()
+        return late if due is None else due if late is None else min(due, late)
 
     def ticked(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.Service.ticked`."""
+        late = list(self._host.tick(now)) if self._host is not None else []
+        return [*late, *self._ticked(now)]
+
+    def _ticked(self, now: float) -> Iterable[Outgoing]:
         if not self._waits_for_room:
             return self._carried_out(self._controller.tick(now))
         # no lease ends while its ack waits
@@ -263,7 +293,8 @@ class ControllerService(EnvelopeService):
             if isinstance(outcome, BaseException):
                 words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
                 return [self.answer(peer, sequence, Failure("SamplerError", words))]
-            met = self._carried_out(self._controller.use_sampler(outcome))
+            self._replace(outcome)
+            met = self._carried_out(self._controller.use_sampler(core_sampler(outcome)))
             return [self.answer(peer, sequence, Done()), *met]
 
         self._worker.begin(lambda: samplers.take(name), lambda outcome: call_soon(lambda: taken(outcome)))
@@ -277,6 +308,9 @@ class ControllerService(EnvelopeService):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, Work):
                 self._begin(effect)
+            elif isinstance(effect, AskSampler):
+                assert self._host is not None
+                self._host.ask(effect.number, effect.call, effect.shown)
             elif isinstance(effect, WriteState):
                 yield from self._write(effect)
             elif isinstance(effect, ReadState):
@@ -295,3 +329,8 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, Refuse(effect.words))
+
+
+def core_sampler(made: AnyMade) -> AnySampler:
+    """What the core has of a sampler."""
+    return UserSampler(HostedRunner(made.facts)) if isinstance(made, SamplerHost) else made

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import msgspec
 
-from transfer_queue.config import sampler_from
 from transfer_queue.errors import InvalidArgumentError, SamplerError
 from transfer_queue.messages import UNREADABLE
 from transfer_queue.node.paths import no_link
-from transfer_queue.node.samplers import PickledSampler, load
-from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.node.sampler_loading import AnyMade, SamplerLoading
+from transfer_queue.node.samplers import PickledSampler
 
 _CURRENT = "current"
 
 
 class SamplerFiles:
-    """Samplers in the folder of a system."""
+    """Samplers in the folder of a system. loading: how the controller makes them; None for who only leaves one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, loading: SamplerLoading | None = None) -> None:
         self._folder = folder
+        self._loading = loading
 
     def leave(self, sampler: PickledSampler) -> str:
         """Puts a sampler there for the controller; the name to tell it. OSError."""
@@ -34,13 +34,13 @@ class SamplerFiles:
             file.write(msgspec.msgpack.encode(sampler))
         return name
 
-    def take(self, name: str) -> BaseSampler:
+    def take(self, name: str) -> AnyMade:
         """The sampler that somebody has left there, which becomes the current one. Raises whatever its code raises."""
         if not re.fullmatch("[0-9a-f]{32}", name):
             raise InvalidArgumentError(f"{name[:80]!r} is no name of a sampler's file, which has 32 hex digits")
         path = self._folder / name
         try:
-            sampler = _made(path)
+            sampler = self._made(path)
         except FileNotFoundError:
             raise InvalidArgumentError(f"no sampler is in {path}") from None
         except BaseException:
@@ -49,21 +49,19 @@ class SamplerFiles:
         path.replace(self._folder / _CURRENT)
         return sampler
 
-    def current(self) -> BaseSampler | None:
+    def current(self) -> AnyMade | None:
         """The sampler that was taken last; None where none was since the system has started."""
         try:
-            return _made(self._folder / _CURRENT)
+            return self._made(self._folder / _CURRENT)
         except FileNotFoundError:
             return None
 
-
-def _made(path: Path) -> BaseSampler:
-    with open(path, "rb", opener=no_link) as file:
-        content = file.read()
-    try:
-        pickled = msgspec.msgpack.decode(content, type=PickledSampler)
-    except UNREADABLE as error:
-        raise SamplerError(f"{path} holds no sampler: {error}") from error
-    sampler = sampler_from(load(pickled))
-    assert isinstance(sampler, BaseSampler)  # or sampler_from has raised
-    return sampler
+    def _made(self, path: Path) -> AnyMade:
+        with open(path, "rb", opener=no_link) as file:
+            content = file.read()
+        try:
+            pickled = msgspec.msgpack.decode(content, type=PickledSampler)
+        except UNREADABLE as error:
+            raise SamplerError(f"{path} holds no sampler: {error}") from error
+        assert self._loading is not None
+        return self._loading.from_pickle(pickled)

@@ -24,6 +24,10 @@ MOST = 2**62  # ranks and batch indexes are below it
 EMPTY = "nothing was dealt"
 
 
+class NotTheSamplers(BaseException):
+    """Ends a call of a sampler for another reason than an error of its own. No exception that it catches by mistake."""
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What the controller knows of a user's sampler without calling it."""
 
@@ -195,6 +199,13 @@ CALLS: dict[str, Callable[[BaseSampler, Facts, Call, Sequence[int], Any], Any]] 
 }
 
 
+RESULTS: dict[str, Any] = {
+    "begin": Begun, "deal": Given, "remainder": int, "passes_over": dict[str, bytes], "save_checkpoint": bytes,
+    "load_checkpoint": None, "clear_cache": None,
+}  # fmt: skip
+"""What each kind of call gives."""
+
+
 def _by_deal(sampler: BaseSampler, request: Request, ready: Sequence[int], view: Any, final: bool) -> Given:
     more = {"final": True} if final else {}
     dealing = cast("RankConsistentSampler | SamplerWrapper", sampler)
@@ -285,10 +296,13 @@ def _name(sampler: BaseSampler) -> str:
 
 @contextmanager
 def errors_of(sampler: BaseSampler) -> Iterator[None]:
-    """What user code raises, `SystemExit` too, becomes an error of the tree; only KeyboardInterrupt stays."""
+    """What user code raises, `SystemExit` too, becomes an error of the tree.
+
+    KeyboardInterrupt stays, and what is not the sampler's doing (`NotTheSamplers`).
+    """
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NotTheSamplers):
         raise
     except TransferQueueError as error:
         if isinstance(error, InvalidArgumentError) and not isinstance(error, RuntimeError):

@@ -1,0 +1,212 @@
+"""Calls of a user's sampler that runs in a process of its own: one at a time, in the order in which claims want them.
+
+A claim that needs an answer waits like any other that cannot be met. When the answer comes it is looked at again, with
+all answers that it has so far; what the sampler gave is checked against the state of then. None of this is part of the
+state: after a restart the claim comes again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transfer_queue.core import claiming
+from transfer_queue.core.effects import AskSampler, Effect
+from transfer_queue.core.partition import Partition
+from transfer_queue.core.ready import ReadySet
+from transfer_queue.core.user_sampler import Answers, Ask, HostedRunner, UserSampler
+from transfer_queue.core.waiting import Waiter
+from transfer_queue.errors import SamplerError, TransferQueueError
+from transfer_queue.sampler.calls import Call, Request
+from transfer_queue.sampler.remote import PAGE, Question, Reply, Shown
+from transfer_queue.sampler.views import Key
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+MOST_GROUPS = 1 << 16  # that one question may be answered with
+NOTHING_SHOWN = Shown()
+
+Done = Callable[[Any], list[Effect]]
+
+
+class Job:
+    """A call under way, and what it is for.
+
+    Attributes:
+        waiter: The claim that is decided with the answer; None if `done` gets it.
+        fresh: The claim was not decided before.
+        again: The claim is to be looked at again: something has changed since.
+    """
+
+    def __init__(self, waiter: Waiter | None, fresh: bool = False, done: Done | None = None) -> None:
+        self.waiter = waiter
+        self.fresh = fresh
+        self.done = done
+        self.again = False
+        self.answers = Answers()
+        self.ask: Ask | None = None
+        self.began = 0.0
+
+
+class SamplerAsks:
+    """The calls of one sampler. True while there are any."""
+
+    def __init__(self, runner: HostedRunner | None = None, begun: int = 0) -> None:
+        self.runner = runner
+        self.begun = begun
+        self._active: Job | None = None
+        self._claims: dict[Waiter, bool] = {}  # whose turn comes, and whether they are fresh
+        self._orders: deque[tuple[Call, Done]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._claims) + len(self._orders) + (self._active is not None)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    # ------------------------------------------------------------ who wants to ask
+
+    def want(self, core: Controller, waiter: Waiter, ask: Ask, fresh: bool = False) -> list[Effect]:
+        """A parked claim cannot be decided without this call."""
+        if self._active is not None:
+            self._claims.setdefault(waiter, fresh)
+            return []
+        return self._begin(core, Job(waiter, fresh), ask)
+
+    def under_way(self, waiter: Waiter) -> bool:
+        """Whether a claim waits for its answer, or its turn to ask; it is looked at again then."""
+        if self._active is not None and self._active.waiter == waiter:
+            self._active.again = True
+            return True
+        return waiter in self._claims
+
+    def order(self, call: Call, done: Done) -> None:
+        """A call for another reason than a claim. done: gets the answer, or the exception; see `next`."""
+        self._orders.append((call, done))
+
+    def next(self, core: Controller) -> list[Effect]:
+        """Begins the next call, if none is under way."""
+        effects: list[Effect] = []
+        if self.runner is not None and self.runner.orders:
+            calls, self.runner.orders = self.runner.orders, []
+            self._orders.extend((call, lambda outcome: []) for call in calls)
+        while self._active is None and (self._orders or self._claims):
+            if self._orders:
+                call, done = self._orders.popleft()
+                effects += self._begin(core, Job(None, done=done), Ask(call, None, None))
+                break
+            waiter = next(iter(self._claims))
+            fresh = self._claims.pop(waiter)
+            waiting = core.state.waiting.by_waiter.get(waiter)
+            if waiting is not None:
+                effects += claiming.look(core, waiting, Job(waiter, fresh))
+        return effects
+
+    # ------------------------------------------------------------ calls
+
+    def _begin(self, core: Controller, job: Job, ask: Ask) -> list[Effect]:
+        self.begun += 1
+        self._active, job.ask, job.began = job, ask, core.timer()
+        shown = NOTHING_SHOWN
+        if ask.partition is not None and ask.ready is not None:
+            shown = self._shown(job, ask.partition, ask.ready)
+        return [AskSampler(self.begun, ask.call, shown)]
+
+    def go_on(self, core: Controller, job: Job, ask: Ask) -> list[Effect]:
+        """The claim of a job needs one more call."""
+        if self._active is not None:
+            assert job.waiter is not None
+            self._claims.setdefault(job.waiter, job.fresh)
+            return []
+        return self._begin(core, job, ask)
+
+    def answered(self, core: Controller, number: int, outcome: Any) -> list[Effect]:
+        """A call has ended. outcome: what it gave, or an exception."""
+        job = self._active
+        if job is None or number != self.begun:
+            return []  # of a sampler that was replaced
+        self._active = None
+        assert job.ask is not None
+        core.samplers.note(core.timer() - job.began)
+        if job.done is not None:
+            effects = job.done(outcome)
+        else:
+            effects = self._decide(core, job, job.ask, outcome)
+        if job.again and job.waiter in core.state.waiting.by_waiter and self._active is not job:
+            self._claims.setdefault(job.waiter, job.fresh)
+        return effects
+
+    def _decide(self, core: Controller, job: Job, ask: Ask, outcome: Any) -> list[Effect]:
+        assert job.waiter is not None
+        waiting = core.state.waiting.by_waiter.get(job.waiter)
+        if waiting is None:
+            return []
+        if isinstance(outcome, BaseException):
+            error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")
+            return core.failed(waiting, error)
+        if outcome is not None:
+            job.answers.by_key[ask.key] = outcome
+        else:
+            job.answers = Answers()  # the rows have changed while it read them
+        job.again = False
+        return claiming.look(core, waiting, job)
+
+    # ------------------------------------------------------------ what the sampler reads
+
+    def _shown(self, job: Job, partition: Partition, ready: ReadySet) -> Shown:
+        reply = self._page(job, partition, ready, 0)
+        return Shown(
+            partition.name, partition.groups.size, partition.policy_version, ready.total, reply.rows, reply.after
+        )
+
+    def _page(self, job: Job, partition: Partition, ready: ReadySet, after: int) -> Reply:
+        positions, behind = ready.page(after, PAGE)
+        return self._told(job, partition.rows.indexes_of(positions), behind)
+
+    def _told(self, job: Job, rows: np.ndarray, after: int = -1) -> Reply:
+        job.answers.offered.append(rows)
+        return Reply(rows.tobytes(), after)
+
+    def question(self, core: Controller, number: int, question: Question) -> Reply:
+        """What the sampler reads while it is asked; nothing where what it was asked for is gone."""
+        job = self._active
+        ask = None if job is None else job.ask
+        if job is None or ask is None or number != self.begun or ask.partition is None or ask.ready is None:
+            return Reply()
+        partition, ready = ask.partition, ask.ready
+        if core.state.partitions.get(partition.name) is not partition:
+            return Reply()
+        ready = partition.ready_set(ready.task, ready.fields)
+        if question.kind == "rows":
+            return self._page(job, partition, ready, max(0, question.after))
+        if question.kind == "tags":
+            rows = np.frombuffer(question.rows, "<i8")
+            positions = partition.rows.positions_of(rows)
+            live = positions[positions >= 0]
+            tags = partition.tags_of(live)
+            names = rows[positions >= 0].tolist()
+            return Reply(tags=dict(zip(names, tags if tags is not None else [{} for _ in names], strict=True)))
+        offered = partition.offered(ready)
+        if question.kind == "groups":
+            groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))
+            return self._told(job, groups.reshape(-1))
+        if question.kind == "orphans":
+            return Reply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())
+        assert question.key is not None
+        spoiled = offered.spoiled(Key(*question.key), question.bound, max(1, question.size))
+        return Reply(np.array(spoiled, "i8").tobytes())
+
+
+def asks_of(sampler: object, begun: int = 0) -> SamplerAsks:
+    """The calls of this sampler."""
+    runner = sampler.runner if isinstance(sampler, UserSampler) else None
+    return SamplerAsks(runner if isinstance(runner, HostedRunner) else None, begun)
+
+
+def plain_call(kind: str, state: bytes | None = None) -> Call:
+    """A call that is about no claim."""
+    return Call(kind, Request("", "", 0, {}), state=state)

@@ -1,0 +1,293 @@
+"""The controller's side of the process in which a user's sampler runs: started, asked, ended when it takes too long.
+
+All of it happens in the controller's loop and nothing blocks, but for the first start, at which nobody is served yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from transfer_queue.errors import SamplerError, TransferQueueError, by_name
+from transfer_queue.net.server import Outgoing
+from transfer_queue.node.sampler_process import (
+    CHANNEL,
+    READ_SIZE,
+    Failed,
+    FromSampler,
+    Load,
+    Loaded,
+    Made,
+    Make,
+    Reads,
+    Told,
+    ToSampler,
+)
+from transfer_queue.sampler.calls import RESULTS, Call, Facts
+from transfer_queue.sampler.remote import Question, Reply, Shown
+from transfer_queue.wire.framing import FrameReader, pack_frame
+
+METHODS = {"begin": "validate, deal_key or has_cached_result", "deal": "sample"}
+KILL_SECONDS = 10.0  # for which a killed process is waited for
+REAP_SECONDS = 0.05  # for which a process is waited for that has closed its end
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(FromSampler)
+_results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items()}
+
+
+class Loop(Protocol):
+    """What a host needs of the loop that it works in: `net.server.Server`."""
+
+    def watch(
+        self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False
+    ) -> None:
+        """Has `called` called whenever the socket is readable (or writable)."""
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """Not any more."""
+
+
+class SamplerHost:
+    """One user's sampler in a process of its own, which is made anew when it has died or was ended.
+
+    Attributes:
+        facts: What is known of the sampler without a call.
+        restarts: How often its process was made anew.
+    """
+
+    def __init__(self, load: Load, call_seconds: float, start_seconds: float) -> None:
+        """Starts the process and waits until the sampler is there. Raises what the user's code raised."""
+        self.restarts = 0
+        self._load = load
+        self._seconds = call_seconds
+        self._start_seconds = start_seconds
+        self._loop: Loop | None = None
+        self._answered: Callable[[int, Any], Iterable[Outgoing]] = lambda number, outcome: ()
+        self._reads: Callable[[int, Question], Reply] = lambda number, question: Reply()
+        self._call: tuple[int, Call, Shown] | None = None  # that is to be answered
+        self._deadline: float | None = None
+        self._up = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended: list[subprocess.Popen[bytes]] = []  # killed ones, to be reaped
+        self._spawn()
+        self.facts = self._wait()
+
+    def attach(
+        self,
+        loop: Loop,
+        answered: Callable[[int, Any], Iterable[Outgoing]],
+        reads: Callable[[int, Question], Reply],
+    ) -> None:
+        """Works in this loop from now on. answered: gets outcomes of calls. reads: answers what the sampler reads."""
+        self._loop, self._answered, self._reads = loop, answered, reads
+        self._sock.setblocking(False)
+        loop.watch(self._sock, self._ready)
+
+    def ask(self, number: int, call: Call, shown: Shown) -> None:
+        """Makes a call; its outcome goes to `answered`. One at a time."""
+        self._call = number, call, shown
+        if self._process is None:
+            self.restarts += 1
+            self._spawn()
+            assert self._loop is not None
+            self._sock.setblocking(False)
+            self._loop.watch(self._sock, self._ready)
+            self._deadline = time.monotonic() + self._start_seconds
+        if self._up:
+            self._make()
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._deadline
+
+    def tick(self, now: float) -> Iterable[Outgoing]:
+        """Ends a process that takes too long."""
+        if self._deadline is None or now < self._deadline:
+            return ()
+        what = f"did not return from {self._method()} within {self._seconds:g} s (timeouts.sampler)"
+        if not self._up:
+            what = f"was not loaded within {self._start_seconds:g} s (timeouts.start)"
+        return self._fail(f"the sampler {self.facts.name} {what}; its process was ended, the next call gets a new one")
+
+    def stop(self) -> None:
+        """Ends the process, and waits until it is gone."""
+        self.close()
+        for process in self._ended:
+            process.wait(KILL_SECONDS)
+        self._ended.clear()
+
+    def close(self) -> None:
+        """Ends the process, and waits for nothing."""
+        if self._process is None:
+            return
+        if self._loop is not None:
+            self._loop.unwatch(self._sock)
+        self._sock.close()
+        self._process.kill()
+        self._ended.append(self._process)
+        self._process = None
+        self._up = False
+        self._deadline = None
+
+    # ------------------------------------------------------------ the process
+
+    def _spawn(self) -> None:
+        self._ended = [process for process in self._ended if process.poll() is None]
+        ours, theirs = socket.socketpair()
+        self._sock, self._reader = ours, FrameReader()
+        self._out: deque[memoryview] = deque()
+        self._up = False
+        with theirs:
+            self._process = _started(theirs)
+        self._put(self._load)
+
+    def _wait(self) -> Facts:
+        """What the process says first."""
+        limit = time.monotonic() + self._start_seconds
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        try:
+            while True:
+                left = limit - time.monotonic()
+                if left <= 0 or not poll.poll(left * 1000):
+                    raise SamplerError(f"the sampler was not loaded within {self._start_seconds:g} s (timeouts.start)")
+                data = self._sock.recv(READ_SIZE)
+                if not data:
+                    raise SamplerError(f"the process that loads the sampler has ended{self._why()}")
+                for body, _ in self._reader.feed(data):
+                    message = _decoder.decode(body)
+                    if isinstance(message, Failed):
+                        raise by_name(message.kind)(message.message)
+                    assert isinstance(message, Loaded)
+                    self._up = True
+                    return message.facts
+        except BaseException:
+            self.stop()
+            raise
+
+    def _why(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" (signal {-code})" if code < 0 else f" (exit status {code})"
+
+    # ------------------------------------------------------------ messages
+
+    def _make(self) -> None:
+        assert self._call is not None
+        self._deadline = time.monotonic() + self._seconds
+        self._put(Make(self._call[1], self._call[2]))
+
+    def _put(self, message: ToSampler) -> None:
+        self._out.append(memoryview(pack_frame(_encode(message))))
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                sent = self._sock.send(self._out[0])
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                else:
+                    self._out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()  # its end is heard by reading
+        if self._loop is not None:
+            self._loop.watch(self._sock, self._ready, writes=bool(self._out))
+
+    def _ready(self, events: int) -> Iterable[Outgoing]:
+        """The socket can be written to, or read from."""
+        if self._process is None:
+            return ()
+        if self._out:
+            self._flush()
+        try:
+            data = self._sock.recv(READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return ()
+        except OSError:
+            data = b""
+        if not data:
+            words = f"the process of the sampler {self.facts.name} has ended{self._why()} in {self._method()}"
+            return self._fail(words)
+        outgoing: list[Outgoing] = []
+        for body, _ in self._reader.feed(data):
+            outgoing += self._heard(_decoder.decode(body))
+        return outgoing
+
+    def _heard(self, message: FromSampler) -> Iterable[Outgoing]:
+        if isinstance(message, Loaded):
+            self._up = True
+            self._deadline = None
+            if self._call is not None:
+                self._make()
+            return ()
+        if self._call is None:
+            return ()
+        number, call, _ = self._call
+        if isinstance(message, Reads):
+            self._put(Told(self._reads(number, message.question)))
+            return ()
+        outcome: Any = None
+        if isinstance(message, Made):
+            outcome = _results[call.kind].decode(message.result)
+            self._remember(call, outcome)
+        elif isinstance(message, Failed):
+            outcome = by_name(message.kind)(message.message)
+            if call.kind == "clear_cache":
+                logger.error("the sampler could not forget a partition: %s", outcome)
+            if not self._up:  # it could not be loaded again
+                return self._fail(f"{outcome}", outcome)
+        return self._answer(number, outcome)
+
+    def _remember(self, call: Call, outcome: Any) -> None:
+        """What a new process begins with."""
+        if call.kind == "save_checkpoint":
+            self._load.state = outcome
+        elif call.kind == "load_checkpoint":
+            self._load.state = call.state
+
+    def _answer(self, number: int, outcome: Any) -> Iterable[Outgoing]:
+        self._call = None
+        self._deadline = None
+        return self._answered(number, outcome)
+
+    def _fail(self, words: str, error: TransferQueueError | None = None) -> Iterable[Outgoing]:
+        """The process is of no more use."""
+        logger.error("%s", words)
+        self.close()
+        if self._call is None:
+            return ()
+        return self._answer(self._call[0], error or SamplerError(words))
+
+    def _method(self) -> str:
+        kind = "no call" if self._call is None else self._call[1].kind
+        return METHODS.get(kind, kind)
+
+
+def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """A process with this socket as descriptor 3 (and no other of ours), and our log."""
+    code = (
+        f"import os, sys; sys.path[:] = {sys.path!r}; n = int(sys.argv.pop()); "
+        f"(n == {CHANNEL}) or (os.dup2(n, {CHANNEL}), os.close(n)); "
+        f"from transfer_queue.node.sampler_process import main; main()"
+    )
+    arguments = [sys.executable, "-c", code, str(os.getpid()), str(theirs.fileno())]
+    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), close_fds=True)

@@ -1,0 +1,96 @@
+"""How the controller comes by its sampler: built-in ones are made here, a user's is loaded in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from transfer_queue.config import SAMPLERS, Settings, sampler_from
+from transfer_queue.errors import SamplerError
+from transfer_queue.node.sampler_host import SamplerHost
+from transfer_queue.node.sampler_process import Load
+from transfer_queue.node.samplers import PickledSampler, load
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.wrapper import built_in
+
+AnyMade = Union[BaseSampler, SamplerHost]
+OURS = "transfer_queue.sampler"
+
+
+class _NotOurs(Exception):
+    """A pickle needs code that is not this package's."""
+
+
+class _OursAlone(pickle.Unpickler):
+    """Loads instances and classes of the built-in samplers, and runs no other code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != OURS and not module.startswith(f"{OURS}."):
+            raise _NotOurs
+        return super().find_class(module, name)
+
+
+@dataclass(frozen=True)
+class SamplerLoading:
+    """isolated: a user's sampler gets a process of its own. seconds: of one call; start_seconds: to load one."""
+
+    isolated: bool
+    seconds: float
+    start_seconds: float
+    allow_pickle: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> SamplerLoading:
+        """As the settings say."""
+        isolated = settings.sampler_isolation == "process"
+        return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle)
+
+    def from_settings(self, settings: Settings, pickled: PickledSampler | None) -> AnyMade:
+        """The sampler of a system that starts. Raises whatever the user's code raises."""
+        if pickled is not None:
+            return self.from_pickle(pickled, settings.sampler_args)
+        if settings.sampler is None:
+            raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
+        if self.isolated and not _named_ours(settings.sampler, settings.sampler_args):
+            return self._isolated(Load(None, settings.sampler, settings.sampler_args, None, self.allow_pickle))
+        return _made(settings.sampler, settings.sampler_args)
+
+    def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
+        """A sampler that came as an object or a class. Raises whatever the user's code raises."""
+        if self.isolated and _named_ours(None, args or {}):
+            try:
+                made = _made(_OursAlone(io.BytesIO(pickled.pickled)).load(), args or {})
+                if built_in(made):
+                    return made
+            except _NotOurs:
+                pass
+        if self.isolated:
+            return self._isolated(Load(pickled, None, args or {}, None, self.allow_pickle))
+        return _made(load(pickled), args or {})
+
+    def _isolated(self, order: Load) -> AnyMade:
+        host = SamplerHost(order, self.seconds, self.start_seconds)
+        if not host.facts.built_in:
+            return host
+        host.stop()
+        return _made(order.name if order.pickled is None else load(order.pickled), order.args)
+
+
+def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
+    """Whether the names in these settings are all of built-in samplers."""
+    inner = args.get("inner")
+    if isinstance(inner, Mapping):
+        if not _named_ours(str(inner.get("sampler")), inner.get("sampler_args") or {}):
+            return False
+    elif inner is not None and inner not in SAMPLERS:
+        return False
+    return name is None or name in SAMPLERS
+
+
+def _made(value: object, args: dict[str, Any]) -> BaseSampler:
+    made = sampler_from(value, args)
+    assert isinstance(made, BaseSampler)  # or sampler_from has raised
+    return made

@@ -1,0 +1,221 @@
+"""`python -m transfer_queue.node.sampler_process`: the process in which a user's sampler runs.
+
+The controller starts it with one end of a socket pair as descriptor 3, and is its only peer: it says which sampler is
+to be loaded, makes one call at a time, and answers what the sampler reads meanwhile. The process ends with its
+controller, also while the sampler never returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Union
+
+import msgspec
+
+from transfer_queue.config import sampler_from
+from transfer_queue.errors import SamplerError, TransferQueueError
+from transfer_queue.node.samplers import PickledSampler, load
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.calls import Call, Facts, NotTheSamplers, answer, describe, errors_of, failure
+from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, Reply, RowsChanged, Shown
+from transfer_queue.wire.framing import FrameReader, pack_frame
+from transfer_queue.wire.objects import decoded_tag_value
+
+CHANNEL = 3
+READ_SIZE = 1 << 20
+LOOK_SECONDS = 1.0  # between two looks at the controller where the kernel cannot end this process with it
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
+
+
+class Load(msgspec.Struct, tag=True):
+    """Which sampler is to be made. name, args: as in the settings. state: what it has kept before, as msgpack."""
+
+    pickled: PickledSampler | None
+    name: str | None
+    args: dict[str, Any]
+    state: bytes | None
+    allow_pickle: bool
+
+
+class Make(msgspec.Struct, tag=True):
+    """A call. See `core.effects.AskSampler`."""
+
+    call: Call
+    shown: Shown
+
+
+class Told(msgspec.Struct, tag=True):
+    """The answer to what the sampler reads."""
+
+    reply: Reply
+
+
+class Loaded(msgspec.Struct, tag=True):
+    """The sampler is there."""
+
+    facts: Facts
+
+
+class Made(msgspec.Struct, tag=True):
+    """A call has ended; the result as msgpack."""
+
+    result: bytes
+
+
+class Changed(msgspec.Struct, tag=True):
+    """A call was void, as rows that it was shown have changed."""
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The sampler could not be loaded, or a call has failed: the class of the error and its message."""
+
+    kind: str
+    message: str
+
+
+class Reads(msgspec.Struct, tag=True):
+    """What the sampler reads."""
+
+    question: Question
+
+
+ToSampler = Union[Load, Make, Told]
+FromSampler = Union[Loaded, Made, Changed, Failed, Reads]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(ToSampler)
+
+
+class _ControllerGone(NotTheSamplers):
+    """Nobody asks any more."""
+
+
+class _Channel:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._inbox: list[bytes] = []
+
+    def send(self, message: FromSampler) -> None:
+        try:
+            self._sock.sendall(pack_frame(_encode(message)))
+        except OSError:
+            raise _ControllerGone from None
+
+    def receive(self) -> ToSampler:
+        while not self._inbox:
+            try:
+                data = self._sock.recv(READ_SIZE)
+            except OSError:
+                data = b""
+            if not data:
+                raise _ControllerGone
+            self._inbox += [body for body, _ in self._reader.feed(data)]
+        message: ToSampler = _decoder.decode(self._inbox.pop(0))
+        return message
+
+    def read(self, question: Question) -> Reply:
+        """What the controller answers to the sampler that is being called."""
+        self.send(Reads(question))
+        told = self.receive()
+        assert isinstance(told, Told)
+        return told.reply
+
+
+def serve(sock: socket.socket) -> None:
+    """Loads a sampler and makes the calls that the controller at this socket wants, until it is gone."""
+    channel = _Channel(sock)
+    try:
+        order = channel.receive()
+        assert isinstance(order, Load)
+        try:
+            sampler, facts = _load(order)
+        except _ControllerGone:
+            raise
+        except BaseException as error:
+            channel.send(_failed(error, _name_of(order)))
+            return
+        channel.send(Loaded(facts))
+        values = partial(decoded_tag_value, allow_pickle=order.allow_pickle)
+        while True:
+            make = channel.receive()
+            assert isinstance(make, Make)
+            channel.send(_answer(sampler, facts, make, channel, values))
+    except _ControllerGone:
+        return
+
+
+def _load(order: Load) -> tuple[BaseSampler, Facts]:
+    made: Any = sampler_from(order.name if order.pickled is None else load(order.pickled), order.args)
+    if not isinstance(made, BaseSampler):
+        raise SamplerError(f"a sampler must be a subclass of BaseSampler, and {type(made).__name__} is none")
+    facts = describe(made)
+    if order.state is not None:
+        with errors_of(made):
+            made.load_checkpoint(msgspec.msgpack.decode(order.state))
+    return made, facts
+
+
+def _answer(sampler: BaseSampler, facts: Facts, make: Make, channel: _Channel, values: Any) -> FromSampler:
+    """What comes of a call; `_ControllerGone` goes through."""
+    call, shown = make.call, make.shown
+    view = RemotePartition(shown, channel.read, values)
+    ready: Sequence[int] = RemoteReady(shown, channel.read, view)
+    try:
+        with errors_of(sampler):
+            request = msgspec.structs.replace(call.request, sampling=values(call.request.sampling))
+            call = msgspec.structs.replace(call, request=request)
+        return Made(_encode(answer(sampler, facts, call, ready, view)))
+    except RowsChanged:
+        return Changed()
+    except TransferQueueError as error:
+        return Failed(type(error).__name__, str(error))
+
+
+def _failed(error: BaseException, name: str) -> Failed:
+    known = error if isinstance(error, TransferQueueError) else failure(name, error)
+    return Failed(type(known).__name__, str(known))
+
+
+def _name_of(order: Load) -> str:
+    return order.name or "(pickled)"
+
+
+def _end_with(parent: int) -> None:
+    """Has this process end with its parent, whatever the sampler does."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=look, name="guardian", daemon=True).start()
+
+
+def main() -> None:
+    """Serves the controller that has started this process."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(levelname)s sampler: %(message)s")
+    _end_with(int(sys.argv[1]))
+    with socket.socket(fileno=CHANNEL) as sock:
+        serve(sock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""A partition and its ready rows as a user's sampler sees them from another process than the controller's.
+
+A call comes with the first ready rows; further rows, tags and groups are asked for when the sampler reads them. The
+controller answers from its state of then. What a sampler gives is checked against that state, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+
+from transfer_queue.sampler.calls import NotTheSamplers
+from transfer_queue.sampler.tags import PartitionTags
+from transfer_queue.sampler.views import Key, Listed
+
+PAGE = 8192  # rows that come at once
+FIRST_GROUPS = 256  # groups that are asked for at first; then 8 times as many
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a call of a sampler comes with. total: how many rows are ready. rows: the first of them, i8.
+
+    after: the position behind these, from which further ones are asked for; -1: these are all.
+    """
+
+    partition: str = ""
+    group_size: int | None = None
+    policy_version: int = 0
+    total: int = 0
+    rows: bytes = b""
+    after: int = -1
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What a sampler reads. kind: "rows" (from position `after` on), "tags" (of `rows`), "groups" (the first `count` of
+    `size`), "spoiled" (`key`, `bound`, `size`) or "orphans" (`size`)."""
+
+    kind: str
+    rows: bytes = b""
+    after: int = 0
+    count: int = 0
+    size: int = 0
+    key: tuple[str, float, float, float] | None = None
+    bound: float = 0.0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """rows: i8. after: see `Shown`. tags: of live rows by global index."""
+
+    rows: bytes = b""
+    after: int = -1
+    tags: dict[int, dict[str, Any]] = {}
+
+
+Asks = Callable[[Question], Reply]
+
+
+class RowsChanged(NotTheSamplers):
+    """Ready rows that a sampler was promised are ready no more: the call is void, and is made again."""
+
+
+class RemotePartition(PartitionTags):
+    """What a sampler gets as `partition`. values: makes what was put out of what a message carries of it."""
+
+    def __init__(self, shown: Shown, asks: Asks, values: Callable[[Any], Any]) -> None:
+        self.partition_id = shown.partition
+        self.group_size = shown.group_size
+        self.policy_version = shown.policy_version
+        self._asks = asks
+        self._values = values
+
+    def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """See `PartitionTags`."""
+        wanted = np.asarray(indexes, "i8")
+        found: dict[int, dict[str, Any]] = {}
+        for start in range(0, len(wanted), PAGE):
+            reply = self._asks(Question("tags", wanted[start : start + PAGE].tobytes()))
+            found.update((row, self._values(tag)) for row, tag in reply.tags.items())
+        return found
+
+    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
+        """See `PartitionTags`."""
+        found = self.get_custom_meta(rows.tolist())
+        return [found.get(row) for row in rows.tolist()]
+
+
+class RemoteReady(Sequence[int]):
+    """Ready rows, ascending, read a page at a time."""
+
+    def __init__(self, shown: Shown, asks: Asks, partition: RemotePartition) -> None:
+        self._total = shown.total
+        self._pages = [np.frombuffer(shown.rows, "<i8")]
+        self._known = len(self._pages[0])
+        self._after = shown.after
+        self._asks = asks
+        self._partition = partition
+
+    def __len__(self) -> int:
+        return self._total
+
+    def _read(self, count: int) -> np.ndarray:
+        """The first `count` rows."""
+        while self._known < count:
+            if self._after < 0:
+                raise RowsChanged
+            reply = self._asks(Question("rows", after=self._after))
+            self._after = reply.after
+            self._pages.append(np.frombuffer(reply.rows, "<i8")[: self._total - self._known])
+            self._known += len(self._pages[-1])
+        if len(self._pages) > 1:
+            self._pages = [np.concatenate(self._pages)]
+        return self._pages[0][:count]
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(self._total)
+            if step < 0 or start >= stop:
+                return self._read(self._total)[at].tolist()  # type: ignore[no-any-return]
+            return self._read(stop)[start:stop:step].tolist()  # type: ignore[no-any-return]
+        place = at + self._total if at < 0 else at
+        if not 0 <= place < self._total:
+            raise IndexError(f"ready row {at} of {self._total}")
+        return int(self._read(place + 1)[place])
+
+    def __iter__(self) -> Iterator[int]:
+        done = 0
+        while done < self._total:
+            rows = self._read(max(done + 1, min(self._known, self._total)))
+            yield from rows[done:].tolist()
+            done = len(rows)
+
+    def __contains__(self, row: object) -> bool:
+        rows = self._read(self._total)
+        at = bisect_left(rows, row) if isinstance(row, int) else len(rows)
+        return at < len(rows) and bool(rows[at] == row)
+
+    def whole_groups(self, size: int) -> Iterator[list[int]]:
+        """See `sampler.base.ReadyIndexes`."""
+        seen: set[int] = set()
+        count = FIRST_GROUPS
+        while True:
+            reply = self._asks(Question("groups", count=count, size=size))
+            groups = np.frombuffer(reply.rows, "<i8").reshape(-1, size).tolist()
+            for group in groups:
+                if group[0] not in seen:
+                    seen.add(group[0])
+                    yield group
+            if len(groups) < count:
+                return
+            count *= 8
+
+    def ranked(self, key: Key) -> Iterator[int]:
+        """See `views.TaggedIndexes`."""
+        return Listed(self, self._partition).ranked(key)
+
+    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+        """See `views.TaggedIndexes`."""
+        return Listed(self, self._partition).ranked_groups(key, size)
+
+    def above(self, key: Key, bound: float) -> list[int]:
+        """See `views.TaggedIndexes`."""
+        return Listed(self, self._partition).above(key, bound)
+
+    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+        """See `views.TaggedIndexes`."""
+        return self._listed(
+            Question("spoiled", size=size, key=(key.tag, key.sign, key.missing, key.aging), bound=bound)
+        )
+
+    def orphans(self, size: int) -> list[int]:
+        """See `views.TaggedIndexes`."""
+        return self._listed(Question("orphans", size=size))
+
+    def _listed(self, question: Question) -> list[int]:
+        return np.frombuffer(self._asks(question).rows, "<i8").tolist()  # type: ignore[no-any-return]
