@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 from transfer_queue.sampler import BaseSampler
@@ -13,3 +15,23 @@ class FirstOnes(BaseSampler):
     def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
         chosen = list(ready_indexes)[:batch_size]
         return chosen, chosen
+
+
+class Gated(BaseSampler):
+    """Deals the first ready rows once the file `gate` is there, where its caller names one; counts its deals.
+
+    It makes a file "<gate> is asked for" when it begins to wait.
+    """
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, gate: str | None = None, **config: Any) -> Any:
+        if gate is not None:
+            with open(f"{gate} is asked for", "x"):
+                pass
+        while gate is not None and not os.path.exists(gate):
+            time.sleep(0.01)
+        if config.get("die"):
+            os._exit(7)
+        self._states["deals"] = self._states.get("deals", 0) + 1
+        if config.get("deals"):
+            raise RuntimeError(f"{self._states['deals']} deals so far in {os.getpid()}")
+        return list(ready_indexes[:batch_size]), list(ready_indexes[:batch_size])

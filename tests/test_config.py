@@ -147,6 +147,8 @@ class TestSettings:
             "ray_node_resource": None,
             "store_options": {},
             "strict": False,
+            "sampler_isolation": "process",
+            "sampler_timeout": 30.0,
         }
 
     def test_json(self):

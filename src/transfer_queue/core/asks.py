@@ -106,6 +106,15 @@ class SamplerAsks:
                 effects += claiming.look(core, waiting, Job(waiter, fresh))
         return effects
 
+    def replaced(self) -> list[Effect]:
+        """Another sampler deals from now on: what this one was asked for beside claims has failed."""
+        error = SamplerError("the system's sampler was replaced meanwhile")
+        waits = [done for _, done in self._orders]
+        if self._active is not None and self._active.done is not None:
+            waits.append(self._active.done)
+        self._orders.clear()
+        return [effect for done in waits for effect in done(error)]
+
     # ------------------------------------------------------------ calls
 
     def _begin(self, core: Controller, job: Job, ask: Ask) -> list[Effect]:
@@ -137,7 +146,7 @@ class SamplerAsks:
         else:
             effects = self._decide(core, job, job.ask, outcome)
         if job.again and job.waiter in core.state.waiting.by_waiter and self._active is not job:
-            self._claims.setdefault(job.waiter, job.fresh)
+            self._claims = {job.waiter: job.fresh, **self._claims}  # it came before the others
         return effects
 
     def _decide(self, core: Controller, job: Job, ask: Ask, outcome: Any) -> list[Effect]:
@@ -152,7 +161,6 @@ class SamplerAsks:
             job.answers.by_key[ask.key] = outcome
         else:
             job.answers = Answers()  # the rows have changed while it read them
-        job.again = False
         return claiming.look(core, waiting, job)
 
     # ------------------------------------------------------------ what the sampler reads

@@ -285,11 +285,12 @@ class Controller:
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """From now on this one deals. What was dealt stays as it is; who waits is looked at again."""
         self.samplers = claims.Samplers(sampler, self.values, self.samplers.strict)
+        effects = self.asks.replaced()
         self.asks = asks_of(self.samplers.default, self.asks.begun)
         self.state.watched = watched_tags(sampler)
         for name in self.state.partitions:
             self.changed.setdefault(name, Change()).everything = True
-        return self.settle()
+        return [*effects, *self.settle()]
 
     def status(self, now: float) -> SystemStatus:
         """Progress of every partition, and the counters."""

@@ -52,13 +52,9 @@ class InlineRunner:
     """Calls the sampler at once, in this process. values: makes what was put out of what a message carries of it."""
 
     def __init__(self, sampler: BaseSampler, values: Values) -> None:
+        self.facts = describe(sampler)
         self._sampler = sampler
         self._values = values
-
-    @property
-    def facts(self) -> Facts:
-        """See `Runner`; read again each time."""
-        return describe(self._sampler)
 
     def run(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> Any:
         """See `Runner`."""

@@ -41,6 +41,7 @@ def exposition(snapshot: Snapshot) -> Iterator[str]:
         samples.add("tq_sampler_asked_total", labels, cost.asked)
         samples.add("tq_sampler_seconds_total", labels, cost.seconds)
         samples.add("tq_sampler_longest_seconds", labels, cost.longest)
+        samples.add("tq_sampler_restarts_total", labels, cost.restarts)
     return samples.text()
 
 

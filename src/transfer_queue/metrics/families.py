@@ -95,9 +95,10 @@ FAMILIES: dict[str, Family] = {
     "tq_journal_last_commit_seconds": Family("gauge", "Time of the last commit."),
     "tq_journal_commit_failures_total": Family("counter", "Commits, and searches for room, that failed."),
     # samplers of users
-    "tq_sampler_asked_total": Family("counter", "Claims that a user's sampler has decided.", ("sampler",)),
-    "tq_sampler_seconds_total": Family("counter", "Time for which a user's sampler held the loop.", ("sampler",)),
-    "tq_sampler_longest_seconds": Family("gauge", "The longest that it held the loop at once.", ("sampler",)),
+    "tq_sampler_asked_total": Family("counter", "Calls of a user's sampler.", ("sampler",)),
+    "tq_sampler_seconds_total": Family("counter", "Time that calls of a user's sampler took.", ("sampler",)),
+    "tq_sampler_longest_seconds": Family("gauge", "The longest that one of them took.", ("sampler",)),
+    "tq_sampler_restarts_total": Family("counter", "How often its process was started again.", ("sampler",)),
 }
 
 LARGEST = {"tq_longest_wait_seconds", "tq_sampler_longest_seconds"}

@@ -14,16 +14,16 @@ import msgspec
 from transfer_queue.errors import InvalidArgumentError, SamplerError
 from transfer_queue.messages import UNREADABLE
 from transfer_queue.node.paths import no_link
-from transfer_queue.node.sampler_loading import AnyMade, SamplerLoading
+from transfer_queue.node.sampler_loading import INLINE, AnyMade, SamplerLoading
 from transfer_queue.node.samplers import PickledSampler
 
 _CURRENT = "current"
 
 
 class SamplerFiles:
-    """Samplers in the folder of a system. loading: how the controller makes them; None for who only leaves one."""
+    """Samplers in the folder of a system. loading: how the controller makes them."""
 
-    def __init__(self, folder: Path, loading: SamplerLoading | None = None) -> None:
+    def __init__(self, folder: Path, loading: SamplerLoading = INLINE) -> None:
         self._folder = folder
         self._loading = loading
 
@@ -63,5 +63,4 @@ class SamplerFiles:
             pickled = msgspec.msgpack.decode(content, type=PickledSampler)
         except UNREADABLE as error:
             raise SamplerError(f"{path} holds no sampler: {error}") from error
-        assert self._loading is not None
         return self._loading.from_pickle(pickled)

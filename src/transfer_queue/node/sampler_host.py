@@ -9,12 +9,11 @@ import logging
 import os
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -36,6 +35,9 @@ from transfer_queue.node.sampler_process import (
 from transfer_queue.sampler.calls import RESULTS, Call, Facts
 from transfer_queue.sampler.remote import Question, Reply, Shown
 from transfer_queue.wire.framing import FrameReader, pack_frame
+
+if TYPE_CHECKING:
+    import subprocess  # a megabyte, which systems without a user's sampler do without
 
 METHODS = {"begin": "validate, deal_key or has_cached_result", "deal": "sample"}
 KILL_SECONDS = 10.0  # for which a killed process is waited for
@@ -180,9 +182,10 @@ class SamplerHost:
 
     def _why(self) -> str:
         assert self._process is not None
-        try:
-            code = self._process.wait(REAP_SECONDS)
-        except subprocess.TimeoutExpired:
+        limit = time.monotonic() + REAP_SECONDS
+        while (code := self._process.poll()) is None and time.monotonic() < limit:
+            time.sleep(0.001)
+        if code is None:
             return ""
         return f" (signal {-code})" if code < 0 else f" (exit status {code})"
 
@@ -284,6 +287,8 @@ class SamplerHost:
 
 def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
     """A process with this socket as descriptor 3 (and no other of ours), and our log."""
+    import subprocess
+
     code = (
         f"import os, sys; sys.path[:] = {sys.path!r}; n = int(sys.argv.pop()); "
         f"(n == {CHANNEL}) or (os.dup2(n, {CHANNEL}), os.close(n)); "

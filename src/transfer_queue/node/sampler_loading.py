@@ -79,6 +79,9 @@ class SamplerLoading:
         return _made(order.name if order.pickled is None else load(order.pickled), order.args)
 
 
+INLINE = SamplerLoading(isolated=False, seconds=30.0, start_seconds=30.0, allow_pickle=True)
+
+
 def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
     """Whether the names in these settings are all of built-in samplers."""
     inner = args.get("inner")

@@ -1,0 +1,172 @@
+"""A user's sampler that is asked elsewhere: what may happen until it answers, and what becomes of its answer then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Harness
+
+from transfer_queue.errors import SamplerError, WaitTimeoutError
+from transfer_queue.messages import BeginCheckpoint, ClearPartition, ResetConsumption, Status
+from transfer_queue.sampler import BaseSampler, SequentialSampler
+
+
+class Mine(BaseSampler):
+    """Deals the first rows, if there are enough that `picks` likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[int]] = []
+        self.picks: Any = None
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(ready_indexes)
+        rows = [row for row in ready_indexes if self.picks is None or self.picks(row)][:batch_size]
+        return (rows, rows) if len(rows) == batch_size else ([], [])
+
+
+@pytest.fixture
+def mine() -> Mine:
+    return Mine()
+
+
+@pytest.fixture
+def h(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    monkeypatch.setattr(Harness, "isolated", True)
+    harness = Harness(mine)
+    harness.asks_wait = True
+    return harness
+
+
+def test_others_are_served_meanwhile(h: Harness) -> None:
+    h.put(4)
+    slow = h.claim(2)
+    assert h.parked(slow)
+    h.put(1)
+    h.put(2, partition="q")
+    assert h.dealt(1, "t", partition="q", name="b", sampler="SequentialSampler") == [5]
+    assert h.dealt(1, "other", name="b", sampler="SequentialSampler") == [0]
+    h.answer()
+    assert h.got(slow) == [0, 1]
+
+
+def test_rows_that_were_taken_meanwhile_make_it_ask_again(h: Harness, mine: Mine) -> None:
+    h.put(4)
+    slow = h.claim(2)
+    assert h.dealt(1, name="b", sampler="SequentialSampler") == [0]
+    h.clear([1])
+    mine.picks = lambda row: row < 2 or len(mine.calls) > 1
+    ask = h.asks[0]
+    assert ask.shown.total == 4
+    h.answer()
+    assert h.parked(slow)
+    h.answer()
+    assert h.got(slow) == [2, 3]
+    assert mine.calls == [[0, 1, 2, 3], [2, 3]]
+
+
+def test_an_answer_that_was_never_right_is_refused_though_rows_were_taken(h: Harness, mine: Mine) -> None:
+    h.put(4)
+    slow = h.claim(2)
+    h.clear([1])
+    mine.sample = lambda ready, size, **_: ([0, 77], [0, 77])  # type: ignore[method-assign,misc]
+    h.answer()
+    with pytest.raises(SamplerError, match="not offered, among them"):
+        h.result(slow, "r")
+
+
+def test_a_partition_that_is_dropped_and_made_anew(h: Harness) -> None:
+    h.put(2)
+    slow = h.claim(2, wait=10)
+    h.send(ClearPartition("p"))
+    h.answer()
+    assert h.parked(slow)
+    h.put(2)
+    while h.asks:
+        h.answer()
+    assert h.got(slow) == [2, 3]
+
+
+def test_it_is_asked_by_one_claim_at_a_time_in_their_order(h: Harness) -> None:
+    h.put(4)
+    first, second = h.claim(2, name="a"), h.claim(1, name="b")
+    third = h.claim(1, "u", name="c")
+    assert len(h.asks) == 1
+    h.answer()
+    assert (h.got(first, "a"), h.parked(second, "b"), h.parked(third, "c")) == ([0, 1], True, True)
+    h.answer()
+    assert h.got(second, "b") == [2]
+    h.answer()
+    assert h.got(third, "c") == [0]
+    assert not h.asks
+
+
+def test_a_change_while_it_says_no_is_looked_at(h: Harness, mine: Mine) -> None:
+    """It is asked again after a change, and not again and again after none."""
+    mine.picks = lambda row: row >= 2
+    h.put(2)
+    first, second = h.claim(2, wait=10, name="a"), h.claim(2, wait=10, name="b")
+    h.put(2)
+    while h.asks:
+        h.answer()
+    assert h.got(first, "a") == [2, 3]
+    assert h.parked(second, "b")
+    assert len(mine.calls) <= 4
+
+
+def test_a_wait_that_ends_or_a_connection_that_is_cut_while_it_is_asked(h: Harness) -> None:
+    h.put(4)
+    late = h.claim(2, wait=1, name="a")
+    h.tick(2)
+    with pytest.raises(WaitTimeoutError):
+        h.result(late, "a")
+    h.claim(2, wait=10, name="gone")
+    h.disconnect("gone")
+    h.answer()
+    assert h.state.partitions["p"].tasks.get("t", 0) == 0
+    assert not h.asks
+    kept = h.claim(2, name="b")
+    h.answer()
+    assert h.got(kept, "b") == [0, 1]
+
+
+def test_a_reset_while_it_is_asked(h: Harness) -> None:
+    h.put(2)
+    slow = h.claim(2)
+    h.ask(ResetConsumption("p", "t"))
+    h.answer()
+    assert h.got(slow) == [0, 1]
+
+
+def test_a_sampler_that_is_replaced_while_it_is_asked(h: Harness) -> None:
+    h.put(2)
+    slow = h.claim(1, wait=10)
+    saving = h.send(BeginCheckpoint("0" * 32), "s")
+    ask = h.asks.pop()
+    h.take(h.controller.use_sampler(SequentialSampler()))
+    assert h.got(slow) == [0]
+    with pytest.raises(SamplerError, match="was replaced"):
+        h.result(saving, "s")
+    h.take(h.controller.sampler_answered(ask.number, None, h.now))
+    assert h.dealt(1) == [1]
+
+
+def test_a_million_rows_come_as_far_as_they_are_read(h: Harness, mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer_queue.core.asks.PAGE", 4)
+    h.put(10)
+    h.clear([3])
+    slow = h.claim(2)
+    assert len(h.asks[0].shown.rows) == 4 * 8
+    h.answer()
+    assert h.got(slow) == [0, 1]
+    assert mine.calls == [[0, 1, 2, 4, 5, 6, 7, 8, 9]]
+
+
+def test_its_cost_is_what_its_callers_wait(h: Harness) -> None:
+    h.controller.timer = iter([1.0, 3.5]).__next__
+    h.put(1)
+    h.claim(1)
+    h.answer()
+    (cost,) = h.look(Status()).samplers
+    assert (cost.name, cost.asked, cost.seconds, cost.restarts) == ("Mine", 1, 2.5, 0)
