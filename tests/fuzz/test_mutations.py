@@ -31,7 +31,7 @@ def test_every_field_of_a_request_is_changed_at_some_time() -> None:
     block = NewBlock(
         0, 1, 64, 1, 64, 1, [FieldSpec("x", "tensor", "float32", 1, False)], bytes(8), 4096, [Place(1, 5, 64, 1)]
     )
-    request = Publish("p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3)
+    request = Publish("p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, converted=["x"])
     changed: set[str] = set()
     for _ in range(2000):
         other = mutations.mutated(rng, request, [7])
