@@ -20,6 +20,7 @@ from transfer_queue.batch_meta import BatchMeta
 from transfer_queue.client import checkpoint_data
 from transfer_queue.client.checkpoint_folder import MANIFEST, STATE, STORAGE
 from transfer_queue.conditions import consumed_by
+from transfer_queue.core import loading
 from transfer_queue.errors import (
     CapacityError,
     CheckpointError,
@@ -1008,3 +1009,17 @@ class TestWithoutPickle:
         a.load_storage_checkpoint(saved)
         with pytest.raises(CheckpointError, match="same allow_pickle"):
             a.load_controller_checkpoint(saved / STATE, allow_pickle=False)
+
+
+def test_the_state_that_is_loaded_was_built_before_the_controller_takes_it_over(cluster, a, put, tmp_path, monkeypatch):
+    """So that the controller's loop neither decodes nor builds it; a replay of the record gives the same state."""
+    put("ab")
+    save(a, tmp_path / "ck")
+    put("c")
+    built = []
+    monkeypatch.setattr(loading, "restored", lambda *arguments: built.append(arguments))
+    load(a, tmp_path / "ck")
+    monkeypatch.undo()
+    assert built == []
+    assert values(a, ["a", "b"]) == [0, 1]
+    assert cluster.controller.state.prepared is None

@@ -238,7 +238,7 @@ def test_what_is_around_the_state(tree: Any, name: str, to: Any, words: str) -> 
     whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}
 
     def load() -> None:
-        h.state.apply(checkpoints.record_of(h.controller, whole))
+        h.state.apply(checkpoints.record_of(h.controller, checkpoints.built(whole)))
 
     with pytest.raises(CheckpointError, match=words):
         load()

@@ -271,16 +271,24 @@ class Controller:
         self._now = now
         return [*checkpoints.written(self, name, trouble), *self.settle()]
 
-    def state_read(self, client: str, sequence: int, tree: Any, now: float) -> list[Effect]:
-        """An effect `ReadState` was carried out. tree: what the file holds, or an exception."""
+    def state_read(
+        self, client: str, sequence: int, read: checkpoints.SavedState | Exception, now: float
+    ) -> list[Effect]:
+        """An effect `ReadState` was carried out. read: what the file holds (`checkpoints.built`), or an exception."""
         self._now = now
-        return [*checkpoints.read(self, client, sequence, tree), *self.settle()]
+        return [*checkpoints.read(self, client, sequence, read), *self.settle()]
 
-    def load_state(self, client: str, peer: int, sequence: int, record: r.StateLoaded) -> list[Effect]:
+    def load_state(
+        self, client: str, peer: int, sequence: int, record: r.StateLoaded, found: checkpoints.SavedState
+    ) -> list[Effect]:
         """Makes a saved state that of this controller, and tells its client."""
         before = list(self.state.partitions)
         asked = Envelope(sequence, 0, LoadState(""))
-        return self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
+        self.state.prepared = (record, found.tree, found.state)
+        try:
+            return self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
+        finally:
+            self.state.prepared = None
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """From now on this one deals. What was dealt stays as it is; who waits is looked at again."""

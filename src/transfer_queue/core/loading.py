@@ -22,8 +22,14 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     promised rows, or reserved some, does not know of it any more. Who held some goes on where it is there, else whoever
     comes for its task and rank. All checks come before any change.
     """
-    tree = unpack(record.state)
-    loaded = restored(tree["state"], state.capacity, state.watched)
+    if state.prepared is not None and state.prepared[0] is record:
+        _, tree, loaded = state.prepared
+        for partition in loaded.partitions.values():
+            for tag in state.watched:
+                partition.rows.watch(tag)
+    else:
+        tree = unpack(record.state)
+        loaded = restored(tree["state"], state.capacity, state.watched)
     _join(state, loaded.blocks)
     state.epoch = max(state.epoch, loaded.epoch) + 1
     state.next_index = max(state.next_index, loaded.next_index)

@@ -93,6 +93,8 @@ class State:
     aging: the partitions that drop rows by their age (derived). counted: how many rows there are (derived).
     origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
     capacity: most rows at a time, None without limit (configuration, not replayed).
+    prepared: a record that is about to be applied, its tree and the state in it, where somebody has built that already
+    (the same).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
     What is added here is saved, too (`core.saving`).
@@ -101,6 +103,7 @@ class State:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.watched: list[str] = []
+        self.prepared: tuple[r.StateLoaded, dict[str, Any], State] | None = None
         self.partitions: dict[str, Partition] = {}
         self.aging: dict[str, Partition] = {}
         self.counted = RowCount()

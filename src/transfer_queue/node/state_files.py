@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-from transfer_queue.core.checkpoints import checked_name
-from transfer_queue.core.saving import trusted
-from transfer_queue.errors import CheckpointError
+from transfer_queue.core.checkpoints import SavedState, built, checked_name
 from transfer_queue.journal import state_file
 
 
@@ -25,20 +22,16 @@ class StateFiles:
         """Where a file lies."""
         return self.folder / name
 
-    def read(self, name: str) -> Any:
-        """The tree in a file, or the exception that reading it raised; CheckpointError where its state is none.
+    def read(self, name: str) -> SavedState | Exception:
+        """What a file holds, or the exception that reading it raised; CheckpointError where its state is none.
 
         Anybody with the key may have written the file. It is looked at here, in the thread that reads, as that takes
         seconds for a million rows.
         """
         try:
-            tree = state_file.read(self.folder / name)
-            if not isinstance(tree, dict) or "state" not in tree:
-                raise CheckpointError("it holds no state of a controller")
-            trusted(tree["state"])
+            return built(state_file.read(self.folder / name))
         except Exception as error:
             return error
-        return tree
 
     def piece(self, name: str, start: int, length: int) -> tuple[int | None, bytes]:
         """How many bytes a file has from `start` on, None where it is not there, and `length` of them."""
