@@ -52,7 +52,7 @@ from transfer_queue.messages import (
 )
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.calls import RESULTS, answer, describe
-from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, Reply, RowsChanged
+from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, RowsChanged, ViewReply
 from transfer_queue.sampler.wrapper import built_in
 
 DELETE = msgspec.msgpack.Ext(DELETE_CODE, b"")
@@ -198,10 +198,10 @@ class Harness:
         ask = msgspec.msgpack.decode(encode(ask), type=AskSampler)
         self.asks.clear()
 
-        def reads(question: Question) -> Reply:
+        def reads(question: Question) -> ViewReply:
             asked = msgspec.msgpack.decode(encode(question), type=Question)
             reply = self.controller.sampler_reads(ask.number, asked)
-            return msgspec.msgpack.decode(encode(reply), type=Reply)
+            return msgspec.msgpack.decode(encode(reply), type=ViewReply)
 
         view = RemotePartition(ask.shown, reads, copied)
         outcome: Any

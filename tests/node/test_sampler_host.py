@@ -14,10 +14,10 @@ import pytest
 from transfer_queue.errors import SamplerError
 from transfer_queue.node.processes import Process
 from transfer_queue.node.sampler_host import SamplerHost
-from transfer_queue.node.sampler_process import Load
+from transfer_queue.node.sampler_process import LoadSampler
 from transfer_queue.sampler import BaseSampler, PrioritySampler
-from transfer_queue.sampler.calls import Call, Given, Request
-from transfer_queue.sampler.remote import Question, Reply, Shown
+from transfer_queue.sampler.calls import Given, SamplerCall, SamplerRequest
+from transfer_queue.sampler.remote import Question, Shown, ViewReply
 
 
 class Newest(BaseSampler):
@@ -66,21 +66,21 @@ class Asking:
     def __init__(self, name: str = "Newest", seconds: float = 60.0) -> None:
         self.outcomes: list[Any] = []
         self.loop = Loop()
-        self.host = SamplerHost(Load(None, f"{__name__}:{name}", {}, None, True), seconds, 120.0)
+        self.host = SamplerHost(LoadSampler(None, f"{__name__}:{name}", {}, None, True), seconds, 120.0)
         self.host.attach(self.loop, self.answered, self.reads)
 
     def answered(self, number: int, outcome: Any) -> list[Any]:
         self.outcomes.append(outcome)
         return []
 
-    def reads(self, number: int, question: Question) -> Reply:
-        return Reply(tags={row: {"good": row == 2} for row in range(4)}) if question.kind == "tags" else Reply()
+    def reads(self, number: int, question: Question) -> ViewReply:
+        return ViewReply(tags={row: {"good": row == 2} for row in range(4)}) if question.kind == "tags" else ViewReply()
 
     def call(self, kind: str = "deal", state: bytes | None = None, **config: Any) -> Any:
         """Makes a call and serves its socket until it is answered."""
-        request = Request("p", "t", 2, config)
+        request = SamplerRequest("p", "t", 2, config)
         rows = np.arange(4, dtype="<i8").tobytes()
-        self.host.ask(1, Call(kind, request, state=state), Shown("p", total=4, rows=rows))
+        self.host.ask(1, SamplerCall(kind, request, state=state), Shown("p", total=4, rows=rows))
         while not self.outcomes:
             if self.loop.called is not None:
                 sock, called = self.loop.called
@@ -156,7 +156,7 @@ def test_it_ends_with_its_controller_also_while_it_hangs(tmp_path: Path) -> None
     if child == 0:
         os.close(reader)
         asking = Asking()
-        asking.host.ask(1, Call("deal", Request("p", "t", 1, {"how": "hang"})), Shown("p", total=0))
+        asking.host.ask(1, SamplerCall("deal", SamplerRequest("p", "t", 1, {"how": "hang"})), Shown("p", total=0))
         process = asking.host._process
         assert process is not None
         os.write(writer, str(process.pid).encode())

@@ -20,8 +20,8 @@ from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.user_sampler import Answers, Ask, HostedRunner, UserSampler
 from transfer_queue.core.waiting import Waiter
 from transfer_queue.errors import SamplerError, TransferQueueError
-from transfer_queue.sampler.calls import Call, Request
-from transfer_queue.sampler.remote import PAGE, Question, Reply, Shown
+from transfer_queue.sampler.calls import SamplerCall, SamplerRequest
+from transfer_queue.sampler.remote import PAGE, Question, Shown, ViewReply
 from transfer_queue.sampler.views import Key
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SamplerAsks:
         self.begun = begun
         self._active: Job | None = None
         self._claims: dict[Waiter, bool] = {}  # whose turn comes, and whether they are fresh
-        self._orders: deque[tuple[Call, Done]] = deque()
+        self._orders: deque[tuple[SamplerCall, Done]] = deque()
 
     def __len__(self) -> int:
         return len(self._claims) + len(self._orders) + (self._active is not None)
@@ -84,7 +84,7 @@ class SamplerAsks:
             return True
         return waiter in self._claims
 
-    def order(self, call: Call, done: Done) -> None:
+    def order(self, call: SamplerCall, done: Done) -> None:
         """A call for another reason than a claim. done: gets the answer, or the exception; see `next`."""
         self._orders.append((call, done))
 
@@ -171,23 +171,23 @@ class SamplerAsks:
             partition.name, partition.groups.size, partition.policy_version, ready.total, reply.rows, reply.after
         )
 
-    def _page(self, job: Job, partition: Partition, ready: ReadySet, after: int) -> Reply:
+    def _page(self, job: Job, partition: Partition, ready: ReadySet, after: int) -> ViewReply:
         positions, behind = ready.page(after, PAGE)
         return self._told(job, partition.rows.indexes_of(positions), behind)
 
-    def _told(self, job: Job, rows: np.ndarray, after: int = -1) -> Reply:
+    def _told(self, job: Job, rows: np.ndarray, after: int = -1) -> ViewReply:
         job.answers.offered.append(rows)
-        return Reply(rows.tobytes(), after)
+        return ViewReply(rows.tobytes(), after)
 
-    def question(self, core: Controller, number: int, question: Question) -> Reply:
+    def question(self, core: Controller, number: int, question: Question) -> ViewReply:
         """What the sampler reads while it is asked; nothing where what it was asked for is gone."""
         job = self._active
         ask = None if job is None else job.ask
         if job is None or ask is None or number != self.begun or ask.partition is None or ask.ready is None:
-            return Reply()
+            return ViewReply()
         partition, ready = ask.partition, ask.ready
         if core.state.partitions.get(partition.name) is not partition:
-            return Reply()
+            return ViewReply()
         ready = partition.ready_set(ready.task, ready.fields)
         if question.kind == "rows":
             return self._page(job, partition, ready, max(0, question.after))
@@ -197,16 +197,16 @@ class SamplerAsks:
             live = positions[positions >= 0]
             tags = partition.tags_of(live)
             names = rows[positions >= 0].tolist()
-            return Reply(tags=dict(zip(names, tags if tags is not None else [{} for _ in names], strict=True)))
+            return ViewReply(tags=dict(zip(names, tags if tags is not None else [{} for _ in names], strict=True)))
         offered = partition.offered(ready)
         if question.kind == "groups":
             groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))
             return self._told(job, groups.reshape(-1))
         if question.kind == "orphans":
-            return Reply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())
+            return ViewReply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())
         assert question.key is not None
         spoiled = offered.spoiled(Key(*question.key), question.bound, max(1, question.size))
-        return Reply(np.array(spoiled, "i8").tobytes())
+        return ViewReply(np.array(spoiled, "i8").tobytes())
 
 
 def asks_of(sampler: object, begun: int = 0) -> SamplerAsks:
@@ -215,6 +215,6 @@ def asks_of(sampler: object, begun: int = 0) -> SamplerAsks:
     return SamplerAsks(runner if isinstance(runner, HostedRunner) else None, begun)
 
 
-def plain_call(kind: str, state: bytes | None = None) -> Call:
+def plain_call(kind: str, state: bytes | None = None) -> SamplerCall:
     """A call that is about no claim."""
-    return Call(kind, Request("", "", 0, {}), state=state)
+    return SamplerCall(kind, SamplerRequest("", "", 0, {}), state=state)

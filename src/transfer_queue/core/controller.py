@@ -77,7 +77,7 @@ from transfer_queue.messages import (
     Watch,
 )
 from transfer_queue.metrics.timing import Load, Waits
-from transfer_queue.sampler.remote import Question, Reply
+from transfer_queue.sampler.remote import Question, ViewReply
 
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
@@ -262,7 +262,7 @@ class Controller:
         self._now = now
         return [*self.asks.answered(self, number, outcome), *self.settle()]
 
-    def sampler_reads(self, number: int, question: Question) -> Reply:
+    def sampler_reads(self, number: int, question: Question) -> ViewReply:
         """What a user's sampler wants to know while it is asked."""
         return self.asks.question(self, number, question)
 

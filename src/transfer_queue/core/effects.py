@@ -8,7 +8,7 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.messages import AnyReply, Drained, Move
-from transfer_queue.sampler.calls import Call
+from transfer_queue.sampler.calls import SamplerCall
 from transfer_queue.sampler.remote import Shown
 
 
@@ -59,7 +59,7 @@ class AskSampler(msgspec.Struct, frozen=True):
     """
 
     number: int
-    call: Call
+    call: SamplerCall
     shown: Shown
 
 

@@ -18,7 +18,7 @@ from transfer_queue.core.ready import ReadySet
 from transfer_queue.errors import SamplerError
 from transfer_queue.messages import Claim
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.calls import SLACK, Begun, Call, Facts, Request, answer, describe, errors_of
+from transfer_queue.sampler.calls import SLACK, Begun, Facts, SamplerCall, SamplerRequest, answer, describe, errors_of
 from transfer_queue.sampler.wrapper import ranked_tags
 
 NONE = np.zeros(0, "i8")
@@ -41,7 +41,7 @@ class Runner(Protocol):
     def facts(self) -> Facts:
         """What is known of the sampler without a call."""
 
-    def run(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> Any:
+    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """The sampler's answer. ready: the rows that it is offered."""
 
     def not_ready(self, rows: list[int]) -> None:
@@ -56,7 +56,7 @@ class InlineRunner:
         self._sampler = sampler
         self._values = values
 
-    def run(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> Any:
+    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """See `Runner`."""
         with errors_of(self._sampler):  # values of a class of the user's are made by its code
             request = msgspec.structs.replace(call.request, sampling=self._values(call.request.sampling))
@@ -75,7 +75,7 @@ class InlineRunner:
 class Ask(Exception):
     """A user's sampler in a process of its own has to be asked before it is known what becomes of a claim."""
 
-    def __init__(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> None:
+    def __init__(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> None:
         super().__init__()
         self.call = call
         self.partition = partition
@@ -111,9 +111,9 @@ class HostedRunner:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.answers: Answers | None = None
-        self.orders: list[Call] = []
+        self.orders: list[SamplerCall] = []
 
-    def run(self, call: Call, partition: Partition | None, ready: ReadySet | None) -> Any:
+    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """See `Runner`. Raises Ask where the answer is not there."""
         if call.kind == "clear_cache":
             self.orders.append(call)
@@ -153,18 +153,18 @@ class UserSampler:
         """Shows it a claim. Raises what it says to one that can never be right."""
         if not self.runner.facts.begins and claim.sampling.get("batch_index") is None:
             return Begun(None, False)
-        begun: Begun = self.runner.run(Call("begin", request_of(claim)), None, None)
+        begun: Begun = self.runner.run(SamplerCall("begin", request_of(claim)), None, None)
         return begun
 
     def remainder(self, claim: Claim, partition: Partition, ready: ReadySet) -> int:
         """The batch_size of a last deal."""
-        return int(self.runner.run(Call("remainder", request_of(claim)), partition, ready))
+        return int(self.runner.run(SamplerCall("remainder", request_of(claim)), partition, ready))
 
     def passes_over(self, claim: Claim, partition: Partition, ready: ReadySet) -> dict[str, Column]:
         """The ready rows that the task shall never be dealt, by reason."""
         if not self.runner.facts.passes:
             return {}
-        found = self.runner.run(Call("passes_over", request_of(claim)), partition, ready)
+        found = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
         passed = {reason: np.frombuffer(rows, "<i8") for reason, rows in found.items()}
         for rows in passed.values():
             self._check_offered(partition, ready, rows)
@@ -180,7 +180,7 @@ class UserSampler:
         if dealt is not None and self._batches.get(name, 0) > 2 * len(dealt.by_key) + SLACK:
             kept = list(dealt.by_key)
         request = request_of(claim, count)
-        given = self.runner.run(Call("deal", request, key, kept, final), partition, ready)
+        given = self.runner.run(SamplerCall("deal", request, key, kept, final), partition, ready)
         self._batches[name] = given.cached
         issued = {} if dealt is None or key is None else dealt.issued
         shares = {
@@ -196,16 +196,16 @@ class UserSampler:
         """Has it forget what it keeps of a partition."""
         for name in [name for name in self._batches if name[0] == partition]:
             del self._batches[name]
-        self.runner.run(Call("clear_cache", Request(partition, "", 0, {})), None, None)
+        self.runner.run(SamplerCall("clear_cache", SamplerRequest(partition, "", 0, {})), None, None)
 
     def save_checkpoint(self) -> bytes:
         """What it keeps, as msgpack."""
-        saved: bytes = self.runner.run(Call("save_checkpoint", Request("", "", 0, {})), None, None)
+        saved: bytes = self.runner.run(SamplerCall("save_checkpoint", SamplerRequest("", "", 0, {})), None, None)
         return saved
 
     def load_checkpoint(self, state: bytes) -> None:
         """Replaces what it keeps by what `save_checkpoint` gave."""
-        self.runner.run(Call("load_checkpoint", Request("", "", 0, {}), state=state), None, None)
+        self.runner.run(SamplerCall("load_checkpoint", SamplerRequest("", "", 0, {}), state=state), None, None)
 
     # ------------------------------------------------------------ what it gave, checked
 
@@ -285,11 +285,11 @@ class UserSampler:
         )
 
 
-def request_of(claim: Claim, count: int | None = None) -> Request:
+def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
     """A claim as its sampler sees it. count: of the deal, where it is another than the claim's."""
     sampling = {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
     sampling.pop("partition", None)  # the view is given under this name
-    return Request(claim.partition, claim.task, claim.count if count is None else count, sampling)
+    return SamplerRequest(claim.partition, claim.task, claim.count if count is None else count, sampling)
 
 
 def watched_tags(sampler: AnySampler) -> list[str]:

@@ -22,18 +22,18 @@ from transfer_queue.net.server import Outgoing
 from transfer_queue.node.sampler_process import (
     CHANNEL,
     READ_SIZE,
-    Failed,
+    CallFailed,
+    CallMade,
     FromSampler,
-    Load,
-    Loaded,
-    Made,
-    Make,
-    Reads,
-    Told,
+    LoadSampler,
+    MakeCall,
+    SamplerLoaded,
+    SamplerReads,
+    ToldSampler,
     ToSampler,
 )
-from transfer_queue.sampler.calls import RESULTS, Call, Facts
-from transfer_queue.sampler.remote import Question, Reply, Shown
+from transfer_queue.sampler.calls import RESULTS, Facts, SamplerCall
+from transfer_queue.sampler.remote import Question, Shown, ViewReply
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class SamplerHost:
         restarts: How often its process was made anew.
     """
 
-    def __init__(self, load: Load, call_seconds: float, start_seconds: float) -> None:
+    def __init__(self, load: LoadSampler, call_seconds: float, start_seconds: float) -> None:
         """Starts the process and waits until the sampler is there. Raises what the user's code raised."""
         self.restarts = 0
         self._load = load
@@ -78,8 +78,8 @@ class SamplerHost:
         self._start_seconds = start_seconds
         self._loop: Loop | None = None
         self._answered: Callable[[int, Any], Iterable[Outgoing]] = lambda number, outcome: ()
-        self._reads: Callable[[int, Question], Reply] = lambda number, question: Reply()
-        self._call: tuple[int, Call, Shown] | None = None  # that is to be answered
+        self._reads: Callable[[int, Question], ViewReply] = lambda number, question: ViewReply()
+        self._call: tuple[int, SamplerCall, Shown] | None = None  # that is to be answered
         self._deadline: float | None = None
         self._up = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,14 +91,14 @@ class SamplerHost:
         self,
         loop: Loop,
         answered: Callable[[int, Any], Iterable[Outgoing]],
-        reads: Callable[[int, Question], Reply],
+        reads: Callable[[int, Question], ViewReply],
     ) -> None:
         """Works in this loop from now on. answered: gets outcomes of calls. reads: answers what the sampler reads."""
         self._loop, self._answered, self._reads = loop, answered, reads
         self._sock.setblocking(False)
         loop.watch(self._sock, self._ready)
 
-    def ask(self, number: int, call: Call, shown: Shown) -> None:
+    def ask(self, number: int, call: SamplerCall, shown: Shown) -> None:
         """Makes a call; its outcome goes to `answered`. One at a time."""
         self._call = number, call, shown
         if self._process is None:
@@ -171,9 +171,9 @@ class SamplerHost:
                     raise SamplerError(f"the process that loads the sampler has ended{self._why()}")
                 for body, _ in self._reader.feed(data):
                     message = _decoder.decode(body)
-                    if isinstance(message, Failed):
+                    if isinstance(message, CallFailed):
                         raise by_name(message.kind)(message.message)
-                    assert isinstance(message, Loaded)
+                    assert isinstance(message, SamplerLoaded)
                     self._up = True
                     return message.facts
         except BaseException:
@@ -194,7 +194,7 @@ class SamplerHost:
     def _make(self) -> None:
         assert self._call is not None
         self._deadline = time.monotonic() + self._seconds
-        self._put(Make(self._call[1], self._call[2]))
+        self._put(MakeCall(self._call[1], self._call[2]))
 
     def _put(self, message: ToSampler) -> None:
         self._out.append(memoryview(pack_frame(_encode(message))))
@@ -236,7 +236,7 @@ class SamplerHost:
         return outgoing
 
     def _heard(self, message: FromSampler) -> Iterable[Outgoing]:
-        if isinstance(message, Loaded):
+        if isinstance(message, SamplerLoaded):
             self._up = True
             self._deadline = None
             if self._call is not None:
@@ -245,14 +245,14 @@ class SamplerHost:
         if self._call is None:
             return ()
         number, call, _ = self._call
-        if isinstance(message, Reads):
-            self._put(Told(self._reads(number, message.question)))
+        if isinstance(message, SamplerReads):
+            self._put(ToldSampler(self._reads(number, message.question)))
             return ()
         outcome: Any = None
-        if isinstance(message, Made):
+        if isinstance(message, CallMade):
             outcome = _results[call.kind].decode(message.result)
             self._remember(call, outcome)
-        elif isinstance(message, Failed):
+        elif isinstance(message, CallFailed):
             outcome = by_name(message.kind)(message.message)
             if call.kind == "clear_cache":
                 logger.error("the sampler could not forget a partition: %s", outcome)
@@ -260,7 +260,7 @@ class SamplerHost:
                 return self._fail(f"{outcome}", outcome)
         return self._answer(number, outcome)
 
-    def _remember(self, call: Call, outcome: Any) -> None:
+    def _remember(self, call: SamplerCall, outcome: Any) -> None:
         """What a new process begins with."""
         if call.kind == "save_checkpoint":
             self._load.state = outcome

@@ -11,7 +11,7 @@ from typing import Any, Union
 from transfer_queue.config import SAMPLERS, Settings, sampler_from
 from transfer_queue.errors import SamplerError
 from transfer_queue.node.sampler_host import SamplerHost
-from transfer_queue.node.sampler_process import Load
+from transfer_queue.node.sampler_process import LoadSampler
 from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import built_in
@@ -55,7 +55,7 @@ class SamplerLoading:
         if settings.sampler is None:
             raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
         if self.isolated and not _named_ours(settings.sampler, settings.sampler_args):
-            return self._isolated(Load(None, settings.sampler, settings.sampler_args, None, self.allow_pickle))
+            return self._isolated(LoadSampler(None, settings.sampler, settings.sampler_args, None, self.allow_pickle))
         return _made(settings.sampler, settings.sampler_args)
 
     def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
@@ -68,10 +68,10 @@ class SamplerLoading:
             except _NotOurs:
                 pass
         if self.isolated:
-            return self._isolated(Load(pickled, None, args or {}, None, self.allow_pickle))
+            return self._isolated(LoadSampler(pickled, None, args or {}, None, self.allow_pickle))
         return _made(load(pickled), args or {})
 
-    def _isolated(self, order: Load) -> AnyMade:
+    def _isolated(self, order: LoadSampler) -> AnyMade:
         host = SamplerHost(order, self.seconds, self.start_seconds)
         if not host.facts.built_in:
             return host

@@ -25,8 +25,8 @@ from transfer_queue.config import sampler_from
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.calls import Call, Facts, NotTheSamplers, answer, describe, errors_of, failure
-from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, Reply, RowsChanged, Shown
+from transfer_queue.sampler.calls import Facts, NotTheSamplers, SamplerCall, answer, describe, errors_of, failure
+from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, RowsChanged, Shown, ViewReply
 from transfer_queue.wire.framing import FrameReader, pack_frame
 from transfer_queue.wire.objects import decoded_tag_value
 
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 logger = logging.getLogger(__name__)
 
 
-class Load(msgspec.Struct, tag=True):
+class LoadSampler(msgspec.Struct, tag=True):
     """Which sampler is to be made. name, args: as in the settings. state: what it has kept before, as msgpack."""
 
     pickled: PickledSampler | None
@@ -48,26 +48,26 @@ class Load(msgspec.Struct, tag=True):
     allow_pickle: bool
 
 
-class Make(msgspec.Struct, tag=True):
+class MakeCall(msgspec.Struct, tag=True):
     """A call. See `core.effects.AskSampler`."""
 
-    call: Call
+    call: SamplerCall
     shown: Shown
 
 
-class Told(msgspec.Struct, tag=True):
+class ToldSampler(msgspec.Struct, tag=True):
     """The answer to what the sampler reads."""
 
-    reply: Reply
+    reply: ViewReply
 
 
-class Loaded(msgspec.Struct, tag=True):
+class SamplerLoaded(msgspec.Struct, tag=True):
     """The sampler is there."""
 
     facts: Facts
 
 
-class Made(msgspec.Struct, tag=True):
+class CallMade(msgspec.Struct, tag=True):
     """A call has ended; the result as msgpack."""
 
     result: bytes
@@ -77,21 +77,21 @@ class Changed(msgspec.Struct, tag=True):
     """A call was void, as rows that it was shown have changed."""
 
 
-class Failed(msgspec.Struct, tag=True):
+class CallFailed(msgspec.Struct, tag=True):
     """The sampler could not be loaded, or a call has failed: the class of the error and its message."""
 
     kind: str
     message: str
 
 
-class Reads(msgspec.Struct, tag=True):
+class SamplerReads(msgspec.Struct, tag=True):
     """What the sampler reads."""
 
     question: Question
 
 
-ToSampler = Union[Load, Make, Told]
-FromSampler = Union[Loaded, Made, Changed, Failed, Reads]
+ToSampler = Union[LoadSampler, MakeCall, ToldSampler]
+FromSampler = Union[SamplerLoaded, CallMade, Changed, CallFailed, SamplerReads]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(ToSampler)
@@ -125,11 +125,11 @@ class _Channel:
         message: ToSampler = _decoder.decode(self._inbox.pop(0))
         return message
 
-    def read(self, question: Question) -> Reply:
+    def read(self, question: Question) -> ViewReply:
         """What the controller answers to the sampler that is being called."""
-        self.send(Reads(question))
+        self.send(SamplerReads(question))
         told = self.receive()
-        assert isinstance(told, Told)
+        assert isinstance(told, ToldSampler)
         return told.reply
 
 
@@ -138,7 +138,7 @@ def serve(sock: socket.socket) -> None:
     channel = _Channel(sock)
     try:
         order = channel.receive()
-        assert isinstance(order, Load)
+        assert isinstance(order, LoadSampler)
         try:
             sampler, facts = _load(order)
         except _ControllerGone:
@@ -146,17 +146,17 @@ def serve(sock: socket.socket) -> None:
         except BaseException as error:
             channel.send(_failed(error, _name_of(order)))
             return
-        channel.send(Loaded(facts))
+        channel.send(SamplerLoaded(facts))
         values = partial(decoded_tag_value, allow_pickle=order.allow_pickle)
         while True:
             make = channel.receive()
-            assert isinstance(make, Make)
+            assert isinstance(make, MakeCall)
             channel.send(_answer(sampler, facts, make, channel, values))
     except _ControllerGone:
         return
 
 
-def _load(order: Load) -> tuple[BaseSampler, Facts]:
+def _load(order: LoadSampler) -> tuple[BaseSampler, Facts]:
     made: Any = sampler_from(order.name if order.pickled is None else load(order.pickled), order.args)
     if not isinstance(made, BaseSampler):
         raise SamplerError(f"a sampler must be a subclass of BaseSampler, and {type(made).__name__} is none")
@@ -167,7 +167,7 @@ def _load(order: Load) -> tuple[BaseSampler, Facts]:
     return made, facts
 
 
-def _answer(sampler: BaseSampler, facts: Facts, make: Make, channel: _Channel, values: Any) -> FromSampler:
+def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channel, values: Any) -> FromSampler:
     """What comes of a call; `_ControllerGone` goes through."""
     call, shown = make.call, make.shown
     view = RemotePartition(shown, channel.read, values)
@@ -176,19 +176,19 @@ def _answer(sampler: BaseSampler, facts: Facts, make: Make, channel: _Channel, v
         with errors_of(sampler):
             request = msgspec.structs.replace(call.request, sampling=values(call.request.sampling))
             call = msgspec.structs.replace(call, request=request)
-        return Made(_encode(answer(sampler, facts, call, ready, view)))
+        return CallMade(_encode(answer(sampler, facts, call, ready, view)))
     except RowsChanged:
         return Changed()
     except TransferQueueError as error:
-        return Failed(type(error).__name__, str(error))
+        return CallFailed(type(error).__name__, str(error))
 
 
-def _failed(error: BaseException, name: str) -> Failed:
+def _failed(error: BaseException, name: str) -> CallFailed:
     known = error if isinstance(error, TransferQueueError) else failure(name, error)
-    return Failed(type(known).__name__, str(known))
+    return CallFailed(type(known).__name__, str(known))
 
 
-def _name_of(order: Load) -> str:
+def _name_of(order: LoadSampler) -> str:
     return order.name or "(pickled)"
 
 

@@ -72,7 +72,7 @@ class Given(msgspec.Struct, frozen=True):
     cached: int = 0
 
 
-class Request(msgspec.Struct, frozen=True):
+class SamplerRequest(msgspec.Struct, frozen=True):
     """A claim, as a sampler sees it. sampling: its sampling_config with task_name and partition_id filled in."""
 
     partition: str
@@ -102,7 +102,7 @@ def describe(sampler: BaseSampler) -> Facts:
         )
 
 
-class Call(msgspec.Struct, frozen=True):
+class SamplerCall(msgspec.Struct, frozen=True):
     """One call of a sampler. kind: a key of `CALLS`.
 
     key: of the batch that is asked for. kept: the batches that the controller keeps of the task, so that the sampler
@@ -110,20 +110,20 @@ class Call(msgspec.Struct, frozen=True):
     """
 
     kind: str
-    request: Request
+    request: SamplerRequest
     key: tuple[int, int] | None = None
     kept: list[tuple[int, int]] | None = None
     final: bool = False
     state: Any = None
 
 
-def answer(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> Any:
+def answer(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Any:
     """Calls a sampler. ready: the ready rows. view: its `partition`. Raises SamplerError for whatever goes wrong."""
     with errors_of(sampler):
         return CALLS[call.kind](sampler, facts, call, ready, view)
 
 
-def _begin(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> Begun:
+def _begin(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Begun:
     request = call.request
     sampler.validate(request.count, request.sampling)
     if facts.ranked:
@@ -133,11 +133,13 @@ def _begin(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int],
     return Begun(None, bool(sampler.has_cached_result(request.partition, request.task, request.sampling)))
 
 
-def _remainder(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> int:
+def _remainder(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> int:
     return max(0, min(MOST, _whole(sampler.remainder(ready, **call.request.sampling, partition=view))))
 
 
-def _passes_over(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> dict[str, bytes]:
+def _passes_over(
+    sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any
+) -> dict[str, bytes]:
     passed = sampler.passes_over(ready, **call.request.sampling, partition=view)
     if not isinstance(passed, Mapping):
         raise SamplerError(
@@ -153,7 +155,7 @@ def _passes_over(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence
         ) from None
 
 
-def _deal(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> Given:
+def _deal(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Given:
     request, key = call.request, call.key
     if facts.deals:
         return _by_deal(sampler, request, ready, view, call.final)
@@ -167,11 +169,11 @@ def _deal(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], 
     return _with_others(ranked, request, key, mine)
 
 
-def _clear_cache(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> None:
+def _clear_cache(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> None:
     sampler.clear_cache(call.request.partition)
 
 
-def _save_checkpoint(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> bytes:
+def _save_checkpoint(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> bytes:
     state = sampler.save_checkpoint()
     try:
         encoded = msgspec.msgpack.encode(state)
@@ -184,11 +186,11 @@ def _save_checkpoint(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequ
     return encoded
 
 
-def _load_checkpoint(sampler: BaseSampler, facts: Facts, call: Call, ready: Sequence[int], view: Any) -> None:
+def _load_checkpoint(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> None:
     sampler.load_checkpoint(msgspec.msgpack.decode(call.state))
 
 
-CALLS: dict[str, Callable[[BaseSampler, Facts, Call, Sequence[int], Any], Any]] = {
+CALLS: dict[str, Callable[[BaseSampler, Facts, SamplerCall, Sequence[int], Any], Any]] = {
     "begin": _begin,
     "remainder": _remainder,
     "passes_over": _passes_over,
@@ -206,7 +208,7 @@ RESULTS: dict[str, Any] = {
 """What each kind of call gives."""
 
 
-def _by_deal(sampler: BaseSampler, request: Request, ready: Sequence[int], view: Any, final: bool) -> Given:
+def _by_deal(sampler: BaseSampler, request: SamplerRequest, ready: Sequence[int], view: Any, final: bool) -> Given:
     more = {"final": True} if final else {}
     dealing = cast("RankConsistentSampler | SamplerWrapper", sampler)
     shares = dealing.deal(ready, request.count, **request.sampling, partition=view, **more)
@@ -218,7 +220,7 @@ def _by_deal(sampler: BaseSampler, request: Request, ready: Sequence[int], view:
 
 
 def _with_others(
-    sampler: RankConsistentSampler, request: Request, key: tuple[int, int], mine: tuple[bytes, bytes]
+    sampler: RankConsistentSampler, request: SamplerRequest, key: tuple[int, int], mine: tuple[bytes, bytes]
 ) -> Given:
     """The shares of the deal that a user's `sample` has just made: its own, and those that its base cached.
 

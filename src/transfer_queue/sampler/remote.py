@@ -48,7 +48,7 @@ class Question(msgspec.Struct, frozen=True):
     bound: float = 0.0
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ViewReply(msgspec.Struct, frozen=True):
     """rows: i8. after: see `Shown`. tags: of live rows by global index."""
 
     rows: bytes = b""
@@ -56,7 +56,7 @@ class Reply(msgspec.Struct, frozen=True):
     tags: dict[int, dict[str, Any]] = {}
 
 
-Asks = Callable[[Question], Reply]
+Asks = Callable[[Question], ViewReply]
 
 
 class RowsChanged(NotTheSamplers):
