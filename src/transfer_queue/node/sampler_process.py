@@ -197,7 +197,10 @@ def _end_with(parent: int) -> None:
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
+            if os.getppid() != parent:
+                os._exit(1)  # it has died before
+            return
 
     def look() -> None:
         while os.getppid() == parent:
