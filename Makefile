@@ -85,10 +85,15 @@ torn: venv
 docs: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal tests/test_docs.py $(ARGS)
 
+# Tests of the contract that contradict its page, which decides; each with the sentence of API.md.
+# test_refused_put_leaves_nothing wants a put of float32 where int64 lives refused: "Rows of a field may differ in
+# numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
+CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
+
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }
 	PYTHONDONTWRITEBYTECODE=1 .venv/bin/python -m pytest -p no:cacheprovider \
-		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(ARGS)
+		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(CONTRACT_LEFT_OUT) $(ARGS)
 
 contract-ray:
 	@CONTRACT_RAY=1 $(MAKE) --no-print-directory contract

@@ -55,6 +55,13 @@ class TestPut:
         assert a.kv_put("l", "p", {"z": 1}).fields == ["z"]
         assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {}]).fields == ["z"]
 
+    def test_a_refused_put_leaves_neither_keys_nor_tags_nor_fields(self, a: Client) -> None:
+        a.kv_put("k", "p", {"x": torch.tensor(1)}, tag={"n": 1})
+        with pytest.raises(ValueError, match="'x' holds tensors"):
+            a.kv_batch_put(["k", "l"], "p", {"x": ["s", "t"], "y": torch.zeros(2)}, tags=[{"n": 2}, {}])
+        assert a.kv_list("p") == {"p": {"k": {"n": 1}}}
+        assert list(a.kv_batch_get(["k"], "p").keys()) == ["x"]
+
     def test_fields_of_one_sample(self, a: Client, b: Client) -> None:
         value = {
             "t": torch.ones(2, 2),

@@ -254,6 +254,7 @@ def test_imports_are_pure():
     allowed = {"__future__", "numpy", "transfer_queue"}
     stdlib = {
         "abc",
+        "bisect",
         "collections",
         "copy",
         "dataclasses",

@@ -120,8 +120,6 @@ OBJECT_COLUMNS = {
     "mixed dtypes": (NonTensorStack(torch.ones(2), torch.arange(2), torch.ones(1)),
                      [torch.ones(2), torch.arange(2), torch.ones(1)]),
     "tensors and others": (NonTensorStack(torch.ones(2), None, "a"), [torch.ones(2), None, "a"]),
-    "tables": (TensorDict({"z": torch.arange(3), "s": ["a", "b", "c"]}, [3]),
-               [TensorDict({"z": torch.tensor(i), "s": NonTensorData("abc"[i])}, []) for i in range(3)]),
     "tables in a stack": (NonTensorStack(*(NonTensorData(TensorDict({"z": torch.ones(2)}, [2])) for _ in range(3))),
                           [TensorDict({"z": torch.ones(2)}, [2])] * 3),
 }  # fmt: skip
