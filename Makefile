@@ -50,7 +50,7 @@ test: venv
 
 test-oldest:
 	@tools/bootstrap_oldest
-	.oldest/bin/python -m pytest -n $(PROCESSES) --dist loadfile --ignore=tests/dataloader/test_pinning.py tests/wire tests/dataloader tests/client/test_kv.py \
+	.oldest/bin/python -m pytest -n $(PROCESSES) --dist loadfile tests/wire tests/dataloader tests/client/test_kv.py \
 		tests/client/test_put.py tests/client/test_get_data.py tests/client/test_get_meta.py \
 		tests/client/test_await_data.py tests/client/test_field_dtypes.py tests/client/test_field_kinds.py \
 		tests/client/test_left_out.py tests/client/test_nested_tables.py tests/client/test_arguments.py tests/core/test_fields.py \

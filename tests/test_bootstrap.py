@@ -1,17 +1,26 @@
-"""`tools/bootstrap` with a stand-in for Python, which writes down what it is told and installs nothing."""
+"""The scripts in tools that make environments, with a stand-in for Python that notes its calls and installs nothing."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+
+
+def torch_of(constraints: str) -> str:
+    return next(line for line in (ROOT / constraints).read_text().splitlines() if line.startswith("torch=="))
+
+
+TORCH = torch_of("constraints.txt")
 GPU = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/gpus").exists()
 STAND_IN = """#!/usr/bin/env bash
 case "$1 $2" in
@@ -26,19 +35,24 @@ esac
 
 
 class Tree:
-    """A repository of which only `tools/bootstrap` and what it reads is there."""
+    """A repository of which only the two scripts and what they read is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "tools").mkdir()
         (folder / "src").mkdir()
-        for name in ("tools/bootstrap", "pyproject.toml", "constraints.txt"):
+        for name in (
+            "tools/bootstrap", "tools/bootstrap_oldest", "tools/torch_build.sh", "pyproject.toml", "constraints.txt",
+            "constraints-oldest.txt",
+        ):  # fmt: skip
             shutil.copy(ROOT / name, folder / name)
         self.python = folder / "python"
         self.python.write_text(STAND_IN)
         self.python.chmod(0o755)
 
-    def run(self, *words: str, version: str = "3.12.0", offered: bool = True) -> tuple[list[str], str]:
+    def run(
+        self, *words: str, version: str = "3.12.0", offered: bool = True, script: str = "bootstrap"
+    ) -> tuple[list[str], str]:
         """What pip was told to install, and what was printed."""
         calls = self.folder / "calls"
         calls.write_text("")
@@ -47,7 +61,7 @@ class Tree:
             "NO_CPU_BUILD": "0" if offered else "1",
         }  # fmt: skip
         done = subprocess.run(
-            [str(self.folder / "tools" / "bootstrap"), *words],
+            [str(self.folder / "tools" / script), *words],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
         )  # fmt: skip
         assert done.returncode == (2 if "usage" in words else 0), done.stdout
@@ -102,3 +116,23 @@ def test_python_3_10_takes_only_torch_and_tensordict_from_the_constraints(tree: 
 
 def test_another_purpose_is_a_usage_error(tree: Tree) -> None:
     assert tree.run("usage")[1] == "tools/bootstrap: there is no usage; say demo or dev\n"
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_the_environment_of_the_oldest_versions_is_made_once(tree: Tree, offered: bool) -> None:
+    def run() -> tuple[list[str], str]:
+        return tree.run(version="3.11.0", offered=offered, script="bootstrap_oldest")
+
+    (call,), _ = run()
+    torch = torch_of("constraints-oldest.txt")
+    assert "--constraint constraints-oldest.txt" in call
+    assert f" {torch}+cpu " in call if offered and not GPU else f" {torch} " in call
+    assert run() == ([], "")
+
+
+def test_the_oldest_versions_are_those_that_the_package_declares() -> None:
+    (listed,) = re.findall(r"^dependencies = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    bounds = {name: Version(version) for name, version in (line.split(">=") for line in json.loads(listed))}
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    pinned = {name: Version(version) for name, version in (line.split("==") for line in lines if line[0] != "#")}
+    assert pinned == bounds

@@ -156,8 +156,8 @@ class TestDataset:
     @pytest.mark.parametrize(
         ("more", "words"),
         [
-            ({"max_tokens": 0}, "max_tokens must be 1"),
-            ({"keep_batches": -1}, "keep_batches must be 0"),
+            ({"max_tokens": 0}, "max_tokens must be a positive integer, got 0"),
+            ({"keep_batches": -1}, "keep_batches must be an integer of 0 or more, got -1"),
             ({"pack": True, "process_batch_fn": list}, "process_batch_fn"),
             ({"max_tokens": 1, "process_batch_fn": list}, "process_batch_fn"),
         ],

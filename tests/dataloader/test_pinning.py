@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from simulated import ragged, rows_of, same, table
+from transfer_queue.client.long_waits import LongWait
 from transfer_queue.client.surface import Surface
 from transfer_queue.dataloader.pinning import pinned
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
@@ -71,9 +74,11 @@ def test_whatever_an_item_is(copies: set[int]) -> None:
 
 def test_torch_pins_what_workers_send(copies: set[int]) -> None:
     meta = BatchMeta([1, 2], ["p", "p"])
-    sent = pin_memory(Fetched(1, 0, table(**columns()), meta, [torch.ones(1)]))
+    data = table(**columns())
+    sent = pin_memory(Fetched(1, 0, data, meta, [torch.ones(1)]))
     assert (type(sent), sent.version, sent.meta) == (Fetched, 1, meta)
     assert {sent.data["j"].values().data_ptr(), sent.items[0].data_ptr()} <= copies
+    assert all(same(one, other) for one, other in zip(rows_of(sent.data["s"]), rows_of(data["s"])))
     assert pin_memory(Fetched(1, 3)) == Fetched(1, 3)
 
 
@@ -109,7 +114,7 @@ class Nothing(Surface):
 
     @property
     def _operations(self) -> Any:
-        raise AssertionError("not asked for here")
+        return SimpleNamespace(long_wait=LongWait(time.monotonic), report_wait=None)
 
     def _run(self, operation: Any) -> Any:
         raise AssertionError("not asked for here")

@@ -6,7 +6,8 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
@@ -27,22 +28,22 @@ from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, Stream
 from transfer_queue.metadata import BatchMeta
 
 
-class Fetched(NamedTuple):
-    """A whole batch on its way from a worker to the loader. number: its batch_index. version: of the order.
+@dataclass(frozen=True)
+class Fetched:
+    """A whole batch on its way from a worker to the loader.
 
-    data: None where nobody needs it there. items: where they were made in the worker. meta: None where no batch of
-    this number will come, nor a later one.
+    It is not a tuple: torch 2.6 pins the parts of a tuple itself, and does not call `pin_memory` of the whole.
     """
 
-    version: int
-    number: int
-    data: TensorDictBase | None = None
-    meta: BatchMeta | None = None
-    items: list[Any] | None = None
+    version: int  # of the order
+    number: int  # the batch_index
+    data: TensorDictBase | None = None  # None if nobody needs it in the loader's process
+    meta: BatchMeta | None = None  # None if neither a batch of this number nor a later one will come
+    items: list[Any] | None = None  # None if they were not made in the worker
 
     def pin_memory(self) -> Fetched:
-        """Called by torch where the loader was made with pin_memory=True."""
-        return self._replace(data=pinned(self.data), items=pinned(self.items))
+        """Return the batch with its tensors pinned; torch calls this if the loader has pin_memory=True."""
+        return replace(self, data=pinned(self.data), items=pinned(self.items))
 
 
 def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
@@ -177,6 +178,8 @@ class Workers:
             # torch waits for them when its iterator goes; a traceback may hold that for long
             iterator, self._iterator = self._iterator, None
             getattr(iterator, "_shutdown_workers", lambda: None)()
+            for process in getattr(iterator, "_workers", ()):  # torch does not wait for those that it terminates
+                process.join(GRACE_SECONDS)
 
     def __del__(self) -> None:
         if hasattr(self, "_iterator"):
