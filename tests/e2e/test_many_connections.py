@@ -75,7 +75,9 @@ class Connection:
 
 def put(extent: int) -> Publish:
     """One row, as a client publishes it; its bytes are nobody's concern here."""
-    block = NewBlock(0, extent, 0, 1, 64, 1, [FieldSpec("x", "tensor", "float32", 1, False)], (4).to_bytes(8, "little"))
+    block = NewBlock(
+        0, extent, 64 * extent, 1, 64, 1, [FieldSpec("x", "tensor", "float32", 1, False)], (4).to_bytes(8, "little")
+    )
     return Publish("p", 1, block=block, pre_allocate=0)
 
 

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from transfer_queue.client.long_waits import report
 from transfer_queue.client.surface import Surface
+from transfer_queue.client.transfers import Transfers
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 
@@ -93,7 +94,9 @@ class Fetcher:
         self._function = function
         self._ask = ask
         self._interval = interval
-        self._long = client._operations.long_wait
+        operations = getattr(client, "_operations", None)  # a stand-in for a client may have none: nothing is reported
+        self._operations = operations if isinstance(operations, Transfers) else None
+        self._long = None if self._operations is None else self._operations.long_wait
         self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
 
     def claim(
@@ -104,10 +107,12 @@ class Fetcher:
         The data is None where it is still to be read: `complete` does so. The log says what a long wait is for.
         ahead: by how many batches it is ahead of the one that is wanted.
         """
+        if self._long is None or self._operations is None:
+            return self._claim(partition_id, number, ahead)
         self._long.begin((partition_id, number, ahead > 0))
         found = self._claim(partition_id, number, ahead)
         if found is not None and not len(found[1]) and not ahead:
-            waited = self._long.due(self.client._operations.report_wait)
+            waited = self._long.due(self._operations.report_wait)
             if waited is not None:
                 words = self._ask(
                     self.client, "explain", partition_id, task=self._task_name, fields=self._fields,

@@ -44,6 +44,8 @@ def _values(samples: np.ndarray, code: int, versions: np.ndarray, width: int) ->
 
 def read(name: str, values: torch.Tensor) -> tuple[list[int], list[int]]:
     """The samples and versions that these values say they are. Raises LedgerError where they are not."""
+    if not len(values):  # of a field whose kind is not known while no row has it
+        return [], []
     rows = values.numpy()
     samples, versions = rows[:, 0], rows[:, 2]
     expected = _values(samples, FIELDS.index(name), versions, rows.shape[1])
