@@ -50,10 +50,12 @@ LEFT_OUT: dict[type, set[str]] = {
         "ready",  # derived, as
         "unseen",
         "gained",  # what the controller has not looked at yet; it looks after every event
-        "learnt",  # a shortcut
+        "learnt",  # shortcuts
+        "_listed",
     },
     Rows: {"watched", "_firsts", "_keys"},  # asked for by samplers; a cache
-    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys"},  # derived from tags; compared as `tags`; see `_shown`
+    # derived from tags; compared as `tags`; see `_shown`; derived
+    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys", "wide"},
 }
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 from harness import OBJECT, Harness, rows_of, tensor
 
-from transfer_queue.core import wide_puts
+from transfer_queue.core import wide_columns, wide_puts
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages import ClearPartition, ListPartitions, PublishReply, Show
 
-COUNT = 40
+COUNT = 80  # so many are also made together
 NAMES = [f"f{number}" for number in range(COUNT)]
 
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_puts, "WIDE", COUNT)
-    monkeypatch.setattr(wide_puts, "STEP", 10)
+    monkeypatch.setattr(wide_puts, "STEP", 20)
 
 
 @pytest.fixture
@@ -110,3 +112,68 @@ def test_a_put_whose_connection_ends_leaves_nothing(h: Harness) -> None:
     h.disconnect("w")
     assert not h.controller.wide_puts.jobs
     assert h.ask(ListPartitions(), "other").value == []
+
+
+def test_columns_are_made_in_the_steps_and_nothing_of_the_state_changes(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    class Columns(wide_columns.WideColumns):
+        def columns(self, start: int = 0, stop: int | None = None) -> Iterable[tuple[str, wide_columns.Columns]]:
+            found = list(super().columns(start, stop))
+            made.append(len(found))
+            return found
+
+    monkeypatch.setattr(wide_puts, "WideColumns", Columns)
+    h.put(3, ["other"])
+    h.controller.take_records()
+    sequence = h.send(h.publish(2, NAMES))
+    before = h.state.snapshot()
+    while h.reply(sequence) is None:
+        assert h.state.snapshot() == before
+        assert not h.controller.take_records()
+        h.tick(h.now)
+    assert made == [wide_puts.STEP] * (COUNT // wide_puts.STEP)
+
+
+@pytest.mark.parametrize("others", [0, 1, 20])
+def test_others_may_fill_the_chunk_between_the_steps(h: Harness, others: int) -> None:
+    h.put(3, ["other"])
+    sequence = h.send(h.publish(2, NAMES))
+    for _ in range(5):
+        h.tick(h.now)
+    if others:
+        h.put(others, ["other"], name="other")
+    rows = rows_of(ended(h, sequence))
+    assert [set(row) for row in h.lookup(rows, NAMES)] == [set(NAMES)] * 2
+    assert [slot for _, slot in (row["f7"] for row in h.lookup(rows, ["f7"]))] == [0, 1]
+
+
+def test_puts_of_the_same_fields_again_and_again_lie_where_the_last_one_was_put(h: Harness) -> None:
+    last: dict[int, object] = {}
+    rows: list[int] = []
+
+    def put(count: int, fields: list[str], onto: list[int] | None = None) -> None:
+        reply = h.send(h.publish(count, fields, rows=onto))
+        found = rows_of(ended(h, reply))
+        places = h.lookup(found, fields)
+        assert len({place for row in places for place, _ in row.values()}) == 1
+        for slot, (row, place) in enumerate(zip(found, places)):
+            assert {at for _, at in place.values()} == {slot}
+            last[row] = place["f3"]
+        rows.extend(set(found) - set(rows))
+        assert [row["f3"] for row in h.lookup(rows, ["f3"])] == [last[row] for row in rows]
+
+    put(5, NAMES)
+    put(5, NAMES)
+    put(20, NAMES)  # the chunk grows
+    put(3, NAMES, onto=[rows[7], rows[2], rows[29]])
+    put(2, ["f3", "f5"], onto=rows[1:3])
+    put(4, NAMES, onto=rows[:4])
+    h.clear(rows[2:6])
+    del rows[2:6]
+    put(3, NAMES)
+    put(1, [*NAMES, "more"])
+    put(2, NAMES)
+    assert h.ask(Show("p", NAMES)).produced == b"\1" * len(rows)

@@ -27,11 +27,8 @@ def arrive(partition: Partition, put: RowsPut) -> None:
     if block is not None:
         partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        counted = values.learn(partition, block)
-        for spec in block.schema:
-            if spec.name in counted:
-                continue
-            field = partition.fields[spec.name]
+        ready = values.learn(partition, block)
+        for field in partition.fields_of(block.schema if ready is None else ready.known):
             field.live += count
             field.ever += count
     told = block is not None or put.keys is not None or put.tags is not None
@@ -44,8 +41,12 @@ def arrive(partition: Partition, put: RowsPut) -> None:
             chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
         if block is not None:
             slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
-            added = values.first_values(chunk, at, block, put.block_number, slots)
-            for spec in values.left_of(block, counted, [added]):
+            added = values.first_values(chunk, at, block, put.block_number, slots, ready)
+            left = values.left_of(block, ready, [added])
+            for wide in values.made_together(left, [chunk]):
+                wide.put(at, put.block_number, slots)
+                left = []
+            for spec in left:
                 if spec.name in added:
                     continue
                 column, slot = chunk.field_columns(spec.name)

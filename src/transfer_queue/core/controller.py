@@ -357,8 +357,10 @@ class Controller:
         self.movers.acted(client, body)
         if self.clearing.begin(self.state, client, peer, envelope):
             return []
-        if self.wide_puts.begin(self.state, client, peer, envelope):
+        taken = self.wide_puts.begin(self.state, client, peer, envelope)
+        if taken is None:
             return []
+        envelope, body = taken, taken.body
         try:
             records, reply = decide(self, client, peer, body)
         except CapacityError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.wide_columns import Columns, WideColumns
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages import NESTED, FieldSpec, FieldType, NewBlock
 
@@ -217,14 +218,33 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
 class Prepared:
     """What is known of a wide block before it is put (`core.wide_puts`).
 
-    fresh: those of its fields that the partition did not have, with the rows of this block counted. others: the rest,
-    with their parts of the block's dims.
+    fresh: those of its fields that the partition did not have, with the rows of this block counted. names: theirs.
+    others: the rest, with their parts of the block's dims. wide: columns of the fresh fields, for a chunk of its
+    capacity; columns: the same by name. Whoever takes these owns them.
     """
 
     def __init__(self, block: NewBlock) -> None:
         self.block = block
         self.fresh: dict[str, Field] = {}
+        self.names = self.fresh.keys()
         self.others: list[tuple[FieldSpec, np.ndarray]] = []
+        self.wide: WideColumns | None = None
+        self.columns: dict[str, Columns] = {}
+        self._fields: Mapping[str, Field] | None = None
+        self._had = 0
+
+    def looks_at(self, fields: Mapping[str, Field]) -> None:
+        """Before the first of its fields is looked for among those of the partition, which only become more."""
+        if self._fields is None:
+            self._fields, self._had = fields, len(fields)
+
+    def take_columns(self, capacity: int) -> tuple[WideColumns, dict[str, Columns]] | None:
+        """The columns, once, where they are for a chunk of this capacity."""
+        wide, columns = self.wide, self.columns
+        if wide is None or wide.capacity != capacity:
+            return None
+        self.wide, self.columns = None, {}
+        return wide, columns
 
     @property
     def known(self) -> list[FieldSpec]:
@@ -233,4 +253,7 @@ class Prepared:
 
     def holds_for(self, block: NewBlock, fields: Mapping[str, Field]) -> bool:
         """Whether it is about this block, and the partition still has none of the fresh fields."""
-        return self.block is block and fields.keys().isdisjoint(self.fresh)
+        if self.block is not block:
+            return False
+        same = not fields or (fields is self._fields and len(fields) == self._had)
+        return same or fields.keys().isdisjoint(self.fresh)

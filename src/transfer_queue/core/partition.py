@@ -28,7 +28,8 @@ from transfer_queue.core.ready import Ready, ReadySet
 from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
 from transfer_queue.core.unseen import Fields, Unseen
 from transfer_queue.core.wants import Wants
-from transfer_queue.messages import DELETE_CODE, NewBlock, PartitionOptions
+from transfer_queue.core.wide_columns import MANY_FIELDS
+from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
 
 MAX_READY_SETS = 64
 
@@ -100,6 +101,7 @@ class Partition:
         self.version = 0
         self.gained: set[str] = set()
         self.learnt: BlockShape | None = None
+        self._listed: tuple[Sequence[FieldSpec], list[Field]] | None = None  # what `fields_of` gave last, where many
 
     # ------------------------------------------------------------ reading
 
@@ -225,6 +227,15 @@ class Partition:
             return {}
         fields = (self.fields[spec.name] for spec in block.schema)
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
+
+    def fields_of(self, specs: Sequence[FieldSpec]) -> list[Field]:
+        """The fields with these names, which are known."""
+        if self._listed is not None and self._listed[0] is specs:
+            return self._listed[1]
+        fields = [self.fields[spec.name] for spec in specs]
+        if len(specs) >= MANY_FIELDS:
+            self._listed = specs, fields
+        return fields
 
     def wholly_consumed(self, task: str) -> bool:
         """Whether the task has consumed every row that is left, reserved ones included, and any row at all.

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from transfer_queue.core.wide_columns import Columns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import FieldSpec
 from transfer_queue.sampler.tags import number, numbers_of
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
+NO_COLUMNS: Columns = (np.zeros(0, "i8"), np.zeros(0, "i4"))
 CONSUMED, CLAIMED = 1, 2  # what a task has made of a row; 0: nothing
 
 Tags = list[Any]  # of dict[str, Any] | None
@@ -77,6 +80,16 @@ def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
         yield int(numbers[start]), slice(start, stop) if order is None else order[start:stop]
 
 
+def capacity_for(capacity: int, size: int) -> int:
+    """The capacity of a chunk of `capacity` once it has room for `size` rows."""
+    if size <= capacity:
+        return capacity
+    capacity = max(16, capacity)
+    while capacity < size:
+        capacity *= 2
+    return min(capacity, CHUNK)
+
+
 class Chunk:
     """Up to CHUNK rows.
 
@@ -88,14 +101,15 @@ class Chunk:
     owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
     row is held now, and how often it was finished (`core.holds`).
     numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
-    keys: by row, None without; saved by the partition, which has them in their order.
+    keys: by row, None without; saved by the partition, which has them in their order. wide: columns of `field` that
+    were made together (derived).
 
     What is added here is saved, too (`saved`, `restore`), and grows with the others (`ensure`).
     """
 
     __slots__ = (
         "_packed", "_tags", "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held",
-        "index", "keys", "living", "lost", "numbers", "owner", "size", "waiting", "wrong",
+        "index", "keys", "living", "lost", "numbers", "owner", "size", "waiting", "wide", "wrong",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -108,6 +122,7 @@ class Chunk:
         self.changed = np.zeros(0, "i8")
         self.group: np.ndarray | None = None
         self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.wide: list[WideColumns] = []
         self.lost: dict[str, np.ndarray] = {}
         self.consumed: dict[str, np.ndarray] = {}
         self.dealt: dict[str, np.ndarray] = {}
@@ -124,17 +139,22 @@ class Chunk:
         """Room for `size` rows in every column."""
         if size <= self.capacity:
             return
-        capacity = max(16, self.capacity)
-        while capacity < size:
-            capacity *= 2
-        self.capacity = min(capacity, CHUNK)
+        self.capacity = capacity_for(self.capacity, size)
         self.index, self.alive, self.waiting, self.owner = map(
             self._grown, (self.index, self.alive, self.waiting, self.owner)
         )
         self.changed = self._grown(self.changed)
         if self.group is not None:
             self.group = self._grown(self.group, -1)
-        self.field = {name: (self._grown(b), self._grown(s)) for name, (b, s) in self.field.items()}
+        self.wide = [wide.grown(self.capacity) for wide in self.wide]
+        field = dict.fromkeys(self.field, NO_COLUMNS)  # in their order
+        for wide in self.wide:
+            field.update(wide.columns())
+        for name, columns in field.items():
+            if columns is NO_COLUMNS:
+                blocks, slots = self.field[name]
+                field[name] = self._grown(blocks), self._grown(slots)
+        self.field = field
         self.lost = {name: self._grown(lost) for name, lost in self.lost.items()}
         self.consumed = {task: self._grown(c) for task, c in self.consumed.items()}
         self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
@@ -184,6 +204,18 @@ class Chunk:
         if found is None:
             found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
         return found
+
+    def wide_columns(self, specs: Sequence[FieldSpec]) -> WideColumns | None:
+        """The columns of exactly these fields, where they were made together, in this order."""
+        for wide in self.wide:
+            if wide.schema is specs:
+                return wide
+        names = [spec.name for spec in specs] if self.wide else []
+        for wide in self.wide:
+            if wide.names == names:
+                wide.schema = specs
+                return wide
+        return None
 
     def consumed_column(self, task: str) -> np.ndarray:
         """The consumption column of a task, made where missing."""
@@ -309,6 +341,11 @@ class Rows:
             done += take
             runs.append((key, chunk, at, first, last))
         return runs
+
+    def capacity_after(self, count: int) -> int:
+        """The capacity of the chunk of the next row once so many rows have been added."""
+        chunk, first = self.chunks.get(self.end >> CHUNK_BITS), self.end & MASK
+        return capacity_for(0 if chunk is None else chunk.capacity, min(first + count, CHUNK))
 
     def saved(self) -> dict[str, Any]:
         """See `core.saving`."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.fields import Field, dims_parts, shape_of
+from transfer_queue.core.fields import Field, Prepared, dims_parts, shape_of
 from transfer_queue.core.losses import Found, Loss
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import Repacked
 from transfer_queue.core.rows import CHUNK_BITS, Chunk
+from transfer_queue.core.wide_columns import MANY_FIELDS, WideColumns
 from transfer_queue.messages import FieldSpec, NewBlock
 
-MANY_FIELDS = 64
-"""Of one block, whose columns are made together."""
-NONE: set[str] = set()
-NO_FIELDS: Mapping[str, Field] = {}
+NONE: Set[str] = frozenset()
 
 
 def publish(partition: Partition, positions: np.ndarray, number: int, block: NewBlock, writer: str) -> None:
@@ -27,9 +26,19 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
     released = []
     parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
     losses = partition.losses if partition.losses.counts else None
-    counted = learn(partition, block)
-    fresh = [first_values(chunk, at, block, number, within) for _, chunk, at, within in parts]
-    for spec in left_of(block, counted, fresh):
+    ready = learn(partition, block)
+    counted = NONE if ready is None else ready.names
+    fresh = [first_values(chunk, at, block, number, within, ready) for _, chunk, at, within in parts]
+    left = left_of(block, ready, fresh)
+    settled = NONE if ready is None or left is block.schema else ready.names  # `left` has none of them
+    if losses is None and all(added is NONE or added is settled for added in fresh):
+        wide = made_together(left, [chunk for _, chunk, _, _ in parts])
+        if wide:
+            fields_of_left = partition.fields_of(left)
+            for columns, (_, _, at, within) in zip(wide, parts):
+                released += put_together(fields_of_left, columns, at, number, within)
+            left = []
+    for spec in left:
         field = partition.fields[spec.name]
         for (_, chunk, at, within), added in zip(parts, fresh):
             if spec.name not in counted:
@@ -57,26 +66,67 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
         partition.published(fields)
 
 
-def first_values(chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number: int, within: np.ndarray) -> set[str]:
+def first_values(
+    chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number: int, within: Any, ready: Prepared | None
+) -> Set[str]:
     """Sets the fields of a block that no row of the chunk has had yet, all at once; their names.
 
     Only where they are many: the columns of fields that were made together are kept until all of them are dropped.
     """
     if len(block.schema) < MANY_FIELDS:
         return NONE
-    names = [spec.name for spec in block.schema if spec.name not in chunk.field]
-    blocks, slots = np.zeros((len(names), chunk.capacity), "i8"), np.zeros((len(names), chunk.capacity), "i4")
-    blocks[:, at] = number
-    slots[:, at] = within
-    chunk.field.update(zip(names, zip(blocks, slots)))
-    return set(names)
+    if chunk.wide_columns(block.schema) is not None:
+        return NONE
+    looked_at, added = block.schema, NONE
+    made = None if ready is None else ready.take_columns(chunk.capacity)
+    if made is not None:
+        assert ready is not None
+        wide, columns = made
+        wide.put(at, number, within)
+        chunk.wide.append(wide)
+        if chunk.field:
+            chunk.field.update(columns)
+        else:
+            chunk.field = columns
+        looked_at, added = ready.known, ready.names
+    names = [spec.name for spec in looked_at if spec.name not in chunk.field]
+    if not names:
+        return added
+    wide = WideColumns(names, chunk.capacity)
+    wide.put(at, number, within)
+    chunk.wide.append(wide)
+    chunk.field.update(wide.columns())
+    return {*added, *names}
 
 
-def left_of(block: NewBlock, counted: Mapping[str, Field], fresh: Sequence[Set[str]]) -> list[FieldSpec]:
+def left_of(block: NewBlock, ready: Prepared | None, fresh: Sequence[Set[str]]) -> list[FieldSpec]:
     """The fields of a block that are not counted yet, or not set in each of its chunks (`first_values`)."""
-    if counted and all(counted.keys() <= added for added in fresh):
-        return [spec for spec in block.schema if spec.name not in counted]
+    if ready is not None and all(added is ready.names or ready.names <= added for added in fresh):
+        return ready.known
     return block.schema
+
+
+def made_together(specs: Sequence[FieldSpec], chunks: Sequence[Chunk]) -> list[WideColumns]:
+    """The columns of these fields in each of these chunks; empty unless they were made together in all of them."""
+    if len(specs) < MANY_FIELDS:
+        return []
+    found = [chunk.wide_columns(specs) for chunk in chunks]
+    return [wide for wide in found if wide is not None] if None not in found else []
+
+
+def put_together(
+    fields: Sequence[Field], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
+) -> list[np.ndarray]:
+    """Values of rows of one chunk are in block `number`, for fields made together; the blocks that they were in."""
+    old = columns.blocks[:, at]
+    held = np.count_nonzero(old, axis=1)
+    columns.put(at, number, within)
+    gained = len(at) - held
+    if gained.any():
+        for field, count in zip(fields, gained.tolist()):
+            field.live += count
+            field.ever += count
+    return [old.ravel()] if held.any() else []
 
 
 def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:
@@ -133,11 +183,14 @@ def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
         partition.nbytes -= partition.blocks.release(sources[chosen])
 
 
-def learn(partition: Partition, block: NewBlock) -> Mapping[str, Field]:
-    """Takes the row shapes of a block into the types of its fields; those fields whose rows are counted by this."""
+def learn(partition: Partition, block: NewBlock) -> Prepared | None:
+    """Takes the row shapes of a block into the types of its fields.
+
+    What was prepared of the block, where it holds: rows of its fresh fields are counted by this.
+    """
     known = shape_of(block)
     if known == partition.learnt:
-        return NO_FIELDS  # the same shapes again, as from one writer's loop, teach nothing
+        return None  # the same shapes again, as from one writer's loop, teach nothing
     prepared = partition.blocks.prepared
     if prepared is not None and prepared.holds_for(block, partition.fields):
         partition.fields.update(prepared.fresh)
@@ -154,4 +207,4 @@ def learn(partition: Partition, block: NewBlock) -> Mapping[str, Field]:
     # puts into a field of several dtypes are looked at one by one, so that each client is told once
     looked_at = block.schema if prepared is None else prepared.known  # a fresh field has one dtype
     partition.learnt = None if any(partition.fields[spec.name].others for spec in looked_at) else known
-    return NO_FIELDS if prepared is None else prepared.fresh
+    return prepared
