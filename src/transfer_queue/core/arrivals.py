@@ -14,6 +14,7 @@ from transfer_queue.core import values
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import RowsPut
 from transfer_queue.core.rows import Run
+from transfer_queue.core.wide_columns import MANY_FIELDS
 
 
 def arrive(partition: Partition, put: RowsPut) -> None:
@@ -41,11 +42,13 @@ def arrive(partition: Partition, put: RowsPut) -> None:
             chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
         if block is not None:
             slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
-            added = values.first_values(chunk, at, block, put.block_number, slots, ready)
-            left = values.left_of(block, ready, [added])
-            for wide in values.made_together(left, [chunk]):
-                wide.put(at, put.block_number, slots)
-                left = []
+            added, left = values.NONE, block.schema
+            if len(left) >= MANY_FIELDS:
+                added = values.first_values(chunk, at, block, put.block_number, slots, ready)
+                left = values.left_of(block, ready, [added])
+                for wide in values.made_together(left, [chunk]):
+                    wide.put(at, put.block_number, slots)
+                    left = []
             for spec in left:
                 if spec.name in added:
                     continue
