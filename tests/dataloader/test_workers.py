@@ -25,6 +25,7 @@ import transfer_queue as tq
 import warm
 from simulated import numbers, ragged, table
 from transfer_queue.dataloader import streaming_dataset
+from transfer_queue.dataloader.channel import Channel
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import BatchGoneError, StorageKeyNotFoundError
@@ -295,6 +296,31 @@ class TestPlace:
         loader.step(filled)
         waiting.join(300)
         assert found == list(range(ROWS))
+
+    def test_step_from_another_thread_just_before_one_waits(
+        self, monkeypatch: pytest.MonkeyPatch, dataset: Build, partition: str, filled: str
+    ) -> None:
+        """The thread has looked where the dataset is, and does not wait yet."""
+        empty = partition + "empty"
+        loader = StreamingDataLoader(dataset(partition_id=empty), num_workers=2, persistent_workers=True)
+        found: list[int] = []
+        waiting = threading.Thread(target=lambda items: found.extend(values(items)), args=(iter(loader),))
+        want = Channel.want
+        steps = iter([filled])
+
+        def step_before(channel: Channel, version: int, number: int) -> None:
+            for other in steps:
+                another = threading.Thread(target=loader.step, args=(other,))
+                another.start()
+                another.join()
+            want(channel, version, number)
+
+        monkeypatch.setattr(Channel, "want", step_before)
+        waiting.start()
+        waiting.join(60)
+        came = list(found)
+        tq.get_client().seal(empty, create=True)  # nobody waits any more, even if the test has failed
+        assert came == list(range(ROWS))
 
 
 class TestRanks:

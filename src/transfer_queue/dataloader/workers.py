@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,7 +117,8 @@ class Workers:
         self._channel = Channel(count)
         self._version = 0
         self._heard = True  # whether something has come since the last order
-        self._waiting = False  # whether a thread waits for a batch
+        self._waiting = False  # whether a thread asks for a batch; true before it looks where the dataset is
+        self._ordering = threading.Lock()  # around what an order changes: another thread may go elsewhere meanwhile
         self._ended = False
         self._place: Any = None  # where the dataset is, unless it goes elsewhere
         self._given = 0  # the batches of the last order that the dataset was given are below this one
@@ -131,43 +133,46 @@ class Workers:
         later: not if nothing has come since the last order and nobody waits, so that orders cannot fill a pipe that
         nobody reads; then with the next batch that is wanted.
         """
-        place = (dataset.moves, dataset.partition_id, dataset.batch_index)
-        if (place == self._place and not self._ended) or (later and not self._heard and not self._waiting):
-            return
-        self._version += 1
-        self._heard = self._ended = False
-        self._early.clear()
-        self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index, self._given))
-        self._place, self._given = place, dataset.batch_index
+        with self._ordering:
+            place = (dataset.moves, dataset.partition_id, dataset.batch_index)
+            if (place == self._place and not self._ended) or (later and not self._heard and not self._waiting):
+                return
+            self._version += 1
+            self._heard = self._ended = False
+            self._early.clear()
+            self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index, self._given))
+            self._place, self._given = place, dataset.batch_index
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
         """The batch at the dataset's place."""
+        # Set first: a thread that goes elsewhere from now on orders it at once. If it went before, this orders it.
+        self._waiting = True
+        try:
+            return self._deliver(dataset)
+        finally:
+            self._waiting = False
+
+    def _deliver(self, dataset: StreamingDataset) -> Delivery:
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
         self._channel.want(version, number)
-        while number not in self._early:
-            if version != self._version:
-                return Delivery()  # another thread went elsewhere meanwhile
-            fetched = self._receive()
+        while version == self._version and number not in self._early:
+            fetched = None if self._iterator is None else next(self._iterator, None)
             if fetched is None:
                 return Delivery(ended=True)  # closed
             if fetched.version == self._version:
                 self._heard = True
                 self._early[fetched.number] = fetched
-        found = self._early.pop(number)
-        if found.meta is None:
-            self._ended = True
-            return Delivery(ended=True)
-        self._place, self._given = (dataset.moves, dataset.partition_id, number + 1), number + 1
+        with self._ordering:
+            if version != self._version:
+                return Delivery()  # another thread went elsewhere meanwhile; what has come of its order stays
+            found = self._early.pop(number)
+            if found.meta is None:
+                self._ended = True
+                return Delivery(ended=True)
+            self._place, self._given = (*self._place[:2], number + 1), number + 1
         batch: Batch | None = None if found.data is None else (found.data, found.meta)
         return Delivery(batch, found.items, held=found.meta if found.meta._holder or found.meta._leases else None)
-
-    def _receive(self) -> Fetched | None:
-        self._waiting = True
-        try:
-            return None if self._iterator is None else next(self._iterator, None)
-        finally:
-            self._waiting = False
 
     def close(self) -> None:
         """Ends the processes, also those that wait for rows. Idempotent."""
