@@ -21,7 +21,7 @@ def parents(name: str) -> list[str]:
     return [SEPARATOR.join(names[:end]) for end in range(1, len(names))]
 
 
-class FieldSpec(Message, frozen=True, cache_hash=True):
+class FieldSpec(Message, frozen=True):
     """How one field lies in a block.
 
     kind: "tensor", "object", or "nested": a TensorDict, whose leaves are fields of their own (`leaf`); such a column
