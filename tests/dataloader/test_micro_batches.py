@@ -12,13 +12,24 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from simulated import numbers, ragged, table
-from transfer_queue.dataloader.micro_batches import chunk_by_tokens, pack, row_lengths, token_field
+from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, pack, row_lengths, token_field
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
+
+
+def tables(lengths: list[int]) -> TensorDict:
+    """The data of `batch` as x, n, and in a TensorDict in a TensorDict: t::u::x, t::u::k, t::u::o, t::j, t::n."""
+    data, _ = batch(lengths)
+    inner = data.select("x", "k", "o")
+    outer = data.select("j", "n")
+    outer["u"] = inner
+    whole = data.select("x", "n")
+    whole["t"] = outer
+    return whole
 
 
 def metadata(lengths: list[int], tag: str = "total_lengths") -> BatchMeta:
@@ -126,6 +137,70 @@ class TestPack:
             pack(table(x=ragged(1, 2), cu_seqlens=torch.arange(2)), "x")
         with pytest.raises(InvalidArgumentError, match=r"none of the fields \['n'\]"):
             token_field(table(n=torch.arange(2)), ["n"])
+
+
+class TestNestedTables:
+    def test_micro_batches_are_cut_at_the_offsets_of_jagged_leaves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lengths = [3, 1, 0, 4, 2]
+        data, meta = tables(lengths), metadata(lengths)
+        monkeypatch.setattr(TensorDict, "__getitem__", no_jagged(TensorDict.__getitem__))
+        pieces = list(chunk_batch_fn(data, meta, 2))
+        monkeypatch.undo()
+        assert [len(m) for _, m in pieces] == [2, 2, 1]
+        start = 0
+        for piece, m in pieces:
+            assert piece["t"].batch_size == piece["t", "u"].batch_size == torch.Size([len(m)])
+            assert [len(row) for row in piece["t", "u", "x"].unbind()] == lengths[start : start + len(m)]
+            assert piece["t", "u", "x"].values().data_ptr() >= data["t", "u", "x"].values().data_ptr(), "it is a view"
+            assert piece["t", "n"].tolist() == lengths[start : start + len(m)]
+            assert piece["t", "u"].get("o").tolist() == [f"row {i}" for i in range(start, start + len(m))]
+            start += len(m)
+
+    def test_lengths_of_a_leaf(self) -> None:
+        data, meta = tables([5, 2, 3]), metadata([1, 1, 1])
+        assert [len(m) for _, m in chunk_by_tokens(data, meta, 5, length_field="t::u::x")] == [1, 2]
+        assert [len(m) for _, m in chunk_by_tokens(data, meta, 5, length_field="t::n")] == [1, 2]
+        for name in ("t", "t::u", "x::y", "t::z"):
+            with pytest.raises(InvalidArgumentError, match=f"length_field '{name}' must have"):
+                row_lengths(data, name)
+        assert token_field(data, ["n", "t"]) == "t::j"
+        assert token_field(data, ["t::u::k"]) == "t::u::k"
+        with pytest.raises(InvalidArgumentError, match="none of the fields"):
+            token_field(data, ["n", "t::n"])
+
+    @pytest.mark.parametrize("length_field", ["x", "t::u::x", "t::j"])
+    def test_leaves_are_packed_like_fields(self, length_field: str) -> None:
+        data = tables([3, 0, 4])
+        packed = pack(data, length_field)
+        assert packed["t", "u", "x"].tolist() == packed["x"].tolist() == [data["x"].values().tolist()]
+        assert packed["t", "j"].shape == (1, 7, 3)
+        assert packed["t"].batch_size == packed["t", "u"].batch_size == torch.Size([])
+        assert packed["t", "n"].tolist() == [3, 0, 4]
+        assert [len(row) for row in packed["t", "u", "k"].unbind()] == [1, 2, 3]
+        assert packed["t", "u"].get("o").tolist() == ["row 0", "row 1", "row 2"]
+        assert packed["cu_seqlens"].tolist() == [0, 3, 3, 7]
+
+    def test_a_dataset_takes_leaves_by_either_name(self, a: Client) -> None:
+        a.put(tables([5, 2, 3]), partition_id="p")
+        a.seal("p")
+        wanted: list[Any] = [("t", "u", "x"), "n"]
+        for task, name in enumerate((("t", "u", "x"), "t::u::x", None)):
+            more: Any = {"max_tokens": 5, "length_field": name} if name else {}
+            stream = StreamingDataset(a, 3, 3, wanted, "p", f"t{task}", 0, pack=True, **more)
+            packed = [(data["t", "u", "x"].tolist(), data["cu_seqlens"].tolist()) for data, _ in stream]
+            assert [cuts for _, cuts in packed] == ([[0, 5], [0, 2, 5]] if name else [[0, 5, 7, 10]])
+            assert [len(row) for (row,), _ in packed] == ([5, 5] if name else [10])
+
+
+def no_jagged(slicing: Any) -> Any:
+    """The slicing of TensorDicts, which must not meet jagged columns: torch's own costs more and writes to the log."""
+
+    def sliced(data: TensorDict, index: Any) -> Any:
+        if isinstance(index, slice):
+            assert not [v for v in data.values(True, True) if isinstance(v, torch.Tensor) and v.layout == torch.jagged]
+        return slicing(data, index)
+
+    return sliced
 
 
 class TestDataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
@@ -93,6 +94,37 @@ def take(items: Any, count: int) -> list[Any]:
 def shown(items: Any) -> list[tuple[list[int], list[int], list[str]]]:
     """Micro-batches by value."""
     return [(data["x"].tolist(), meta.global_indexes, meta.field_names) for data, meta in items]
+
+
+def test_batches_with_nested_tables(system: Any, partition: str, dataset: Build) -> None:
+    """They come, are cut, replayed and resumed with workers as without."""
+    inner = table(w=torch.arange(10), t=ragged(*range(1, 11)), s=[f"row {i}" for i in range(10)])
+    data = table(n=torch.arange(10))
+    data["u"] = table(v=torch.arange(10) + 0.5)
+    data["u", "inner"] = inner
+    tq.get_client().put(data, partition_id=partition)
+    tq.get_client().seal(partition)
+
+    def plain(items: Any) -> list[Any]:
+        return [
+            (found["n"].tolist(), found["u", "v"].tolist(), found["u", "inner", "w"].tolist(), meta.field_names,
+             [len(row) for row in found["u", "inner", "t"].unbind()], found["u", "inner"].get("s").tolist())
+            for found, meta in items
+        ]  # fmt: skip
+
+    for more in ({}, {"max_tokens": 8, "length_field": ("u", "inner", "t")}):
+        here = dataset(data_fields=["u", "n"], **more)
+        wanted = plain(StreamingDataLoader(here))
+        assert [row for rows, *_ in wanted for row in rows] == list(range(10))
+        loader = StreamingDataLoader(dataset(data_fields=["u", "n"], task_name=here.task_name, **more), num_workers=2)
+        items = iter(loader)
+        first, state = plain([next(items)]), loader.state_dict()
+        assert first + plain(items) == wanted
+        loader.reset()
+        assert plain(loader) == wanted
+        resumed = StreamingDataLoader(dataset(data_fields=["u", "n"], task_name=here.task_name, **more), num_workers=1)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert plain(resumed) == wanted[1:]
 
 
 WAYS = [

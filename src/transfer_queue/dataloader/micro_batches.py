@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.dataloader.fetching import Batch
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import SEPARATOR
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.gather import table_of
 from transfer_queue.wire.jagged import is_plain_jagged, rows_follow, rows_of_jagged
@@ -65,7 +66,8 @@ def chunk_by_tokens(
     """Cuts a batch into micro-batches of at most max_tokens tokens (and max_rows rows), in order, as few as that gives.
 
     A row of more than max_tokens is a micro-batch by itself. The length of a row is its tag "total_lengths", or, with
-    length_field, the length of that field's row (its value, where the field has a number a row).
+    length_field, the length of that field's row (its value, where the field has a number a row); "x::y" names a field
+    of a nested TensorDict.
 
     Raises:
         InvalidArgumentError: a row has no such length.
@@ -84,7 +86,8 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
     """The rows as one row of concatenated tokens, as variable-length attention takes them.
 
     td: [rows]. Fields whose rows have the lengths of `length_field`'s rows, [rows, j, ...], become [1, tokens, ...]
-    (ragged in another dimension: concatenated there); the others stay as they are, one value a row. Added are
+    (ragged in another dimension: concatenated there), those of nested TensorDicts too; the others stay as they are,
+    one value a row. Added are
 
         cu_seqlens    int32 [rows + 1], where each row begins, and the end of the last
         position_ids  int64 [1, tokens], from 0 in each row; a packed field of this name stays as it is
@@ -99,7 +102,7 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
     taken = {"cu_seqlens", "max_seqlen"} & set(td.keys())
     if taken:
         raise InvalidArgumentError(f"pack=True adds the fields {sorted(taken)}, which are in data_fields; rename them")
-    if not _has_token_rows(td.get(length_field, None)):
+    if not _has_token_rows(_column(td, length_field)):
         raise InvalidArgumentError(
             f"pack=True concatenates rows of tokens, and {length_field!r} has none; "
             f"name a field that has (length_field=)"
@@ -107,11 +110,7 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
     lengths = row_lengths(td, length_field)
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
-    out = TensorDict({}, batch_size=[])
-    for name in td.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
-        column = td.get(name)
-        alike = _has_token_rows(column) and np.array_equal(row_lengths(td, name), lengths)
-        out.set(name, _concatenated(column) if alike else column)
+    out = _packed(td, lengths)
     out.set("cu_seqlens", torch.from_numpy(starts.astype(np.int32)))
     if "position_ids" not in td.keys():  # noqa: SIM118
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
@@ -120,15 +119,29 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
     return out
 
 
+def _packed(td: TensorDictBase, lengths: Lengths) -> TensorDict:
+    """The table with columns of rows of these lengths concatenated, also those of tables inside of it."""
+    out = TensorDict({}, batch_size=[])
+    for name in td.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
+        column = td.get(name)
+        if _is_table(column):
+            column = _packed(column, lengths)
+        elif (found := _token_lengths(column)) is not None and np.array_equal(found, lengths):
+            column = _concatenated(column)
+        out.set(name, column)
+    return out
+
+
 def token_field(td: TensorDictBase, names: Sequence[str]) -> str:
-    """The first of these fields that has token rows.
+    """The first of these fields that has token rows, or the first such field of a nested TensorDict.
 
     Raises:
         InvalidArgumentError: none has.
     """
     for name in names:
-        if _has_token_rows(td.get(name, None)):
-            return name
+        for leaf, column in _leaves(name, _column(td, name)):
+            if _has_token_rows(column):
+                return leaf
     raise InvalidArgumentError(f"pack=True concatenates rows of tokens, and none of the fields {list(names)} has any")
 
 
@@ -138,23 +151,27 @@ def row_lengths(td: TensorDictBase, field: str) -> Lengths:
     Raises:
         InvalidArgumentError: there is no such field, or it has neither.
     """
-    column = td.get(field, None)
-    lengths: Any = None
-    if _has_token_rows(column):
-        if not column.is_nested:
-            lengths = np.full(column.size(0), column.size(1), np.int64)
-        elif is_plain_jagged(column):
-            lengths = column.offsets().diff().numpy()
-        else:
-            lengths = np.array([row.size(column._ragged_idx - 1) for row in column.unbind()], np.int64)
-    elif isinstance(column, torch.Tensor) and not column.is_nested and _is_integral(column) and column.dim() == 1:
+    column = _column(td, field)
+    lengths = _token_lengths(column)
+    if isinstance(column, torch.Tensor) and not column.is_nested and _is_integral(column) and column.dim() == 1:
         lengths = column.numpy().astype(np.int64)
     if lengths is None or (lengths < 0).any():
         raise InvalidArgumentError(
             f"length_field {field!r} must have token rows or a number of tokens a row, "
             f"and {'is not among the fields ' + str(sorted(td.keys())) if column is None else 'has neither'}"
         )
-    return lengths  # type: ignore[no-any-return]
+    return lengths
+
+
+def _token_lengths(column: Any) -> Lengths | None:
+    """The lengths of token rows; None if the column has none."""
+    if not _has_token_rows(column):
+        return None
+    if not column.is_nested:
+        return np.full(column.size(0), column.size(1), np.int64)
+    if is_plain_jagged(column):
+        return column.offsets().diff().numpy()  # type: ignore[no-any-return]
+    return np.array([row.size(column._ragged_idx - 1) for row in column.unbind()], np.int64)
 
 
 def _tagged_lengths(meta: BatchMeta) -> Lengths:
@@ -166,6 +183,30 @@ def _tagged_lengths(meta: BatchMeta) -> Lengths:
                 f"put it with the rows, or name a field that has it (length_field=)"
             )
     return np.array(found, np.int64)
+
+
+def _is_table(column: Any) -> TypeGuard[TensorDict]:
+    """Whether this is a nested TensorDict, of which each field is a column."""
+    return isinstance(column, TensorDict) and column.batch_dims == 1
+
+
+def _column(td: TensorDictBase, name: str) -> Any:
+    """The field of this name, in nested TensorDicts too; None if there is none."""
+    if name in td.keys():  # noqa: SIM118
+        return td.get(name)
+    found: Any = td
+    for part in name.split(SEPARATOR):
+        found = found.get(part, None) if isinstance(found, TensorDictBase) else None
+    return found
+
+
+def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    """The field itself, or those of a nested TensorDict, in which others may be nested."""
+    if not _is_table(column):
+        yield name, column
+        return
+    for inner in column.keys():  # noqa: SIM118
+        yield from _leaves(f"{name}{SEPARATOR}{inner}", column.get(inner))
 
 
 def _has_token_rows(column: Any) -> bool:
@@ -193,10 +234,9 @@ def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
     if stop - start == td.batch_size[0]:
         return td.copy()  # a table of its own over the same columns, as a slice is
     columns = {name: td.get(name) for name in td.keys()}  # noqa: SIM118  (a TensorDict iterates over its rows)
-    jagged = [name for name, column in columns.items() if rows_follow(column)]
-    if not jagged:
+    cut = {name: rows_of_jagged(column, start, stop) for name, column in columns.items() if rows_follow(column)}
+    cut |= {name: _rows(column, start, stop) for name, column in columns.items() if _is_table(column)}
+    if not cut:
         return td[start:stop]
-    rest = td.exclude(*jagged)[start:stop]
-    return table_of(
-        {n: rows_of_jagged(c, start, stop) if n in jagged else rest.get(n) for n, c in columns.items()}, stop - start
-    )
+    rest = td.exclude(*cut)[start:stop]
+    return table_of({name: cut[name] if name in cut else rest.get(name) for name in columns}, stop - start)

@@ -152,7 +152,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.process_batch_fn = process_batch_fn
         self.max_tokens = max_tokens
         self.pack = pack
-        self.length_field = length_field
+        self.length_field = None if length_field is None else arguments.names([length_field], "length_field")[0]
         self.keep_batches = keep_batches
         self.dp_size = checked_dp_size(dp_size, dp_rank)
         self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
