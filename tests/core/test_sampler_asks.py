@@ -152,6 +152,33 @@ def test_a_sampler_that_is_replaced_while_it_is_asked(h: Harness) -> None:
     assert h.dealt(1) == [1]
 
 
+def test_a_claim_that_does_not_wait_is_answered_when_its_sampler_is_replaced(h: Harness) -> None:
+    """Also of a partition that does not exist: its sampler is asked whether the claim can be right."""
+    keyed = h.claim(1, partition="nowhere", name="a", dp_rank=0, batch_index=0)
+    queued = h.claim(1, partition="later", name="b", dp_rank=0, batch_index=0)
+    assert (h.parked(keyed, "a"), h.parked(queued, "b")) == (True, True)
+    ask = h.asks.pop()
+    h.take(h.controller.use_sampler(SequentialSampler()))
+    assert (h.got(keyed, "a"), h.got(queued, "b")) == ([], [])
+    h.take(h.controller.sampler_answered(ask.number, None, h.now))
+    assert not h.state.waiting.by_waiter
+
+
+def test_a_claim_that_is_decided_again_ends_nothing_that_its_client_got_meanwhile(h: Harness, mine: Mine) -> None:
+    """A claim marks what its client was given before as finished once, and nothing that it was given since."""
+    mine.picks = lambda row: row > 100
+    h.create(free_when=["t"])
+    h.put(4)
+    h.claim(1, wait=10)
+    h.put(1)  # so that it is looked at again
+    h.answer()
+    assert h.dealt(2, sampler="SequentialSampler", hold=True) == [0, 1]
+    while h.asks:
+        h.answer()
+    held = h.state.partitions["p"].holds
+    assert held.of("t", "r", 0).tolist() == [0, 1]
+
+
 def test_a_million_rows_come_as_far_as_they_are_read(h: Harness, mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transfer_queue.core.asks.PAGE", 4)
     h.put(10)

@@ -85,6 +85,7 @@ def look(core: Controller, waiting: Waiting, job: Job) -> list[Effect]:
         runner.answers = None
     if job.fresh and not claim.hold and not claim.probe:
         _come_back(core, waiting.client, claim, outcome.rows)
+    job.fresh = False
     return _decided(core, waiting, peer, outcome)
 
 

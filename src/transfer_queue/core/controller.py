@@ -296,7 +296,7 @@ class Controller:
         effects = self.asks.replaced()
         self.asks = asks_of(self.samplers.default, self.asks.begun)
         self.state.watched = watched_tags(sampler)
-        for name in self.state.partitions:
+        for name in {**self.state.partitions, **self.state.waiting.claims}:  # also of partitions not there
             self.changed.setdefault(name, Change()).everything = True
         return [*effects, *self.settle()]
 
