@@ -13,12 +13,14 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done
+from transfer_queue.net.admission import Admission
 from transfer_queue.net.blocking import exchange as exchange_blocking
 from transfer_queue.net.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
@@ -35,11 +37,21 @@ _Outcome = Union[AnyReply, OSError]
 
 
 async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
-    """What the operation returns. Errors of a call are thrown into it first, at its `yield`."""
+    """What the operation returns. Errors of a call are thrown into it first, at its `yield`.
+
+    An operation has a place among those of its loop (`Admission`) until it makes a call that may take long.
+    """
     links = session.transport(_Links).of(asyncio.get_running_loop(), session)
+    admission = links.admission
+    if not admission.try_enter():
+        await admission.enter()
+    inside = True
     try:
         call = next(op)
         while True:
+            if inside and _may_take_long(call):
+                admission.leave()
+                inside = False
             try:
                 reply = await _exchange(session, links, call)
             except BaseException as error:
@@ -48,6 +60,18 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
                 call = op.send(reply)
     except StopIteration as stop:
         return cast(T, stop.value)
+    finally:
+        if inside:
+            admission.leave()
+
+
+def _may_take_long(call: Call) -> bool:
+    """Whether a call waits for something else than a server's turn: for an event, for a thread, or for many bytes."""
+    return call.timeout is not None or call.work is not None or _is_large(call)
+
+
+def _is_large(call: Call) -> bool:
+    return bool(call.into or call.together) or call.payload is not None
 
 
 async def to_the_end(work: Callable[[], T]) -> T:
@@ -72,7 +96,7 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
     """What makes the call. No coroutine around another: each in flight is one object more for the garbage collector."""
-    if call.into or call.payload is not None or call.together:
+    if _is_large(call):
         # bytes by the gigabyte, which would hold up a connection that others share, and the loop
         return to_the_end(partial(exchange_blocking, session, call))
     if call.work is not None:
@@ -146,6 +170,8 @@ class _Link:
         self._deadlines: dict[int, float] = {}  # of those in `waiting` that have a future
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
+        self._arrived: deque[bytes] = deque()  # replies that nobody has looked at yet
+        self._answering = False  # whether `_go_on` is scheduled
         self._unsent = bytearray()  # not empty exactly while a writer is registered
         self._fd = connection.sock.fileno()
         loop.add_reader(self._fd, self._readable)
@@ -153,7 +179,7 @@ class _Link:
     @property
     def idle(self) -> bool:
         """Whether another loop could take the connection over: nothing outstanding in either direction."""
-        return not (self.broken or self.waiting or self._unsent) and self.connection.reader.clean
+        return not (self.broken or self.waiting or self._arrived or self._unsent) and self.connection.reader.clean
 
     async def ask(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
         """Sends a request and waits for its reply. Raises OSError if the connection breaks, or is broken."""
@@ -242,13 +268,34 @@ class _Link:
             said, answer = self.connection.unsealed(data)
             if answer:
                 self._push(answer)
-            for body, _ in reader.feed(said):
-                self._answered(body)
+            self._arrived.extend(body for body, _ in reader.feed(said))
+            self._answer_one()
         except BlockingIOError:
             return
         except OSError as error:
             self.end(error)
         except TransferQueueError as error:  # what came is no frame or no answer
+            self.end(ConnectionAbortedError(str(error)))
+
+    def _answer_one(self) -> None:
+        """Wake the task that waits for the next reply; the one after it is looked at when that task has run.
+
+        A task that gets its reply frees its objects, and then it or another one begins the next operation. If all
+        tasks were woken at once, they would free all their objects before new ones are made, and Python's collector
+        of cycles, which counts how many more are made than freed, would run again and again.
+        """
+        if self._answering or not self._arrived:
+            return
+        self._answered(self._arrived.popleft())
+        if self._arrived:
+            self._answering = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._answering = False
+        try:
+            self._answer_one()
+        except TransferQueueError as error:  # what came is no answer
             self.end(ConnectionAbortedError(str(error)))
 
     def _answered(self, body: bytes) -> None:
@@ -267,6 +314,9 @@ class _Link:
             return
         self.broken = True
         self.detach()
+        with contextlib.suppress(TransferQueueError):  # which the connection ends with anyway
+            while self._arrived:
+                self._answered(self._arrived.popleft())
         pool = self._session.transport(Pool)
         pool.discard(self.connection)
         pool.forget(self.target)  # the idle ones led to the same server
@@ -296,6 +346,7 @@ class _LoopLinks:
     def __init__(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
         self.loop = loop
         self.links: dict[Target, _Link] = {}
+        self.admission = Admission(loop)
         self.turns: dict[Hashable, list[asyncio.Future[bool]]] = {}
         self._session = session
         self._connecting: dict[Target, asyncio.Task[_Link]] = {}
