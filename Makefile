@@ -7,7 +7,7 @@
 CONTRACT ?= ../shared/contract
 # One more than there are cores, as tests that start processes mostly wait for these; 4 at most.
 PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
-# How many times the examples of `make test` the differential tests have in `make fuzz`.
+# The differential tests run this many times as many examples in `make fuzz` as in `make test`.
 EXAMPLES_FACTOR ?= 100
 
 help:
@@ -18,11 +18,11 @@ help:
 	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
 	@echo "make fuzz      new hostile input for every decoder, and changed requests; then the differential tests of the data path"
-	@echo "               with 100 times the examples (half an hour on two cores; EXAMPLES_FACTOR=10: a tenth of it)"
+	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of it)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain; then random puts and"
-	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows': only these)"
+	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows' runs only these)"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the same under Ray"
@@ -30,7 +30,7 @@ help:
 	@echo "make types     mypy on the package, pyright on user code"
 	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); tq bench NAME is one alone"
 	@echo "make bench-peer  the same beside what a user would pick instead: Ray, and the PyPI package TransferQueue"
-	@echo "make compat    a wheel without files that meets requirements of the distribution TransferQueue (dist/)"
+	@echo "make compat    builds the compatibility wheel of the distribution TransferQueue, which has no files, in dist/"
 	@echo "make ci        all of it, as CI does"
 
 venv:
@@ -85,9 +85,9 @@ torn: venv
 docs: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal tests/test_docs.py $(ARGS)
 
-# Tests of the contract that contradict its page, which decides; each with the sentence of API.md.
-# test_refused_put_leaves_nothing wants a put of float32 where int64 lives refused: "Rows of a field may differ in
-# numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
+# Tests of the contract that contradict API.md; where the two differ, API.md decides.
+# test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a
+# field may differ in numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
 CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
 
 contract: venv

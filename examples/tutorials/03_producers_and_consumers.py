@@ -46,9 +46,9 @@ def rollout(config, batches: int) -> int:
 # ## Reward: wait for samples, until there are no more
 #
 # A fetch that cannot be met waits in the controller and is answered by the put that completes it. `await_batch` also
-# says when the end has come: the partition is sealed and everything is dealt. A batch of no samples without the end is
-# a lull: nothing came within `timeout`, so the loop asks again. (`StreamingDataLoader` is this loop with micro-batches;
-# it has a page of its own.)
+# says when the end has come: the partition is sealed and everything is dealt. If it returns an empty batch and not the
+# end, no samples became ready within `timeout`, and the loop asks again. (`StreamingDataLoader` is this loop with
+# micro-batches; it has a page of its own.)
 
 
 # %%
@@ -62,7 +62,7 @@ def reward(config) -> int:
             tq.close()
             return scored
         if not len(batch):
-            continue  # a lull
+            continue  # no samples became ready within the timeout
         answers = client.get_data(batch, layout="dense")["answer"]
         rewards = answers.float().mean(dim=1)
         client.put(TensorDict({"reward": rewards}, batch_size=[len(batch)]), metadata=batch)

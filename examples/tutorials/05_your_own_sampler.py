@@ -19,8 +19,8 @@ import transfer_queue as tq
 # the fetch then waits for more.
 #
 # By keyword it gets what the caller wrote into `sampling_config`, and `partition`, through which it reads the samples'
-# tags. Both are as they were put: arrays, tensors, tuples, sets, dicts. It never sees the
-# samples' fields, so what it decides by must be in a tag.
+# tags. Both contain the values that were put: arrays, tensors, tuples, sets, dicts. `sample` never sees the samples'
+# fields, so a value that it needs for its decision must be in a tag.
 #
 # This one prefers prompts that the policy solves half of the time, which teach a GRPO group most.
 
@@ -68,12 +68,13 @@ assert Curriculum().sample([0, 1], 3, partition=rates) == ([], [])
 # `controller.sampler` takes an instance, a class, which is made without arguments, or an import path
 # "package.module:Class", which fits into a YAML file. All three are used below.
 #
-# The sampler runs in a process of its own, next to the controller: a slow one holds up only those who wait for it. That
-# process imports the module that the class is in. It may be the script itself, whose work is then under
-# `if __name__ == "__main__"`. One call may take `timeouts.sampler` seconds (30); then the process is ended, the caller
-# gets a `SamplerError`, and the next call a new process, in which the sampler has what its `save_checkpoint` said last.
-# With `controller.sampler_isolation: inline` it runs in the controller itself: a small claim is answered 0.3 ms sooner,
-# and everybody waits while it runs.
+# The sampler runs in a process of its own, next to the controller, so that a slow sampler holds up only the fetches
+# that use it. That process imports the module that contains the class. The module may be the script itself, if the work
+# of the script is under `if __name__ == "__main__"`. One call may take `timeouts.sampler` seconds (30). If it takes
+# longer, the controller ends the process, and the fetch raises a `SamplerError`. The next call starts a new process, in
+# which the sampler gets the state that its `save_checkpoint` returned last. With `controller.sampler_isolation: inline`
+# the sampler runs in the controller itself: a small fetch is answered 0.3 ms sooner, and all other clients wait while
+# `sample` runs.
 
 
 # %%
@@ -100,8 +101,8 @@ def deals() -> None:
 # %% [markdown]
 # ## Samples more than once
 #
-# What is dealt need not be consumed. A replay buffer consumes nothing, so that the same sample may be in several
-# batches; in one batch each sample is at most once. `self._states` is a dict for what a sampler wants to remember
+# A sampler need not consume the samples that it returns. A replay buffer consumes none, so the same sample may be in
+# several batches. In one batch each sample is at most once. `self._states` is a dict in which a sampler can keep values
 # between calls.
 
 
@@ -110,7 +111,7 @@ class Replay(tq.BaseSampler):
     """Mixes the newest sample with older ones."""
 
     def sample(self, ready_indexes, batch_size, *args, **kwargs):
-        """The newest sample, then older ones; these are others in each batch."""
+        """Return the newest sample, then older ones; each batch has other older ones."""
         if len(ready_indexes) < batch_size:
             return [], []
         *older, newest = ready_indexes
@@ -131,10 +132,10 @@ def replays() -> None:
 # %% [markdown]
 # ## Mistakes reach their caller
 #
-# What `sample` returns is checked completely: global indexes that it was offered, none of them twice, at most
-# `batch_size` of them sampled. Anything else, and an exception in a sampler (`sys.exit()`, too), is a `SamplerError` at
-# the fetch that asked, with the sampler's own traceback. Nothing is dealt, and the system goes on. A `ValueError` of a
-# sampler is a `ValueError` for the caller as well.
+# The controller checks everything that `sample` returns. It must be global indexes out of `ready_indexes`, each at most
+# once, with at most `batch_size` of them sampled. If it is anything else, or if the sampler raises an exception or
+# calls `sys.exit()`, the fetch raises a `SamplerError` with the sampler's own traceback. Then nothing is dealt, and the
+# system goes on. If the sampler raises a `ValueError`, the error that the fetch raises is a `ValueError`, too.
 
 
 # %%
