@@ -1,4 +1,4 @@
-"""The scripts in tools that make environments, with a stand-in for Python that notes its calls and installs nothing."""
+"""The scripts in tools that make environments, with a fake Python that records its calls and installs nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def torch_of(constraints: str) -> str:
 
 TORCH = torch_of("constraints.txt")
 GPU = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/gpus").exists()
-STAND_IN = """#!/usr/bin/env bash
+FAKE_PYTHON = """#!/usr/bin/env bash
 case "$1 $2" in
     "--version "*) echo "Python $VERSION" ;;
     "-c "*) exec "$REAL" -c "import sys; sys.version_info = tuple(map(int, '$VERSION'.split('.'))); $2" ;;
@@ -35,7 +35,7 @@ esac
 
 
 class Tree:
-    """A repository of which only the two scripts and what they read is there."""
+    """A repository that contains only the two scripts and the files that they read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,13 +47,13 @@ class Tree:
         ):  # fmt: skip
             shutil.copy(ROOT / name, folder / name)
         self.python = folder / "python"
-        self.python.write_text(STAND_IN)
+        self.python.write_text(FAKE_PYTHON)
         self.python.chmod(0o755)
 
     def run(
         self, *words: str, version: str = "3.12.0", offered: bool = True, script: str = "bootstrap"
     ) -> tuple[list[str], str]:
-        """What pip was told to install, and what was printed."""
+        """Run a script; return the arguments of pip's calls, and the output."""
         calls = self.folder / "calls"
         calls.write_text("")
         environment = {
@@ -103,7 +103,7 @@ def test_without_a_gpu_the_cpu_build_of_torch_is_taken_where_the_index_offers_on
     (call,), said = tree.run("demo", offered=False)
     assert "torch" not in call
     assert "about 3 GB" in said
-    assert "offers no CPU build" in said
+    assert "has no CPU build" in said
 
 
 def test_python_3_10_takes_only_torch_and_tensordict_from_the_constraints(tree: Tree, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_python_3_10_takes_only_torch_and_tensordict_from_the_constraints(tree: 
 
 
 def test_another_purpose_is_a_usage_error(tree: Tree) -> None:
-    assert tree.run("usage")[1] == "tools/bootstrap: there is no usage; say demo or dev\n"
+    assert tree.run("usage")[1] == "tools/bootstrap: the purpose must be demo or dev, got 'usage'\n"
 
 
 @pytest.mark.parametrize("offered", [True, False])

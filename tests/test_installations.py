@@ -1,4 +1,4 @@
-"""Two distributions over one import name are noticed, and a stand-in for the other one does no harm."""
+"""Two distributions with files of one import name are reported; the compatibility distribution does no harm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = ("transfer_queue/__init__.py", "transfer_queue/client.py")
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts the metadata of a distribution with these files on the path, as pip leaves it; returns the folder."""
+    """Return a function that puts the metadata of a distribution on the path, as pip does, and returns the folder."""
 
     def put(name: str, version: str, *files: str) -> Path:
         info = tmp_path / f"{name}-{version}.dist-info"
@@ -54,10 +54,10 @@ def test_the_pypi_package_beside_this_one_is_named_with_its_files(install: Calla
     assert str(found) in words
     assert str(installations.own_folder()) in words
     assert "pip uninstall TransferQueue" in advice
-    assert "--force-reinstall" not in advice  # its files lie elsewhere
+    assert "--force-reinstall" not in advice  # its files are in another folder
 
 
-def test_where_both_lie_in_one_folder_this_package_is_to_be_installed_again(
+def test_if_both_are_in_one_folder_the_advice_is_to_install_this_package_again(
     install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = install("TransferQueue", "0.1.11", *FILES)
