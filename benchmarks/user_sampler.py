@@ -1,9 +1,9 @@
-"""What a small claim costs with a built-in sampler, a user's in the controller, and a user's in its own process.
+"""Measures a small claim with a built-in sampler, a user's sampler in the controller, and one in its own process.
 
     python benchmarks/user_sampler.py
 
-The three are measured in turn, five times, in systems of their own; of each the quarter of the claims that were fastest
-counts, as the machine may have other work. See docs/decisions/0015.
+Measures the three in turn, five times, each time in a new system. The figure of a system is the first quartile of its
+claims, because the machine may have other work. See docs/decisions/0015.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class FirstOnes(tq.BaseSampler):
     """Deals the first ready samples."""
 
     def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
-        """The first ones."""
+        """Return the first ready rows."""
         return ready_indexes[:batch_size], ready_indexes[:batch_size]
 
 
 def milliseconds(sampler: object, isolation: str) -> float:
-    """What a claim of one sample takes."""
+    """Return the time of a claim of one sample, in milliseconds."""
     controller = {"sampler": sampler, "sampler_isolation": isolation}
     tq.init({"system": {"name": "user-sampler-bench"}, "controller": controller})
     client = tq.get_client()
@@ -44,7 +44,7 @@ def milliseconds(sampler: object, isolation: str) -> float:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure the three samplers and print the times."""
     kinds = {
         "built in": ("SequentialSampler", "process"),
         "a user's, inline": (FirstOnes, "inline"),
@@ -55,7 +55,7 @@ def main() -> None:
         for name, (sampler, isolation) in kinds.items():
             found[name].append(milliseconds(sampler, isolation))
     for name, times in found.items():
-        print(f"{name}: {min(times):.2f} ms a claim ({', '.join(f'{each:.2f}' for each in times)})")
+        print(f"{name}: {min(times):.2f} ms per claim ({', '.join(f'{each:.2f}' for each in times)})")
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ FAMILIES: dict[str, Family] = {
     # samplers of users
     "tq_sampler_asked_total": Family("counter", "Calls of a user's sampler.", ("sampler",)),
     "tq_sampler_seconds_total": Family("counter", "Time that calls of a user's sampler took.", ("sampler",)),
-    "tq_sampler_longest_seconds": Family("gauge", "The longest that one of them took.", ("sampler",)),
-    "tq_sampler_restarts_total": Family("counter", "How often its process was started again.", ("sampler",)),
+    "tq_sampler_longest_seconds": Family("gauge", "Time of the longest call of a user's sampler.", ("sampler",)),
+    "tq_sampler_restarts_total": Family("counter", "Restarts of the process of a user's sampler.", ("sampler",)),
 }
 
 LARGEST = {"tq_longest_wait_seconds", "tq_sampler_longest_seconds"}
