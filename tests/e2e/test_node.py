@@ -721,6 +721,27 @@ def test_an_error_of_the_unit_reaches_the_caller(place: Place) -> None:
     assert place.is_empty(), place.story()
 
 
+FILES = {name: f"/no/such/{name}.pem" for name in ("certificate", "private_key", "authority")}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("arena_folder", "/no/such/folder", "backend.SimpleStorage.arena_folder"),
+        ("arena_folder", "/dev/null", "backend.SimpleStorage.arena_folder"),
+        ("tls", FILES, "security.tls.certificate /no/such/certificate.pem cannot be used"),
+        ("storage_backend", "no.such:Store", "the store no.such:Store .* cannot be used: No module named 'no'"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_without_a_traceback(
+    place: Place, key: str, value: object, told: str
+) -> None:
+    with pytest.raises(StartError, match=told) as raised:
+        start_local("s", place.config(**{key: value}), timeout=SECONDS)
+    assert "Traceback" not in str(raised.value)
+    assert place.is_empty(), place.story()
+
+
 class FailingSampler:
     """Fails where it is unpickled: in the controller."""
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
-from transfer_queue.errors import StartError
+from transfer_queue.errors import StartError, TransferQueueError
 from transfer_queue.node.locks import StartLock
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.server_log import LogFile, write_log_to
@@ -101,9 +101,9 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
     guardian = _Guardian(lifeline, system, log)
     try:
         server = build()
-    except BaseException:
+    except BaseException as error:
         logger.exception("cannot start")
-        _say(ready, traceback.format_exc().encode())
+        _say(ready, _words_of(error).encode())
         return 1
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     guardian.server = server
@@ -117,6 +117,14 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
     if guardian.orphaned:
         guardian.remove_files()
     return 0
+
+
+def _words_of(error: BaseException) -> str:
+    """What a starter is told. The traceback is left out where the message says all; it is in the log."""
+    known = isinstance(error, StartError)
+    if known or (isinstance(error, TransferQueueError) and isinstance(error.__cause__, OSError)):
+        return f"{error} ({type(error).__name__})"
+    return "".join(traceback.format_exception(error))
 
 
 def _say(ready: int, message: bytes) -> None:

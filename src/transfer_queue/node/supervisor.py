@@ -233,7 +233,13 @@ class Supervisor:
 
     def _make_arena_folder(self) -> Path:
         if self._settings.arena_folder is not None:
-            return self._system.create_arena_folder(Path(self._settings.arena_folder))
+            try:
+                return self._system.create_arena_folder(Path(self._settings.arena_folder))
+            except OSError as error:
+                raise _End(
+                    f"no arena can be made in {self._settings.arena_folder} (backend.SimpleStorage.arena_folder): "
+                    f"{error}; choose a folder that exists and that this user can write to (StartError)"
+                ) from error
         choice = choose_folder()
         if choice.warning is not None:
             logger.warning("%s", choice.warning)
