@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transfer_queue.core.controller import Controller
 from transfer_queue.errors import SamplerError
+from transfer_queue.node import sampler_host, server_log
+from transfer_queue.node.controller_service import ControllerService, core_sampler
 from transfer_queue.node.processes import Process
 from transfer_queue.node.sampler_host import SamplerHost
-from transfer_queue.node.sampler_process import LoadSampler
-from transfer_queue.sampler import BaseSampler, PrioritySampler
+from transfer_queue.node.sampler_process import CHANNEL, LoadSampler
+from transfer_queue.node.state_files import StateFiles
+from transfer_queue.sampler import BaseSampler, PrioritySampler, SequentialSampler
 from transfer_queue.sampler.calls import Given, SamplerCall, SamplerRequest
 from transfer_queue.sampler.remote import Question, Shown, ViewReply
 
@@ -31,11 +40,24 @@ class Newest(BaseSampler):
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "exit":
             raise SystemExit(3)
+        if how == "write":
+            os.write(CHANNEL, b"what is no message " * 1000)
+        if how == "print":
+            print("x" * server_log.MOST_BYTES, flush=True)
+            logging.getLogger(__name__).error("much was printed")
         if how == "tags":
             tags = config["partition"].get_custom_meta(ready_indexes)
             ready_indexes = [row for row in ready_indexes if tags[row].get("good")]
         self._states["calls"] = self._states.get("calls", 0) + 1
         return ready_indexes[::-1][:batch_size], []
+
+
+class Large(Newest):
+    """More to load than a socket takes at once."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        assert len(text) > 1 << 20
 
 
 class Unwilling(BaseSampler):
@@ -54,7 +76,7 @@ class Loop:
         self.called: Any = None
 
     def watch(self, sock: Any, called: Any, writes: bool = False) -> None:
-        self.called = sock, called
+        self.called = sock, called, writes
 
     def unwatch(self, sock: Any) -> None:
         self.called = None
@@ -63,10 +85,18 @@ class Loop:
 class Asking:
     """A host and its loop."""
 
-    def __init__(self, name: str = "Newest", seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        name: str = "Newest",
+        args: dict[str, Any] | None = None,
+        seconds: float = 60.0,
+        start_seconds: float = 120.0,
+        log: Path | None = None,
+    ) -> None:
         self.outcomes: list[Any] = []
         self.loop = Loop()
-        self.host = SamplerHost(LoadSampler(None, f"{__name__}:{name}", {}, None, True), seconds, 120.0)
+        load = LoadSampler(None, f"{__name__}:{name}", args or {}, None, True, None if log is None else str(log))
+        self.host = SamplerHost(load, seconds, start_seconds)
         self.host.attach(self.loop, self.answered, self.reads)
 
     def answered(self, number: int, outcome: Any) -> list[Any]:
@@ -76,26 +106,36 @@ class Asking:
     def reads(self, number: int, question: Question) -> ViewReply:
         return ViewReply(tags={row: {"good": row == 2} for row in range(4)}) if question.kind == "tags" else ViewReply()
 
-    def call(self, kind: str = "deal", state: bytes | None = None, **config: Any) -> Any:
-        """Makes a call and serves its socket until it is answered."""
+    def ask(self, kind: str = "deal", state: bytes | None = None, **config: Any) -> None:
+        """Makes a call."""
         request = SamplerRequest("p", "t", 2, config)
         rows = np.arange(4, dtype="<i8").tobytes()
         self.host.ask(1, SamplerCall(kind, request, state=state), Shown("p", total=4, rows=rows))
+
+    def turn(self) -> None:
+        """One of its loop, which waits for the host's socket or the next deadline."""
+        poll = select.poll()
+        due = self.host.next_deadline()
+        left = None if due is None else max(0.0, due - time.monotonic())
+        if self.loop.called is not None:
+            sock, called, writes = self.loop.called
+            poll.register(sock, select.POLLIN | (select.POLLOUT if writes else 0))
+        if poll.poll(None if left is None else left * 1000 + 1):
+            called(1)
+        if due is not None:
+            self.host.tick(time.monotonic())
+
+    def end_channel(self) -> None:
+        """The host reads the end of its channel."""
+        sock, called, _ = self.loop.called
+        sock.shutdown(socket.SHUT_RDWR)
+        called(1)
+
+    def call(self, kind: str = "deal", state: bytes | None = None, **config: Any) -> Any:
+        """Makes a call and serves its socket until it is answered."""
+        self.ask(kind, state, **config)
         while not self.outcomes:
-            if self.loop.called is not None:
-                sock, called = self.loop.called
-                sock.setblocking(True)
-                sock.settimeout(0.05)
-                try:
-                    sock.recv(1, 2)  # MSG_PEEK
-                except TimeoutError:
-                    pass
-                finally:
-                    sock.setblocking(False)
-                called(1)
-            due = self.host.next_deadline()
-            if due is not None:
-                self.host.tick(time.monotonic())
+            self.turn()
         return self.outcomes.pop()
 
     def rows(self, **config: Any) -> list[int]:
@@ -149,6 +189,80 @@ def test_what_its_code_raises_when_it_is_made_is_told() -> None:
         Asking("Unwilling")
 
 
+def test_its_code_that_writes_to_the_channel_fails_the_call_alone(asking: Asking) -> None:
+    error = asking.call(how="write")
+    assert isinstance(error, SamplerError)
+    assert f"its code must leave descriptor {CHANNEL} alone" in str(error)
+    assert asking.rows() == [3, 2]
+    assert asking.host.restarts == 1
+
+
+def test_the_loop_does_not_wait_for_the_end_of_one_whose_channel_has_ended(asking: Asking) -> None:
+    process = stopped(asking)
+    asking.ask()
+    asking.end_channel()
+    assert not asking.outcomes
+    assert process.poll() is None
+    while not asking.outcomes:
+        asking.turn()
+    assert "the process of the sampler Newest has ended in sample" in str(asking.outcomes.pop())
+    assert process.wait(60) == -signal.SIGKILL
+    assert asking.rows() == [3, 2]
+
+
+def test_a_call_goes_to_a_new_process_while_the_end_of_the_last_is_looked_into(asking: Asking) -> None:
+    process = stopped(asking)
+    asking.end_channel()
+    assert asking.rows() == [3, 2]
+    assert asking.host.restarts == 1
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def stopped(asking: Asking) -> subprocess.Popen[bytes]:
+    """The process of a sampler, which does not even see that its channel has ended."""
+    process = asking.host._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    return process
+
+
+def never_reads(theirs: Any) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    return subprocess.Popen(arguments, pass_fds=(theirs.fileno(),))
+
+
+def test_nobody_waits_for_ever_for_a_process_that_does_not_read_what_it_is_to_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = {"text": "x" * (4 << 20)}
+    asking = Asking("Large", args, start_seconds=120.0)
+    try:
+        assert asking.rows() == [3, 2]
+        asking.call(how="die")
+        monkeypatch.setattr(sampler_host, "_started", never_reads)
+        asking.host._start_seconds = 0.5
+        error = asking.call()
+        assert "the sampler Large was not loaded within 0.5 s (timeouts.start)" in str(error)
+    finally:
+        asking.host.stop()
+    with pytest.raises(SamplerError, match=r"the sampler was not loaded within 0.5 s \(timeouts.start\)"):
+        Asking("Large", args, start_seconds=0.5)
+
+
+def test_its_log_is_a_file_of_its_own_that_stays_small(tmp_path: Path) -> None:
+    log = tmp_path / "sampler.log"
+    asking = Asking(log=log)
+    try:
+        assert asking.rows(how="print") == [3, 2]
+        assert (tmp_path / "sampler.log.1").stat().st_size > server_log.MOST_BYTES
+        assert log.stat().st_size < server_log.MOST_BYTES
+        asking.rows(how="print")
+        assert sorted(found.name for found in tmp_path.iterdir()) == ["sampler.log", "sampler.log.1"]
+    finally:
+        asking.host.stop()
+
+
 def test_it_ends_with_its_controller_also_while_it_hangs(tmp_path: Path) -> None:
     """The controller stands for any that is killed: it has no time to end anything."""
     reader, writer = os.pipe()
@@ -171,6 +285,18 @@ def test_it_ends_with_its_controller_also_while_it_hangs(tmp_path: Path) -> None
     os.waitpid(child, 0)
     assert process.wait(60)
     process.close()
+
+
+def test_the_process_of_a_sampler_that_was_replaced_is_gone(asking: Asking, tmp_path: Path) -> None:
+    process = asking.host._process
+    assert process is not None
+    service = ControllerService(Controller(core_sampler(asking.host)), StateFiles(tmp_path))
+    service.use_host(asking.host, asking.loop)
+    service.use_host(SequentialSampler(), asking.loop)
+    limit = time.monotonic() + 60
+    while Path(f"/proc/{process.pid}").exists():
+        assert time.monotonic() < limit, "it is a zombie"
+        time.sleep(0.002)
 
 
 def test_built_in_samplers_need_no_process() -> None:

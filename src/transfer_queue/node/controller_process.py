@@ -62,7 +62,7 @@ def build_controller(
     # np.unique imports it at its first call: 14 ms in which the loop would answer nobody. Units do not need it.
     importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    loading = SamplerLoading.of(settings)
+    loading = SamplerLoading.of(settings, system.log("sampler"))
     files = SamplerFiles(system.samplers, loading)
     host = files.current() or loading.from_settings(settings, sampler)
     made = core_sampler(host)

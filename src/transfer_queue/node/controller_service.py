@@ -125,6 +125,7 @@ class ControllerService(EnvelopeService):
     def _replace(self, sampler: AnyMade) -> None:
         if self._host is not None:
             self._host.close()
+            self._worker.begin(self._host.stop, lambda outcome: None)  # no zombie stays
         self._host = sampler if isinstance(sampler, SamplerHost) else None
         if self._host is not None:
             assert self._loop is not None

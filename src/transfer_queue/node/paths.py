@@ -13,7 +13,7 @@
         states/                   states of the controller, while clients save or load (`node.state_files`)
         samplers/                 samplers that came to a running system (`node.sampler_files`)
         controller.sock, unit-0.sock
-        logs/                     supervisor.log, controller.log, unit-0.log
+        logs/                     supervisor.log, controller.log, unit-0.log; sampler.log of a user's sampler
     <runtime dir>/.<name>.lock    while somebody starts or removes the system
 
 A folder that another user owns, or could look into, is refused. Nothing here starts or ends a process.

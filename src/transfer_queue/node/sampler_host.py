@@ -1,10 +1,12 @@
 """The controller's side of the process in which a user's sampler runs: started, asked, ended when it takes too long.
 
-All of it happens in the controller's loop and nothing blocks, but for the first start, at which nobody is served yet.
+All of it happens in the controller's loop, and nothing blocks. Only the first process of a sampler is waited for, by
+who makes the host: before the controller serves, or in a thread beside its loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -12,12 +14,13 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from transfer_queue.errors import SamplerError, TransferQueueError, by_name
+from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError, by_name
+from transfer_queue.messages import UNREADABLE
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.sampler_process import (
     CHANNEL,
@@ -41,7 +44,8 @@ if TYPE_CHECKING:
 
 METHODS = {"begin": "validate, deal_key or has_cached_result", "deal": "sample"}
 KILL_SECONDS = 10.0  # for which a killed process is waited for
-REAP_SECONDS = 0.05  # for which a process is waited for that has closed its end
+REAP_SECONDS = 0.05  # for which the exit status of a process is awaited that has closed its end
+REAP_PAUSE = 0.001  # between two looks at it
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +69,8 @@ class Loop(Protocol):
 class SamplerHost:
     """One user's sampler in a process of its own, which is made anew when it has died or was ended.
 
+    On Linux the process ends with the thread that has made the host: it has to be one that stays.
+
     Attributes:
         facts: What is known of the sampler without a call.
         restarts: How often its process was made anew.
@@ -81,6 +87,7 @@ class SamplerHost:
         self._reads: Callable[[int, Question], ViewReply] = lambda number, question: ViewReply()
         self._call: tuple[int, SamplerCall, Shown] | None = None  # that is to be answered
         self._deadline: float | None = None
+        self._status_until: float | None = None  # the process has closed its end, and its exit status is awaited
         self._up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []  # killed ones, to be reaped
@@ -95,18 +102,16 @@ class SamplerHost:
     ) -> None:
         """Works in this loop from now on. answered: gets outcomes of calls. reads: answers what the sampler reads."""
         self._loop, self._answered, self._reads = loop, answered, reads
-        self._sock.setblocking(False)
         loop.watch(self._sock, self._ready)
 
     def ask(self, number: int, call: SamplerCall, shown: Shown) -> None:
         """Makes a call; its outcome goes to `answered`. One at a time."""
+        if self._status_until is not None:
+            self._fail(self._how_it_ended(None))  # it was idle: this call goes to the next one
         self._call = number, call, shown
         if self._process is None:
             self.restarts += 1
             self._spawn()
-            assert self._loop is not None
-            self._sock.setblocking(False)
-            self._loop.watch(self._sock, self._ready)
             self._deadline = time.monotonic() + self._start_seconds
         if self._up:
             self._make()
@@ -116,9 +121,11 @@ class SamplerHost:
         return self._deadline
 
     def tick(self, now: float) -> Iterable[Outgoing]:
-        """Ends a process that takes too long."""
+        """Ends a process that takes too long, or looks how one has ended."""
         if self._deadline is None or now < self._deadline:
             return ()
+        if self._status_until is not None:
+            return self._await_status(now)
         what = f"did not return from {self._method()} within {self._seconds:g} s (timeouts.sampler)"
         if not self._up:
             what = f"was not loaded within {self._start_seconds:g} s (timeouts.start)"
@@ -142,13 +149,14 @@ class SamplerHost:
         self._ended.append(self._process)
         self._process = None
         self._up = False
-        self._deadline = None
+        self._deadline = self._status_until = None
 
     # ------------------------------------------------------------ the process
 
     def _spawn(self) -> None:
         self._ended = [process for process in self._ended if process.poll() is None]
         ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         self._sock, self._reader = ours, FrameReader()
         self._out: deque[memoryview] = deque()
         self._up = False
@@ -160,17 +168,17 @@ class SamplerHost:
         """What the process says first."""
         limit = time.monotonic() + self._start_seconds
         poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
         try:
             while True:
+                poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
                 left = limit - time.monotonic()
                 if left <= 0 or not poll.poll(left * 1000):
                     raise SamplerError(f"the sampler was not loaded within {self._start_seconds:g} s (timeouts.start)")
-                data = self._sock.recv(READ_SIZE)
-                if not data:
-                    raise SamplerError(f"the process that loads the sampler has ended{self._why()}")
-                for body, _ in self._reader.feed(data):
-                    message = _decoder.decode(body)
+                self._flush()
+                data = self._received()
+                if data == b"":
+                    raise SamplerError(f"the process that loads the sampler has ended{_how(self._status())}")
+                for message in self._messages(data or b""):
                     if isinstance(message, CallFailed):
                         raise by_name(message.kind)(message.message)
                     assert isinstance(message, SamplerLoaded)
@@ -180,14 +188,27 @@ class SamplerHost:
             self.stop()
             raise
 
-    def _why(self) -> str:
+    def _status(self) -> int | None:
+        """The exit status of the process, which it has in a moment; None if it has none then."""
+        import subprocess
+
         assert self._process is not None
-        limit = time.monotonic() + REAP_SECONDS
-        while (code := self._process.poll()) is None and time.monotonic() < limit:
-            time.sleep(0.001)
-        if code is None:
-            return ""
-        return f" (signal {-code})" if code < 0 else f" (exit status {code})"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(REAP_SECONDS)
+        return None
+
+    def _await_status(self, now: float) -> Iterable[Outgoing]:
+        """The same without waiting: as long as there is none, it is looked for again soon."""
+        assert self._process is not None
+        assert self._status_until is not None
+        code = self._process.poll()
+        if code is None and now < self._status_until:
+            self._deadline = now + REAP_PAUSE
+            return ()
+        return self._fail(self._how_it_ended(code))
+
+    def _how_it_ended(self, code: int | None) -> str:
+        return f"the process of the sampler {self.facts.name} has ended{_how(code)} in {self._method()}"
 
     # ------------------------------------------------------------ messages
 
@@ -221,19 +242,41 @@ class SamplerHost:
             return ()
         if self._out:
             self._flush()
-        try:
-            data = self._sock.recv(READ_SIZE)
-        except (BlockingIOError, InterruptedError):
-            return ()
-        except OSError:
-            data = b""
-        if not data:
-            words = f"the process of the sampler {self.facts.name} has ended{self._why()} in {self._method()}"
-            return self._fail(words)
+        data = self._received()
+        if data == b"":
+            assert self._loop is not None
+            self._loop.unwatch(self._sock)
+            self._up = False
+            now = time.monotonic()
+            self._status_until = now + REAP_SECONDS
+            return self._await_status(now)
         outgoing: list[Outgoing] = []
-        for body, _ in self._reader.feed(data):
-            outgoing += self._heard(_decoder.decode(body))
+        try:
+            for message in self._messages(data or b""):
+                outgoing += self._heard(message)
+        except SamplerError as error:
+            outgoing += self._fail(str(error), error)
         return outgoing
+
+    def _received(self) -> bytes | None:
+        """What has come; b"" at the end of the channel, None if there is nothing."""
+        try:
+            return self._sock.recv(READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return b""
+
+    def _messages(self, data: bytes) -> Iterator[FromSampler]:
+        """The messages that are whole. Raises SamplerError where the user's code has written to the channel."""
+        try:
+            for body, _ in self._reader.feed(data):
+                yield _decoder.decode(body)
+        except (ProtocolError, *UNREADABLE) as error:
+            words = (
+                f"the process of a sampler has sent what is no message; its code must leave descriptor {CHANNEL} alone"
+            )
+            raise SamplerError(f"{words} ({error})") from error
 
     def _heard(self, message: FromSampler) -> Iterable[Outgoing]:
         if isinstance(message, SamplerLoaded):
@@ -283,6 +326,13 @@ class SamplerHost:
     def _method(self) -> str:
         kind = "no call" if self._call is None else self._call[1].kind
         return METHODS.get(kind, kind)
+
+
+def _how(code: int | None) -> str:
+    """An exit status in words."""
+    if code is None:
+        return ""
+    return f" (signal {-code})" if code < 0 else f" (exit status {code})"
 
 
 def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:

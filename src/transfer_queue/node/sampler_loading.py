@@ -6,6 +6,7 @@ import io
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Union
 
 from transfer_queue.config import SAMPLERS, Settings, sampler_from
@@ -35,18 +36,22 @@ class _OursAlone(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class SamplerLoading:
-    """isolated: a user's sampler gets a process of its own. seconds: of one call; start_seconds: to load one."""
+    """isolated: a user's sampler gets a process of its own. seconds: of one call; start_seconds: to load one.
+
+    log: The file to which that process writes, and no other. None: it writes to the stderr of this one.
+    """
 
     isolated: bool
     seconds: float
     start_seconds: float
     allow_pickle: bool
+    log: Path | None = None
 
     @classmethod
-    def of(cls, settings: Settings) -> SamplerLoading:
+    def of(cls, settings: Settings, log: Path) -> SamplerLoading:
         """As the settings say."""
         isolated = settings.sampler_isolation == "process"
-        return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle)
+        return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle, log)
 
     def from_settings(self, settings: Settings, pickled: PickledSampler | None) -> AnyMade:
         """The sampler of a system that starts. Raises whatever the user's code raises."""
@@ -55,7 +60,7 @@ class SamplerLoading:
         if settings.sampler is None:
             raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
         if self.isolated and not _named_ours(settings.sampler, settings.sampler_args):
-            return self._isolated(LoadSampler(None, settings.sampler, settings.sampler_args, None, self.allow_pickle))
+            return self._isolated(None, settings.sampler, settings.sampler_args)
         return _made(settings.sampler, settings.sampler_args)
 
     def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
@@ -68,15 +73,17 @@ class SamplerLoading:
             except _NotOurs:
                 pass
         if self.isolated:
-            return self._isolated(LoadSampler(pickled, None, args or {}, None, self.allow_pickle))
+            return self._isolated(pickled, None, args or {})
         return _made(load(pickled), args or {})
 
-    def _isolated(self, order: LoadSampler) -> AnyMade:
+    def _isolated(self, pickled: PickledSampler | None, name: str | None, args: dict[str, Any]) -> AnyMade:
+        log = None if self.log is None else str(self.log)
+        order = LoadSampler(pickled, name, args, None, self.allow_pickle, log)
         host = SamplerHost(order, self.seconds, self.start_seconds)
         if not host.facts.built_in:
             return host
         host.stop()
-        return _made(order.name if order.pickled is None else load(order.pickled), order.args)
+        return _made(name if pickled is None else load(pickled), args)
 
 
 INLINE = SamplerLoading(isolated=False, seconds=30.0, start_seconds=30.0, allow_pickle=True)

@@ -2,7 +2,8 @@
 
 The controller starts it with one end of a socket pair as descriptor 3, and is its only peer: it says which sampler is
 to be loaded, makes one call at a time, and answers what the sampler reads meanwhile. The process ends with its
-controller, also while the sampler never returns.
+controller, also while the sampler never returns: a thread waits for the end of the channel. Linux ends it at once, also
+where a sampler's C code lets no other thread run.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Union
 
 import msgspec
@@ -24,6 +26,7 @@ import msgspec
 from transfer_queue.config import sampler_from
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.node.samplers import PickledSampler, load
+from transfer_queue.node.server_log import LOG_SECONDS, configure_logging, write_log_to
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls import Facts, NotTheSamplers, SamplerCall, answer, describe, errors_of, failure
 from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, RowsChanged, Shown, ViewReply
@@ -32,20 +35,23 @@ from transfer_queue.wire.objects import decoded_tag_value
 
 CHANNEL = 3
 READ_SIZE = 1 << 20
-LOOK_SECONDS = 1.0  # between two looks at the controller where the kernel cannot end this process with it
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
 
 
 class LoadSampler(msgspec.Struct, tag=True):
-    """Which sampler is to be made. name, args: as in the settings. state: what it has kept before, as msgpack."""
+    """Which sampler is to be made. name, args: as in the settings. state: what it has kept before, as msgpack.
+
+    log: The file to which its process writes; None: stderr.
+    """
 
     pickled: PickledSampler | None
     name: str | None
     args: dict[str, Any]
     state: bytes | None
     allow_pickle: bool
+    log: str | None = None
 
 
 class MakeCall(msgspec.Struct, tag=True):
@@ -139,6 +145,7 @@ def serve(sock: socket.socket) -> None:
     try:
         order = channel.receive()
         assert isinstance(order, LoadSampler)
+        _guard(sock, order.log)
         try:
             sampler, facts = _load(order)
         except _ControllerGone:
@@ -192,31 +199,39 @@ def _name_of(order: LoadSampler) -> str:
     return order.name or "(pickled)"
 
 
+def _guard(sock: socket.socket, path: str | None) -> None:
+    """Writes to this log from now on, keeps it small, and ends this process when the controller is gone."""
+    log = None if path is None else write_log_to(Path(path))
+    poll = select.poll()
+    poll.register(sock, 0)  # the end of it alone: what comes is read where calls are served
+
+    def watch() -> None:
+        while not poll.poll(LOG_SECONDS * 1000):
+            if log is not None:
+                log.bound()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="guardian", daemon=True).start()
+
+
 def _end_with(parent: int) -> None:
-    """Has this process end with its parent, whatever the sampler does."""
+    """Has the kernel end this process when the thread that has started it ends, where it can."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
-        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
-            if os.getppid() != parent:
-                os._exit(1)  # it has died before
-            return
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=look, name="guardian", daemon=True).start()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # it has died before
 
 
 def main() -> None:
     """Serves the controller that has started this process."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s sampler: %(message)s")
+    configure_logging()
     _end_with(int(sys.argv[1]))
     with socket.socket(fileno=CHANNEL) as sock:
+        sock.set_inheritable(False)  # a process that the sampler starts must not keep it open
         serve(sock)
 
 

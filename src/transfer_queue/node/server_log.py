@@ -22,6 +22,7 @@ from transfer_queue import config
 MOST_BYTES = 16 << 20
 OLD = ".1"  # added to the name of the file before
 PERIOD = 10.0  # seconds
+LOG_SECONDS = 5.0  # between two looks at the size of a log, besides those at each line
 LINES_A_PERIOD = 20  # that are alike, before they are only counted
 MOST_KINDS = 1024  # of lines, that are told apart
 

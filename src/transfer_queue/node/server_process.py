@@ -21,13 +21,12 @@ from typing import Protocol
 from transfer_queue.errors import StartError, TransferQueueError
 from transfer_queue.node.locks import StartLock
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.server_log import LogFile, write_log_to
+from transfer_queue.node.server_log import LOG_SECONDS, LogFile, write_log_to
 
 READY = b"+"  # what a server says that is up; anything else is why it is not
 ORPHAN_SECONDS = 3.0  # an orphan that has not ended by itself is ended after so long
 LOCK_SECONDS = 2.0  # for which an orphan waits for others who start or remove the system
 NEVER = (1 << 31) - 1  # collections of middle age before a full one
-LOG_SECONDS = 5.0  # between two looks at the size of the log, besides those at each line
 
 
 class _Guardian:
