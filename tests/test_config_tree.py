@@ -102,8 +102,8 @@ class TestDifferences:
     def test_each_setting_that_was_asked_for_and_is_not_so_is_named(self):
         conf = {"controller": {"polling_mode": False}, "metrics": {"enabled": True, "port": 0}}
         assert differences(conf, self.IN_FORCE) == [
-            "controller.polling_mode: asked for false, in force true",
-            "metrics.enabled: asked for true, in force false",
+            "controller.polling_mode: requested false, in force true",
+            "metrics.enabled: requested true, in force false",
         ]
 
     def test_defaults_and_unknown_keys_do_not_count(self):

@@ -15,8 +15,8 @@ class BatchLease:
     """One lease. It is renewed as long as anything refers to this object: the metadata, and every cut of it.
 
     token: what the controller knows it by. seconds: how long it lasts without being renewed. rows: global indexes of
-    its samples, ascending. deliveries: which delivery this is of each of them, from 1, and 0 for samples that were
-    cleared before; None if it is the first of all.
+    its samples, ascending. deliveries: the delivery number of each of them, from 1, and 0 for samples that were
+    cleared before; None if all are 1.
     """
 
     __slots__ = ("__weakref__", "deliveries", "partition", "rows", "seconds", "token")
@@ -32,7 +32,7 @@ class BatchLease:
         self.deliveries = None if deliveries is None else deliveries[order]
 
     def deliveries_of(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Which delivery this is of each of these rows; -1 for those of other leases."""
+        """The delivery number of each of these rows; -1 for rows of other leases."""
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         known = self.rows[at] == rows
         counts = np.ones(len(rows), "i8") if self.deliveries is None else self.deliveries[at].astype("i8")

@@ -176,9 +176,9 @@ class BatchMeta:
     def field_schema(self) -> dict[str, dict[str, Any]]:
         """What is known of each field, as dicts of the caller's own.
 
-        "dtype": torch dtype, None for objects; what `torch.promote_types` makes of those of the rows where they differ
-        (`get_dtypes`). "shape": torch.Size of one row, None where rows differ, for
-        objects, and where not known. "is_nested": False while the rows of the field agree, True once they
+        "dtype": torch dtype, None for objects; if rows differ in dtype (`get_dtypes`), the result of
+        `torch.promote_types`. "shape": torch.Size of one row; None if rows differ in shape, for
+        objects, and if it is not known. "is_nested": False while the rows of the field agree, True once they
         differ; then "per_sample_shapes" has one torch.Size a row. A cut of a nested field is nested, whatever
         its own rows are. "is_non_tensor": the values are Python objects.
         """
@@ -201,7 +201,7 @@ class BatchMeta:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every sample is produced, and there is one."""
+        """Whether there is at least one sample and every sample is produced."""
         return len(self._status) > 0 and bool((self._status == 1).all())
 
     @property
@@ -502,7 +502,7 @@ class BatchMeta:
 
     @property
     def deliveries(self) -> list[int]:
-        """The number of this delivery of each sample: 1 for the first, more after leases that ended without an ack.
+        """The number of this delivery of each sample: 1 for the first, more if leases have ended without an ack.
 
         Samples that were not fetched under a lease have 1. A sample of a rank-consistent batch that was cleared before
         this delivery has 0: its values are gone, and `get_data` of the others still works.

@@ -1,7 +1,8 @@
 """Configuration: the documented defaults, the caller's conf over them, and the environment.
 
-`config.yaml` states every default. `config_tree.merge` lays the caller's conf over it, `Settings` is what the servers
-get of it: checked, typed, JSON. The environment variables are read here and nowhere else, at the moment of the call.
+`config.yaml` has the default of every setting. `config_tree.merge` merges the caller's conf over these. `Settings` is
+the part that the servers get, as checked and typed values that can be written as JSON. The environment variables are
+read here and nowhere else, at the moment of the call.
 
 Importable by processes without omegaconf and torch.
 """

@@ -1,6 +1,6 @@
-"""The configuration as a tree of keys: the defaults, the caller's conf over them, and keys that are not known.
+"""The configuration as a tree of keys: merges the caller's conf over the defaults, and finds unknown keys.
 
-Values are checked in `config.py`. Importable without omegaconf and torch; the functions that need omegaconf import it.
+`config.py` checks the values. Importable without omegaconf and torch; the functions that need omegaconf import it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transfer_queue.names import nearest
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_SET_BY_INIT = ("system.folder",)  # in what `init` returns, and so in a conf that is given to it again
+_SET_BY_INIT = ("system.folder",)  # `init` returns it in the configuration, which a caller may pass to `init` again
 
 _NOT_COMPARED = ("strict", "system.", "runtime", "timeouts.start")
 
@@ -56,11 +56,13 @@ WITHOUT_COUNTERPART = {
 
 
 def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
-    """The caller's conf over the defaults, as a new DictConfig without struct or read-only flags.
+    """Return the caller's conf merged over the defaults, as a new DictConfig without struct or read-only flags.
 
-    Unknown keys and objects are kept; those of the PyPI package `TransferQueue` also stand under their names here;
-    interpolations that point outside of `conf` are resolved; `conf` itself is left as it is. Errors:
-    InvalidArgumentError where conf is no mapping.
+    Unknown keys and objects are kept. The values of keys of the PyPI package `TransferQueue` are also set under the
+    names of this package. Interpolations that point outside of `conf` are resolved. `conf` itself is not changed.
+
+    Raises:
+        InvalidArgumentError: conf is not a mapping.
     """
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -68,7 +70,7 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     plain = {} if conf is None else _plain(conf)
     try:
         merged = OmegaConf.merge(_defaults(), OmegaConf.create(plain, flags={"allow_objects": True}))
-    except (OmegaConfBaseException, TypeError) as error:  # OmegaConf says some of it with bare TypeErrors
+    except (OmegaConfBaseException, TypeError) as error:  # OmegaConf raises a plain TypeError for some mistakes
         raise unreadable(error) from error
     assert isinstance(merged, DictConfig)
     OmegaConf.set_readonly(merged, None)
@@ -80,7 +82,7 @@ def unknown_keys(conf: DictConfig | Mapping[str, Any] | None, strict: bool | Non
 
     Args:
         conf: What the caller gave.
-        strict: Whether such a key is an error. Default: what the conf says itself (`strict`).
+        strict: Whether such a key is an error. Default: the value of `strict` in the conf.
 
     Raises:
         InvalidArgumentError: There are such keys, and they are errors.
@@ -95,12 +97,12 @@ def unknown_keys(conf: DictConfig | Mapping[str, Any] | None, strict: bool | Non
 
 
 def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each setting that a conf names and that is not so in a running system.
+    """Return a phrase for each setting of a conf that has another value in a running system.
 
-    Defaults and unknown keys do not count, nor does what only says which system is meant, or how it is started.
+    Defaults and unknown keys are not compared, nor are settings that only name the system or say how to start it.
 
     Args:
-        conf: What the caller gave.
+        conf: The caller's conf.
         in_force: The merged conf of the system, as JSON values.
     """
     if conf is None:
@@ -108,7 +110,7 @@ def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[s
     named, known = leaves(_plain(conf), _documented()), _documented()
     wanted, found = leaves(as_json(merge(conf)), known), leaves(in_force, known)
     return [
-        f"{path}: asked for {json.dumps(wanted[path])}, in force {json.dumps(found.get(path))}"
+        f"{path}: requested {json.dumps(wanted[path])}, in force {json.dumps(found.get(path))}"
         for path in named
         if path in wanted and not path.startswith(_NOT_COMPARED) and not _same(path, wanted[path], found.get(path))
     ]
@@ -136,12 +138,12 @@ def _defaults() -> DictConfig:
 
 @lru_cache(maxsize=1)
 def _documented() -> Mapping[str, Any]:
-    """The same as a plain container, whose keys are all that are known."""
+    """The documented defaults as plain containers. Their keys are all known keys."""
     return _plain(_defaults())
 
 
 def _plain(conf: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """The conf as plain containers, with the names that keys have here."""
+    """Return the conf as plain containers, in which keys of other versions also have their names here."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
@@ -162,7 +164,7 @@ def _plain(conf: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json(merged: DictConfig) -> Any:
-    """The conf as JSON values; an object that is none (a sampler) and a class as the class's name."""
+    """Return the conf as JSON values. A class, or an object such as a sampler, becomes the name of the class."""
     import msgspec
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -181,8 +183,8 @@ def _named(value: Any) -> str:
 
 
 def unreadable(error: Exception) -> InvalidArgumentError:
-    """What OmegaConf has refused, in our words."""
-    where = getattr(error, "full_key", None) or "its top"
+    """Return an error of this package for one of OmegaConf."""
+    where = getattr(error, "full_key", None) or "its top level"
     said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
     return InvalidArgumentError(f"conf cannot be read at {where}: {said}")
 
@@ -191,9 +193,9 @@ def unreadable(error: Exception) -> InvalidArgumentError:
 
 
 def translated(given: Any) -> Any:
-    """Return a copy of a conf in which keys of TransferQueue 0.1.11 also stand under their names here.
+    """Return a copy of a conf in which the values of keys of TransferQueue 0.1.11 are also set under their names here.
 
-    The old keys are kept. A key that is given under both names keeps its value.
+    The old keys are kept. If the conf has a setting under both names, the value under the name here stays.
     """
     if not isinstance(given, Mapping):
         return given
@@ -222,7 +224,7 @@ def strange_keys(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[
 
 
 def paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key, sections included. The keys of an empty section are the user's own."""
+    """Yield the dotted path of every key, including sections. Users choose the keys in a section that is empty here."""
     for name, value in section.items():
         path = f"{above}{name}"
         yield path
@@ -231,7 +233,7 @@ def paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def leaves(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a conf by dotted path: the known keys that are no sections. Unknown keys are left out."""
+    """Return the settings of a conf by dotted path: the known keys that are not sections, without unknown keys."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in defaults:
@@ -262,7 +264,7 @@ def _is_section(path: str, known: set[str]) -> bool:
 
 
 def _has_effect(value: Any) -> bool:
-    """Whether the PyPI package would do something for this value; its files hold all keys, most of them off."""
+    """Whether this value switches something on in the PyPI package. Its files contain all keys, most of them off."""
     if isinstance(value, Mapping):
         return bool(value.get("enabled", any(map(_has_effect, value.values()))))
     return bool(value)
@@ -276,7 +278,7 @@ def _sentence(key: str, known: list[str]) -> str:
 
 
 def _nearest(key: str, known: list[str]) -> str | None:
-    """The key that the caller most likely meant: one beside it, one that looks alike, or one of this name elsewhere."""
+    """Return the key that the caller most likely meant: from the same section, then of any path or name."""
     above, _, name = key.rpartition(".")
     anywhere = {path.rpartition(".")[2]: path for path in reversed(known)}
     beside = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == above}
@@ -292,7 +294,7 @@ _MISSING = object()
 
 
 def _copied(section: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The same mappings, made anew; what is in them is not copied."""
+    """Return a copy of nested mappings and lists. The values in them are not copied."""
     return {
         name: _copied(value) if isinstance(value, Mapping) else copy.copy(value) if isinstance(value, list) else value
         for name, value in section.items()
@@ -313,6 +315,6 @@ def _put(section: dict[Any, Any], path: str, value: Any) -> None:
         if section.get(each) is None:
             section[each] = {}
         if not isinstance(section[each], dict):
-            return  # which is refused where it is read
+            return  # `config.Settings` refuses this value when it reads it
         section = section[each]
     section[name] = value

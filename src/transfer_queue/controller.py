@@ -1,4 +1,4 @@
-"""For code that migrates: the type of what the controller answers about a partition, under the name it looks for.
+"""For code that migrates: the type of a partition's snapshot, under the name that such code imports.
 
 The controller itself is `transfer_queue.core.controller`, and runs in a process of its own.
 """
@@ -10,4 +10,4 @@ from transfer_queue.partition_snapshot import PartitionSnapshot
 __all__ = ["DataPartitionStatus"]
 
 DataPartitionStatus = PartitionSnapshot
-"""What `get_partition_snapshot` of the named Ray actor returns."""
+"""The type that `get_partition_snapshot` of the named Ray actor returns."""

@@ -88,10 +88,12 @@ class InvalidArgumentError(TransferQueueError, ValueError):
 
 
 class FieldTypeError(InvalidArgumentError):
-    """A put whose values do not go with a field's live ones: another kind, or dtypes that torch does not promote.
+    """The values of a put do not match the live ones of a field: another kind, or dtypes that torch does not promote.
 
-    Nothing was changed. tensors: the fields of the put that hold tensors, with the dtypes of their live rows, and were
-    given something else.
+    Nothing was changed.
+
+    Attributes:
+        tensors: The dtypes of the live rows of those fields that hold tensors and that the put gives other values.
     """
 
     def __init__(self, *args: object, tensors: dict[str, list[str]] | None = None) -> None:
@@ -179,7 +181,7 @@ class SamplerError(TransferQueueError, RuntimeError):
 
 
 class SamplerValueError(SamplerError, InvalidArgumentError):
-    """A user's sampler raised a ValueError, which is one for the caller, too."""
+    """A user's sampler raised a ValueError. For the caller this error is a ValueError, too."""
 
 
 def by_name(name: str) -> type[TransferQueueError]:

@@ -36,7 +36,7 @@ class FieldColumn:
     agree, or where not known. is_non_tensor: the values are objects. is_nested: rows have differed;
     by default so where shapes are given, or where a tensor field has no one shape. extra: further
     entries of the field's schema, carried along. dtypes: one a row of a field whose rows may differ in dtype, else
-    None; `dtype` is what `torch.promote_types` makes of them.
+    None; `dtype` is the result of `torch.promote_types` for them.
     """
 
     __slots__ = ("dtype", "dtypes", "extra", "is_nested", "is_non_tensor", "name", "ndim", "shape", "shapes")
@@ -162,7 +162,7 @@ class FieldColumn:
         )
 
     def to_dtypes(self, rows: int) -> list[torch.dtype | None]:
-        """The dtype of each row; None for objects, and where not known."""
+        """The dtype of each row; None for objects, and if it is not known."""
         return [self.dtype] * rows if self.dtypes is None else list(self.dtypes)
 
     def to_sizes(self, rows: int) -> list[torch.Size | None]:
@@ -180,7 +180,7 @@ class FieldColumn:
         return None if self.shape is None else torch.Size(self.shape)
 
     def schema_of(self, position: int) -> dict[str, Any]:
-        """What one row would have as its entry of `field_schema`."""
+        """Return the entry of `field_schema` for one row."""
         dtype = self.dtype if self.dtypes is None else self.dtypes[position]
         return {**self.row_schema(self.size_of(position)), "dtype": dtype}
 
@@ -214,9 +214,9 @@ def _unpickled(
 
 
 def promoted(dtypes: Sequence[torch.dtype | None]) -> torch.dtype | None:
-    """What `torch.promote_types` makes of the dtypes of rows; None where torch does not promote them, or there is none.
+    """Return the dtype that `torch.promote_types` gives for the dtypes of rows.
 
-    A get of such rows raises, and says why.
+    Returns None if torch does not promote them, or if there is none. A get of such rows raises an error that says why.
     """
     known = [dtype for dtype in dict.fromkeys(dtypes) if dtype is not None]
     try:

@@ -17,24 +17,23 @@ THEIRS = "TransferQueue"
 
 @dataclass(frozen=True)
 class Installation:
-    """What one distribution has installed.
-
-    name, version: Of the distribution.
-    folder: Where its files of the package lie.
-    files: How many; 0 for one that has none, as an editable one or a stand-in.
-    """
+    """The files of the package that one distribution has installed."""
 
     name: str
+    """Name of the distribution."""
     version: str
+    """Version of the distribution."""
     folder: Path
+    """Folder of its files of the package."""
     files: int
+    """Number of these files. An editable installation and the compatibility distribution have none."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version} ({self.files} files in {self.folder})"
 
 
 def own_folder() -> Path:
-    """Return the folder of the package that runs."""
+    """Return the folder of the package that is imported."""
     return Path(__file__).resolve().parent
 
 
@@ -44,7 +43,7 @@ def overlaid() -> list[Installation]:
 
 
 def all_installations() -> list[Installation]:
-    """Return every distribution that has files of the import name, whatever its name; reads all that are installed."""
+    """Return every distribution that has files of the import name. Reads the metadata of all distributions."""
     return list(_with_files(metadata.distributions()))
 
 
@@ -59,8 +58,8 @@ def advice(found: Iterable[Installation]) -> str:
     if any(each.folder == own_folder() for each in found):
         again = ", then install this package again (`pip install --force-reinstall --no-deps`): both had files there"
     return (
-        f"run `pip uninstall {' '.join(listed)}`{again}. Where something requires the distribution {THEIRS} by name, "
-        f"install the one that `make compat` builds, which has no files (docs/migrate.md)"
+        f"run `pip uninstall {' '.join(listed)}`{again}. If another package requires the distribution {THEIRS} by "
+        f"name, install the one that `make compat` builds, which has no files (docs/migrate.md)"
     )
 
 

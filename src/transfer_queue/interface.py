@@ -68,7 +68,7 @@ __all__ = [
 _logger = get_logger(__name__)
 
 SAVE_ATTEMPTS = 3
-"""Of `save_checkpoint`, where storage units are lost meanwhile."""
+"""How often `save_checkpoint` tries, if storage units are lost while it saves."""
 
 _TQ_CONTROLLER: RunningSystem | None = None
 """The system that `init` started or attached to; None means "not initialized"."""
@@ -77,8 +77,7 @@ _TQ_CONTROLLER: RunningSystem | None = None
 class ConfigInForce(DictConfig):
     """The configuration of a running system, as `init` returns it.
 
-    It equals a conf that asks for nothing else: `tq.init(conf) == conf` says whether all settings that the caller
-    named are in force.
+    It equals a conf if all settings of that conf are in force, so `tq.init(conf) == conf` checks them.
     """
 
     __hash__ = None  # as of every DictConfig
@@ -94,31 +93,31 @@ def init(
 ) -> DictConfig:
     """Start a system or attach to the running one, and return the configuration in force.
 
-    A system is found by the environment variable TQ_ADDRESS, else by its name (`system.name`, TQ_SYSTEM, one name per
-    user by default); under Ray (`runtime`) by the actor TransferQueueController. The process that started a system
-    stops it with `close` or at its end.
+    `init` looks for a system by the environment variable TQ_ADDRESS, otherwise by name: `system.name`, then TQ_SYSTEM,
+    then one default name for each user. Under Ray (`runtime`) it looks for the actor TransferQueueController. The
+    process that started a system stops it with `close`, or when the process ends.
 
-    If the process attaches to a system with settings other than those that `conf` names, the settings in force stay,
-    and a warning names each of them. Keys that are unknown are kept, and a warning names them.
+    If the system that the process attaches to has other settings than `conf`, these settings stay in force, and a
+    warning names each difference. Unknown keys are kept, and a warning names them.
 
     Args:
-        conf: The settings to lay over the defaults of `transfer_queue/config.yaml`. Default: none.
-        attach: "auto" attaches if a system runs and starts one otherwise. "require" only attaches. "never" only
-            starts: a system that runs already under this name is an error.
+        conf: The settings to merge over the defaults of `transfer_queue/config.yaml`. Default: none.
+        attach: "auto" attaches if a system is running and starts one otherwise. "require" only attaches. "never" only
+            starts: a running system of this name is an error.
 
     Returns:
-        The configuration in force. It pickles, and any process finds the system through it.
+        The configuration in force. It can be pickled, and any process can find the system with it.
 
     Raises:
         InvalidArgumentError: A value of conf is not allowed, the sampler is unknown, or a key is unknown and
             `strict` is set (a ValueError).
-        StartError: The system did not come up, with the server's traceback and the place of its log; or one runs
-            already, and `attach` is "never".
-        AttachError: No system runs, and `attach` is "require".
+        StartError: The system did not come up; the message has the server's traceback and the path of its log. Or a
+            system is already running, and `attach` is "never".
+        AttachError: No system is running, and `attach` is "require".
     """
     global _TQ_CONTROLLER
     if attach not in ("auto", "require", "never"):
-        raise InvalidArgumentError(f"attach is {attach!r}; allowed: 'auto', 'require', 'never'")
+        raise InvalidArgumentError(f"attach must be 'auto', 'require' or 'never', got {attach!r}")
     for words in unknown_keys(conf):
         _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
@@ -154,16 +153,16 @@ def init(
 
 
 def _start(settings: Settings, conf: DictConfig | Mapping[str, Any] | None, attach: str) -> RunningSystem:
-    """The system of these settings: started here, unless another process is faster."""
+    """Start a system with these settings, or return the one that another process has just started."""
     if attach == "require":
         raise AttachError(
-            f"no system runs under the name {settings.name or system_name() or 'of this user'!r}, and attach is "
+            f"no system is running under the name {settings.name or system_name() or 'of this user'!r}, and attach is "
             f"'require': start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
         )
     under_ray = on_ray.is_used(settings.runtime)
     settings.check_runtime(under_ray)
     if settings.name is None and address() is not None:
-        _logger.warning("TQ_ADDRESS names %s, where no system runs; init starts one by name", address())
+        _logger.warning("TQ_ADDRESS names %s, but no system is running there; init starts one by name", address())
     merged = merge(conf)
     plain = {"settings": settings.to_json(), "conf": as_json(merged)}
     if under_ray:
@@ -186,8 +185,8 @@ def _warn_of_other_installations() -> None:
     others = overlaid()
     if others:
         _logger.warning(
-            "two distributions have the import name transfer_queue: %s, and this one in %s. The modules of one may "
-            "have replaced those of the other: %s",
+            "two distributions have the import name transfer_queue: %s, and this one in %s. Modules of one may have "
+            "replaced modules of the other: %s",
             ", ".join(map(str, others)),
             own_folder(),
             advice(others),
@@ -197,15 +196,16 @@ def _warn_of_other_installations() -> None:
 def _refuse_running(system: RunningSystem, attach: str) -> None:
     if attach == "never":
         raise StartError(
-            f"the system {system.name!r} runs already, {system.describe()}, and attach is 'never': give the new one "
-            f"another name (system.name, or TQ_SYSTEM), or end this one first (close() in its program, or `tq stop`)"
+            f"the system {system.name!r} is already running, {system.describe()}, and attach is 'never': give the new "
+            f"one another name (system.name, or TQ_SYSTEM), or stop this one first (close() in its program, or "
+            f"`tq stop`)"
         )
 
 
 def _in_force(
     system: RunningSystem, client: TransferQueueClient, conf: DictConfig | Mapping[str, Any] | None
 ) -> DictConfig:
-    """The configuration of a system, with its place; warns where the caller has asked for another one."""
+    """Return the configuration of a system, with its folder. Log a warning if the caller's conf differs from it."""
     if system.conf is not None:
         merged = merge(system.conf)
     else:
@@ -251,7 +251,7 @@ def get_client() -> TransferQueueClient:
 
 
 def get_metrics_endpoint() -> str | None:
-    """ "host:port" where metrics are served over HTTP; None if they are off (`metrics.enabled`) or no system runs."""
+    """Return the "host:port" that serves metrics over HTTP; None if they are off or no system is running."""
     client = attach_to_running()
     if client is None:
         return None
@@ -267,17 +267,17 @@ def save_checkpoint(
 
     It is one moment of the system, however long the copying takes and whatever goes on meanwhile. The older checkpoint
     stays until the new one is whole and on the disk, also if this process or the machine dies; samples that it holds
-    already, of the same running system, are linked to and not written again. Where a storage unit is lost meanwhile,
-    what is left is saved.
+    already, of the same running system, are linked to and not written again. If a storage unit is lost meanwhile, the
+    remaining samples are saved.
 
     include_storage: makes no difference: samples are saved whatever the backend. metadata: JSON values of the user's,
     kept under "user_metadata" in the folder's metadata.json.
 
     Raises:
         NotInitializedError: there is no system. CheckpointError: the folder holds other things, somebody saves there
-        at this moment, a server was restarted meanwhile, storage units were lost again and again, an external store
-        has lost what was to be saved, or the state contradicts itself, so that it could not be loaded. OSError: the
-        disk is full, or refuses. ConnectionLostError: the system went away. Nothing has changed then.
+        at this moment, a server was restarted meanwhile, storage units were lost during every attempt, an external
+        store has lost what was to be saved, or the state contradicts itself, so that it could not be loaded. OSError:
+        the disk is full, or refuses. ConnectionLostError: the system went away. Nothing has changed then.
     """
     client = _checkpoint_client()
     target = Path(os.path.realpath(checkpoint_dir))
@@ -291,17 +291,17 @@ def save_checkpoint(
             except UnitLostError as error:
                 if attempt == SAVE_ATTEMPTS:
                     raise CheckpointError(
-                        f"the checkpoint {target} was not saved: storage units were lost at each of {SAVE_ATTEMPTS} "
-                        f"attempts ({error}); an older one there is as it was. Save again"
+                        f"the checkpoint {target} was not saved: storage units were lost during each of "
+                        f"{SAVE_ATTEMPTS} attempts ({error}). An older checkpoint there is unchanged. Save again"
                     ) from error
         checkpoint_folder.write_json(draft / checkpoint_folder.METADATA, content)
 
 
 def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
-    """Writes the system of this moment into a folder. UnitLostError where a storage unit is lost meanwhile."""
+    """Write the state of this moment into a folder. Raises UnitLostError if a storage unit is lost meanwhile."""
     cut = client.begin_checkpoint(draft, target)
     try:
-        # by the arguments that everybody knows, for these methods may have been replaced
+        # only with arguments of the public contract, because callers may have replaced these methods
         client.save_storage_checkpoint(draft)
         client.save_controller_checkpoint(draft / checkpoint_folder.STATE)
     except BaseException:
@@ -321,15 +321,15 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
 
     Args:
         checkpoint_dir: The folder that `save_checkpoint` has written.
-        allow_pickle: Python objects beyond msgpack, numpy and torch are pickled in a checkpoint, and to read one runs
-            the code in it. False is for checkpoints of whom you do not trust: everything else is loaded, and such a
-            value, in a field or a tag, is refused when it is read (UncarriableValueError, which names partition, field
-            and row). The pickled bytes do not reach the system. Default: True.
+        allow_pickle: A checkpoint contains pickled Python objects, except for types of msgpack, numpy and torch.
+            Reading a pickled object runs the code in it. Pass False for a checkpoint whose author you do not trust:
+            everything else is loaded, the pickled bytes do not reach the system, and reading such a value in a field
+            or a tag raises UncarriableValueError, which names partition, field and row. Default: True.
 
     Raises:
         NotInitializedError: there is no system. CheckpointNotFoundError: no folder there, or not all of a checkpoint
         (a FileNotFoundError). CheckpointError: files are missing ("count mismatch"), damaged, of another program, or
-        cannot be read. CapacityError: no room. UnitLostError: storage units were lost meanwhile, again and again.
+        cannot be read. CapacityError: no room. UnitLostError: storage units were lost during every attempt.
         ConnectionLostError: the system went away. Nothing has changed then.
     """
     client = _checkpoint_client()
@@ -337,7 +337,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
     with checkpoint_folder.reading(folder):
         checkpoint_folder.put_back(folder)
     checkpoint_folder.check(folder)
-    more = {} if allow_pickle else {"allow_pickle": False}  # these methods may have been replaced
+    more = {} if allow_pickle else {"allow_pickle": False}  # callers may have replaced these methods by older ones
     client.load_storage_checkpoint(folder, **more)
     client.load_controller_checkpoint(folder / checkpoint_folder.STATE, **more)
 

@@ -1,10 +1,10 @@
-"""The nearest known name of one that is not known, for messages about typing errors."""
+"""Finds the known name that is nearest to an unknown one, for messages about typing errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_COMPARED = 200  # of the latest names: the controller answers nobody else meanwhile
+MOST_COMPARED = 200  # of the latest names, because the controller answers no other request meanwhile
 LONGEST_COMPARED = 200  # characters
 
 
@@ -12,12 +12,12 @@ def nearest(name: str, known: Iterable[str], most: int = 1, least: float = 0.6) 
     """Return the known names that resemble `name`, the most similar first.
 
     Args:
-        name: The name that is not known.
-        known: The names that are.
-        most: How many to return at most.
-        least: How similar they are at least, from 0 to 1 (equal).
+        name: The unknown name.
+        known: The known names.
+        most: Largest number of names to return.
+        least: Least similarity of a returned name, from 0 to 1 (equal).
     """
-    import difflib  # only for an unknown name: servers keep no memory for it
+    import difflib  # imported only for an unknown name, so that servers need no memory for it
 
     candidates = [each for each in list(dict.fromkeys(known))[-MOST_COMPARED:] if len(each) <= LONGEST_COMPARED]
     if len(name) > LONGEST_COMPARED:

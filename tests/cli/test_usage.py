@@ -26,7 +26,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (None, "cannot be read: No such file or directory"),
         (b"a: [1, 2", "is not valid YAML"),
         (b"\xff\xfe\x00\x88", "is not a text file in UTF-8"),
-        (b"- 1\n- 2\n", "must hold a mapping of settings, and holds a list"),
+        (b"- 1\n- 2\n", "must contain a mapping of settings, but contains a list"),
         (b"controller: 3", "controller is 3; allowed: a mapping"),
         (b"controller: {polling_mode: perhaps}", "controller.polling_mode is 'perhaps'"),
         (b"controller: {samplr: x}", "controller.samplr: unknown; did you mean controller.sampler?"),
@@ -48,15 +48,15 @@ def test_a_folder_in_place_of_a_file_of_settings_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, said = told(capsys, "start", "--name", NOBODY, "--conf", str(tmp_path))
-    assert (code, said) == (1, f"tq: --conf {tmp_path} cannot be read: Is a directory\n")
+    assert (code, said) == (1, f"tq: --conf {tmp_path} cannot be read: Is a directory; give the path of a YAML file\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("start", "--set", "foo"), "'foo' is not KEY=VALUE"),
-        (("start", "--set", "=3"), "'=3' is not KEY=VALUE"),
-        (("start", "--set", "a.b=["), "the value '[' of a.b is not YAML"),
+        (("start", "--set", "foo"), "must be KEY=VALUE, got 'foo'"),
+        (("start", "--set", "=3"), "must be KEY=VALUE, got '=3'"),
+        (("start", "--set", "a.b=["), "the value '[' of a.b is not valid YAML"),
         (("start", "--name", "../x"), "the name of a system is '../x'"),
         (("status", "--jsn"), "unrecognized arguments: --jsn; did you mean '--json'?"),
         (("dashboard", "grafana"), "unrecognized arguments: grafana"),

@@ -842,7 +842,7 @@ class TestUserSamplers:
     def test_what_cannot_be_kept(self, start, tmp_path):
         """A value that only Python knows is refused, and the error says what may be kept."""
         client = start(seed=1, sampler=Counting(kept=object())).client("a")
-        with pytest.raises(SamplerError, match=r"Counting.save_checkpoint\(\) gives cannot be kept"):
+        with pytest.raises(SamplerError, match=r"Counting.save_checkpoint\(\) returned cannot be saved"):
             save(client, tmp_path)
 
     def test_one_that_refuses(self, start, tmp_path):

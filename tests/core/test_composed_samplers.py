@@ -370,7 +370,7 @@ def test_a_users_sampler_may_pass_over() -> None:
         with pytest.raises(SamplerError, match=words):
             h.dealt(1)
     picky.passed = [1]
-    with pytest.raises(SamplerError, match="passes_over must give a dict"):
+    with pytest.raises(SamplerError, match="passes_over must return a dict"):
         h.dealt(1)
 
 

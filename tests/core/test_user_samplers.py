@@ -108,8 +108,8 @@ def test_more_consumed_than_sampled(u: Harness, mine: Mine) -> None:
         (([1.0], [1]), "float"),
         ((np.array([1.0]), [1]), "float"),
         ((np.array([True]), [1]), "is a bool"),
-        (({0: 1}, [0]), "dict is no list"),
-        ((b"01", []), "bytes is no list"),
+        (({0: 1}, [0]), "dict is not a list"),
+        ((b"01", []), "bytes is not a list"),
     ],
     ids=repr,
 )
@@ -137,9 +137,9 @@ class Deals(RankAwareSampler):
         ({0: ([0], [0]), 1: ([0], [0])}, "more than once as sampled"),
         ({0: ([0], [0]), 1: ([1], [0, 1])}, "more than once as consumed"),
         ({0: ([0, 1], [0])}, r"sampled the rows \[1\] for dp_rank 0 and did not give them as consumed"),
-        ({0: ([0], [0]), -1: ([1], [1])}, "deal_key must give"),
-        ({0: ([0], [0]), "a": ([1], [1])}, "deal_key must give"),
-        ([([0], [0])], "must give a dict of shares"),
+        ({0: ([0], [0]), -1: ([1], [1])}, "deal_key must return"),
+        ({0: ([0], [0]), "a": ([1], [1])}, "deal_key must return"),
+        ([([0], [0])], "must return a dict from dp_ranks to shares"),
         ({0: ([0, 1, 2], [0, 1, 2])}, "batch_size is 2"),
     ],
     ids=repr,
@@ -309,7 +309,7 @@ def test_nonsense(u: Harness, mine: Mine, wrong: object) -> None:
     mine.act = lambda ready, size, **_: wrong
     u.put(2)
     before = u.state.snapshot()
-    with pytest.raises(SamplerError, match=r"Mine.sample must give \(sampled, consumed\).*nothing was dealt"):
+    with pytest.raises(SamplerError, match=r"Mine.sample must return \(sampled, consumed\).*nothing was dealt"):
         u.dealt(1)
     assert u.state.snapshot() == before
 

@@ -63,10 +63,10 @@ def test_start_outlives_its_command(started: subprocess.CompletedProcess[str]) -
 def test_start_again_says_whose_it_is(started: subprocess.CompletedProcess[str]) -> None:
     again = command("start", "--name", NAME)
     assert again.returncode == 0
-    assert again.stdout.startswith("runs already: started by pid")
+    assert again.stdout.startswith("already running: started by pid")
     other = command("start", "--name", NAME, "--set", "controller.polling_mode=false")
     assert other.returncode == 1
-    assert "controller.polling_mode: asked for false, in force true" in other.stderr
+    assert "controller.polling_mode: requested false, in force true" in other.stderr
     assert "started by pid" in other.stderr
 
 

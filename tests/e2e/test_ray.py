@@ -209,7 +209,7 @@ def test_a_process_that_attaches_learns_which_settings_are_not_as_it_asked() -> 
         found, told = ray.get(attached_with.remote({"controller": {"polling_mode": False}}), timeout=SECONDS)
         assert found == conf
         assert len(told) == 1
-        assert "controller.polling_mode: asked for false, in force true" in told[0]
+        assert "controller.polling_mode: requested false, in force true" in told[0]
         assert "started by pid" in told[0]
         with pytest.raises(tq.StartError, match="attach is 'never'"):
             tq.init(attach="never")

@@ -133,7 +133,7 @@ class TestWarnings:
             share = sampler.sample(range(4), 2, "t", "p", batch_index=batch, partition=partition)[0]
             assert len({0, 3} & set(share)) == 1
         (record,) = caplog.records
-        assert "missing in 2 of the 4 samples of a deal, the first is row 1" in record.getMessage()
+        assert "missing in 2 of the 4 samples of a deal, first in row 1" in record.getMessage()
 
     def test_lengths_of_all_samples_are_no_warning(self, caplog):
         SeqlenBalancedSampler(1, 2).sample(range(4), 2, "t", "p", partition=partition_of(total_lengths=2))
@@ -175,7 +175,7 @@ class TestGroupSizePerClaim:
     def test_a_sampler_made_with_another_refuses_and_names_both(self, build):
         sampler = build()
         config = {**who(), "n_samples_per_prompt": 4}
-        words = rf"n_samples_per_prompt \(4\) must be the sampler's, which is {sampler.n_samples_per_prompt}"
+        words = rf"n_samples_per_prompt \(4\) must be equal to the sampler's, which is {sampler.n_samples_per_prompt}"
         with pytest.raises(InvalidArgumentError, match=words):
             sampler.sample(READY, 4, "t", "p", **config)
         with pytest.raises(InvalidArgumentError, match=words):

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(command: argparse.ArgumentParser, strange: list[str]) -> NoReturn:
-    """A usage error that names the arguments which the command does not take, and what was meant by the first."""
+    """Exit with a usage error that names the unknown arguments and suggests an option for the first of them."""
     known = [option for action in command._actions for option in action.option_strings]
     command.error(f"unrecognized arguments: {' '.join(strange)}{did_you_mean(strange[0], known)}")
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks the version up only when it is asked for, which takes time."""
+    """Prints the version. Looks it up only then, because that takes time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from transfer_queue.cli.doctor.software import version_of

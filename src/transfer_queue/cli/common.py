@@ -37,12 +37,12 @@ def found(name: str | None) -> RunningSystem:
     system = on_ray.find(name, on_ray.NAMESPACE, ATTACH_SECONDS) if on_ray.is_used("auto") else None
     system = system or find(name)
     if system is None:
-        raise AttachError(f"{_nobody(name)}; `tq start` starts one, `--name` names another")
+        raise AttachError(f"{_not_running(name)}; start one with `tq start`, or name another one with `--name`")
     return system
 
 
-def _nobody(name: str | None) -> str:
-    """Which system was looked for, and which there are."""
+def _not_running(name: str | None) -> str:
+    """Return a phrase that names the system that was not found, and the systems that are running."""
     from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder, runtime_dir
 
     place = config.address() if name is None else None

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Its words."""
     command = commands.add_parser("start", help="start a system that outlives this command")
-    command.add_argument("--conf", type=Path, metavar="FILE", help="a YAML file to lay over the defaults")
+    command.add_argument("--conf", type=Path, metavar="FILE", help="a YAML file whose settings replace the defaults")
     command.add_argument(
-        "--set", action="append", default=[], type=_setting, metavar="KEY=VALUE", help="one value of the conf"
+        "--set",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="one setting; replaces that of --conf",
     )
     add_name(command)
     command.set_defaults(run=run)
@@ -30,17 +35,17 @@ def _setting(text: str) -> str:
 
     key, equals, value = text.partition("=")
     if not key.strip() or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, for example controller.polling_mode=true")
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got {text!r}; for example controller.polling_mode=true")
     try:
         OmegaConf.from_dotlist([text])
     except (yaml.YAMLError, ValueError) as error:
         said = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise argparse.ArgumentTypeError(f"the value {value!r} of {key} is not YAML ({said})") from None
+        raise argparse.ArgumentTypeError(f"the value {value!r} of {key} is not valid YAML: {said}") from None
     return text
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start it, or say whose runs already."""
+    """Start a system, or report the one that is already running."""
     from transfer_queue.config import Settings, sampler_object
     from transfer_queue.config_tree import as_json, merge, unknown_keys
     from transfer_queue.node.launcher import start_local
@@ -58,13 +63,17 @@ def run(options: argparse.Namespace) -> int:
     )
     if not system.new:
         _refuse_other_settings(system, conf)
-    print(f"{'running' if system.new else 'runs already'}: {system.describe()}")
+    print(f"{'running' if system.new else 'already running'}: {system.describe()}")
     print(f"attach with  TQ_ADDRESS={system.folder}  or by its name; logs in {system.folder / 'logs'}")
     return 0
 
 
 def _conf(path: Path | None, assignments: list[str]) -> DictConfig:
-    """The file with the assignments over it. InvalidArgumentError where it cannot be read."""
+    """Return the settings of the file, with the assignments merged over them.
+
+    Raises:
+        InvalidArgumentError: The file cannot be read, or the assignments cannot be merged into it.
+    """
     import yaml  # type: ignore[import-untyped,unused-ignore]
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -74,24 +83,28 @@ def _conf(path: Path | None, assignments: list[str]) -> DictConfig:
         try:
             given = OmegaConf.load(path)
         except OSError as error:
-            raise InvalidArgumentError(f"--conf {path} cannot be read: {error.strerror or error}") from None
+            raise InvalidArgumentError(
+                f"--conf {path} cannot be read: {error.strerror or error}; give the path of a YAML file"
+            ) from None
         except UnicodeDecodeError:
             raise InvalidArgumentError(f"--conf {path} is not a text file in UTF-8; give a YAML file") from None
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             said = " ".join(str(error).split())
-            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {said}") from None
+            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {said}; correct the file") from None
         if not isinstance(given, DictConfig):
             found = "a list" if OmegaConf.is_list(given) else type(given).__name__
-            raise InvalidArgumentError(f"--conf {path} must hold a mapping of settings, and holds {found}")
+            raise InvalidArgumentError(f"--conf {path} must contain a mapping of settings, but contains {found}")
     try:
         return cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(assignments)))
     except (OmegaConfBaseException, TypeError) as error:
         said = str(error).splitlines()[0]
-        raise InvalidArgumentError(f"--set {' --set '.join(assignments)} cannot be laid over --conf: {said}") from None
+        raise InvalidArgumentError(
+            f"--set {' --set '.join(assignments)} cannot be merged with the other settings: {said}"
+        ) from None
 
 
 def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
-    """StartError where the system that runs has other settings."""
+    """Raise StartError if the running system has other settings than the conf."""
     import msgspec
 
     from transfer_queue.client.onlooker import Onlooker

@@ -64,8 +64,8 @@ def table(status: SystemStatus, speeds: Rates | None = None) -> str:
         parts.append("\n".join(_storage(status.units)))
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s, the longest {cost.longest * 1000:.1f} ms"
-        again = f"; its process was started again {cost.restarts} times" if cost.restarts else ""
-        parts.append(f"sampler {cost.name}: asked {cost.asked} times, {took}{again}")
+        again = f"; its process was restarted {cost.restarts} times" if cost.restarts else ""
+        parts.append(f"sampler {cost.name}: called {cost.asked} times, {took}{again}")
     if status.requests:
         parts.append(_loop(status))
     return "\n\n".join(parts)

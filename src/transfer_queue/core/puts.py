@@ -50,17 +50,18 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
 
 
 def check_same_options(partition: Partition, options: PartitionOptions) -> None:
-    """Raises InvalidArgumentError where options that are asked for, not defaults, are not those of the partition."""
+    """Raises InvalidArgumentError if options other than defaults differ from those of the partition."""
     defaults, its = PartitionOptions(), partition.options
     differing = [
-        f"{name}: asked for {getattr(options, name)!r}, but it was made with {getattr(its, name)!r}"
+        f"{name}: requested {getattr(options, name)!r}, but it was made with {getattr(its, name)!r}"
         for name in PartitionOptions.__struct_fields__
         if getattr(options, name) not in (getattr(defaults, name), getattr(its, name))
     ]
     if differing:
         raise InvalidArgumentError(
-            f"the partition {partition.name!r} exists with other settings; {'; '.join(differing)}. Settings of a "
-            f"partition never change: ask for the same everywhere, before the first put, or choose another name"
+            f"the partition {partition.name!r} exists with other settings: {'; '.join(differing)}. The settings of a "
+            f"partition never change: request the same settings everywhere, before the first put, or choose another "
+            f"name"
         )
 
 
@@ -141,7 +142,7 @@ def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> N
     for name, count in arriving.items():
         group = partition.groups.by_name.get(name)
         there = len(group.members) if group else 0
-        if name in partition.groups.unborn:  # what is to come of a dropped group is dropped, and no more than that
+        if name in partition.groups.unborn:  # the missing samples of a dropped group are dropped, but no more samples
             there = size - partition.groups.unborn[name]
         if there + count > size:
             raise InvalidArgumentError(
@@ -231,12 +232,12 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
 
 
 def _check_types(partition: Partition | None, schema: list[FieldSpec], converted: list[str]) -> None:
-    """Raises FieldTypeError if a value does not go with the live ones of its field."""
+    """Raises FieldTypeError if a value does not match the live values of its field."""
     fields = {} if partition is None else partition.fields
     try:
         for name in converted:
             if name not in fields or fields[name].kind != "tensor":
-                raise FieldTypeError(f"field {name!r} holds no tensors any more; nothing was put. Put it again.")
+                raise FieldTypeError(f"field {name!r} no longer holds tensors; nothing was put. Put it again.")
         for spec in schema:
             field = fields.get(spec.name)
             if field is not None:

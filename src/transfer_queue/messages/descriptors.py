@@ -12,11 +12,11 @@ STORE = "store"  # how the tier of an external store is told
 
 NESTED = "nested"
 SEPARATOR = "::"
-"""Between the names of a nested TensorDict and of a field in it: the field y of x is stored as x::y."""
+"""Separates the name of a nested TensorDict from the name of a field in it: the field y of x is stored as x::y."""
 
 
 def parents(name: str) -> list[str]:
-    """The fields of which one of this name would be a part, the innermost last."""
+    """Return the names of the nested TensorDicts that contain a field of this name, the innermost last."""
     names = name.split(SEPARATOR)
     return [SEPARATOR.join(names[:end]) for end in range(1, len(names))]
 

@@ -113,9 +113,9 @@ AnyReply = Union[
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
     """A request on its way. acknowledged: replies up to this sequence of the client are not needed again.
 
-    finished: nor are these beyond it, as (first, last) sequences: what the client has finished while an older request
-    still waits for its reply. A run is named when it has grown; a reply whose news is lost on the way is dropped when
-    `acknowledged` passes it.
+    finished: (first, last) sequences beyond `acknowledged` whose replies the client does not need any more either,
+    because it has finished them while an older request still waits for its reply. An envelope names a run of sequences
+    when it has grown. If that envelope is lost, the replies are dropped when `acknowledged` passes them.
     """
 
     sequence: Natural

@@ -83,9 +83,10 @@ class UnitProgress(Message, frozen=True):
 
 
 class SamplerCost(Message, frozen=True):
-    """A user's sampler: how often it was asked, for how many seconds, and how often its process was started again.
+    """A user's sampler: the number of its calls, their time in seconds, and the restarts of its process.
 
-    A sampler in a process of its own holds up only those who wait for it; one in the controller's holds up everybody.
+    A sampler in its own process holds up only the claims that use it; one in the controller's process holds up all
+    clients.
     """
 
     name: str

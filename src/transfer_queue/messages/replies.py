@@ -23,7 +23,7 @@ class Failure(Reply, frozen=True):
 
 
 class Done(Reply, frozen=True):
-    """Nothing more to say; value for yes/no and short answers. warning: what the asking client's log should say."""
+    """The request was carried out. value: a short result. warning: a message that the client writes into its log."""
 
     value: Any = None
     warning: str | None = None
@@ -52,8 +52,8 @@ class PublishReply(Reply, frozen=True):
     """rows: i8 global indexes of the targets. epoch: of the state (see `core.state`).
 
     Of a put by keys of which some were known: tags, merged (None: all empty), and fields, common and sorted. fields
-    None: all of them are new, and what they have is what was put. dtypes: of those fields of the put whose rows have
-    several.
+    None: all of them are new, and what they have is what was put. dtypes: field -> dtypes, for fields of the put whose
+    rows have several dtypes.
     """
 
     rows: bytes
@@ -66,8 +66,8 @@ class PublishReply(Reply, frozen=True):
 class LookupReply(Reply, frozen=True):
     """Where the rows lie. count: rows found; types and placements cover the same fields.
 
-    Of a lookup by keys: unknown: those that do not exist. lacking: fields that are left out, and how many of the rows
-    found do not have them; without fields asked for, those that at least one row has.
+    For a lookup by keys: unknown: the keys that do not exist. lacking: field -> the number of found rows that do not
+    have it, for each field that is left out. If the lookup names no fields, these are fields that at least one row has.
     """
 
     count: int
@@ -82,14 +82,13 @@ class ClaimReply(Reply, frozen=True):
     """Rows with what a BatchMeta says of them.
 
     rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
-    rows x ndim) for fields whose rows have differed. dtypes: field -> i1 rows, places in the `FieldType.dtypes`
-    of those that have any. ended: nothing will ever come for this claim.
+    rows x ndim) for fields whose rows have differed. dtypes: field -> i1 rows, positions in `FieldType.dtypes`, for
+    fields that have several dtypes. ended: nothing will ever come for this claim.
     version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
     held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
     warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
     token: of the lease, 0 without one.
-    deliveries: which delivery this is of each row, from 1, and 0 for a row that is cleared (i4); None if all are the
-    first.
+    deliveries: the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1.
     places: where the values lie, as a lookup in the same moment would have said; None where it was not asked for, or
     rows are gone, and in a reply that is given again.
     """

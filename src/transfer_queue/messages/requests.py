@@ -44,8 +44,8 @@ class Publish(Request, frozen=True):
     tags: one dict a row to merge, None entries for rows without; replace_tags: they replace instead.
     closes: extents of this writer that will take no more blocks, as (unit, extent).
     wait: seconds to wait for capacity; None fails at once. epoch: in which `rows` were learnt; None: any.
-    converted: fields of the block that are tensors only because their field is said to hold tensors; refused if it does
-    not.
+    converted: fields of the block whose values the client has converted to tensors, because it expects tensors in the
+    field. The put is refused if the field does not hold tensors.
     """
 
     partition: str
@@ -73,9 +73,10 @@ class Claim(Request, frozen=True):
     lease: what is dealt is claimed for so many seconds (and renewed), until it is acknowledged; None: it is consumed.
     replicas: acks of a kept batch by so many tokens consume it; None: as many as the partition's replicas.
     places: the reply is to say where the values lie, too (`ClaimReply.places`).
-    waited: seconds for which the caller has waited before this request; its timeout counts them.
-    quiet: if the wait ends without rows, the answer has none, and is no failure.
-    ahead: by how many batches this one is ahead of what its rank needs now. It takes no rows that other ranks may need.
+    waited: seconds that the caller waited before this request; the message of a timeout includes them.
+    quiet: if the wait ends without rows, the reply has no rows and is not a failure.
+    ahead: by how many batches this one is ahead of the batch that its rank needs now. A batch ahead takes no rows that
+    other ranks may need.
     """
 
     partition: str
@@ -316,16 +317,16 @@ class ResetConsumption(Request, frozen=True):
 
 
 class Seal(Request, frozen=True):
-    """No new rows will come (from this producer). create: it is known that there may be no such partition yet."""
+    """No new rows will come (from this producer). create: make the partition without a warning if it does not exist."""
 
     partition: str
     create: bool = False
 
 
 class Explain(Request, frozen=True):
-    """Why a sample is not handed out, in words; with a count, what a claim of the task for so many rows waits for.
+    """Why a sample is not handed out, in words; with a count, why a claim of the task for `count` rows waits.
 
-    sampling: of that claim.
+    sampling: the sampling_config of that claim.
     """
 
     partition: str

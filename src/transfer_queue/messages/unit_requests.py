@@ -54,9 +54,9 @@ class Missed(Request, frozen=True):
 
 
 class Freed(Request, frozen=True):
-    """These extents (i8), which the unit was told to free, are not leased there any more.
+    """These extents (i8), which the controller ordered the unit to free, are not leased there any more.
 
-    failed: why others of the same order could not be freed, in words; "" where all were.
+    failed: why other extents of the same order could not be freed; "" if all were freed.
     """
 
     unit: Unit
@@ -78,7 +78,7 @@ class Moved(Request, frozen=True):
     extent: where the copies lie, closed and of this length and generation; 0 where there was no room for them.
     offsets: i8, of each block that was wanted whole, in order; -1 where it was gone before it was copied.
     repacked: one for each repack, in order, None where its block was gone.
-    failed: why the order could not be carried out, in words; "" where it was, or where there was no room.
+    failed: why the order could not be carried out; "" if it was carried out, or if there was no room.
     """
 
     move: Natural

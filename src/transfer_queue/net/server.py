@@ -157,8 +157,8 @@ class Server:
     ) -> None:
         """Calls `called` with the events when this socket is readable (or writable), and sends what it returns.
 
-        writes: whether it waits to write. Before `run` or in the loop's thread. Called again, it replaces what was said
-        before.
+        writes: whether to wait until the socket is writable, too. Call it before `run`, or in the loop's thread. A
+        further call for the same socket replaces `writes`.
         """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
         known = self._selector.get_map().get(sock)
@@ -168,7 +168,7 @@ class Server:
             self._selector.modify(sock, events, known.data)
 
     def unwatch(self, sock: socket.socket) -> None:
-        """Calls nobody for this socket any more."""
+        """Stops watching this socket."""
         if sock in self._selector.get_map():
             self._selector.unregister(sock)
 

@@ -6,8 +6,8 @@ the bodies that came back. Calls of all threads and event loops share one counte
     sequence      numbers the requests of this client id, over all its targets, from 1
     acknowledged  the highest s such that nobody waits any more for a reply to any request <= s;
                   servers drop the replies that they keep for retries up to there
-    finished      what lies beyond it and is finished too, while an older request still waits for its reply; each
-                  is named once, with the next requests, together with its neighbours that are finished
+    finished      sequences beyond it that are finished too, while an older request still waits for its reply. Each
+                  is sent once, with one of the next requests, in one run with finished neighbours
 
 A request that is sent again, because its connection broke, keeps its sequence: the server answers it
 with the reply it gave before. This module knows no sockets.
@@ -56,9 +56,9 @@ UNSENDABLE = (
     OverflowError,
     RecursionError,
 )  # of a value in a request; msgspec's are ValueErrors
-FINISHED_RUNS = 16  # most runs of finished sequences that an envelope names; one is enough to keep up
+FINISHED_RUNS = 16  # an envelope names at most this many runs of finished sequences; one would be enough to keep up
 
-NOT_MADE = Done()  # answers a call that was not made, see `Call.turn`; compared by identity, as a server may say Done
+NOT_MADE = Done()  # the result of a call that was not made, see `Call.turn`; compared by identity: servers send Done
 
 
 def _plain(value: object) -> str | int | float:
@@ -123,7 +123,7 @@ class Session:
         self._unfinished: set[int] = set()
         self._run_ends: dict[int, int] = {}  # first -> last of each run of finished sequences beyond `_acknowledged`
         self._run_starts: dict[int, int] = {}  # the same, last -> first
-        self._news: dict[int, None] = {}  # where the runs begin that have grown since an envelope named them
+        self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
         self._transports: dict[type[Any], Transport] = {}
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
@@ -159,7 +159,7 @@ class Session:
         return self._encode(Envelope(sequence, min(self._acknowledged, sequence - 1), request))
 
     def finish(self, sequence: int) -> None:
-        """Mark a request as finished: its reply has arrived, or nobody waits for it any more. Idempotent.
+        """Mark a request as finished: its reply has arrived, or no caller waits for it any more. Idempotent.
 
         The cost does not depend on how many others are unfinished.
         """
@@ -178,7 +178,7 @@ class Session:
                 self._news[first] = None
 
     def _take_news(self) -> list[tuple[int, int]]:
-        """The runs of finished sequences that have grown since they were named: FINISHED_RUNS of them at most."""
+        """Return runs of finished sequences that have grown since an envelope named them, at most FINISHED_RUNS."""
         firsts = list(islice(self._news, FINISHED_RUNS)) if self._news else []
         for first in firsts:
             del self._news[first]

@@ -53,7 +53,8 @@ class RunningSystem:
 
     name, folder: see `paths`. controller: where it listens. node: see `Description`. key: never to be shown. logs,
     states: the folders of the servers' logs, and of state files. owned: this very process has started it, and its end
-    ends it. new: the call that returned this object has started it. conf: the merged conf, in the process that has.
+    ends it. new: whether the call that returned this object has started the system. conf: the merged conf, in the
+    process that started the system.
     """
 
     new = False
@@ -104,12 +105,15 @@ class RunningSystem:
         return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
 
     def with_other_settings(self, differing: list[str]) -> str:
-        """Says that the system runs with other settings than somebody asks for, and what to do. differing: of which."""
+        """Return a message that the system runs with other settings than requested, and what to do.
+
+        differing: a phrase for each setting, see `config_tree.differences`.
+        """
         listed = "".join(f"\n  {each}" for each in differing)
         return (
-            f"the system {self.name!r}, {self.describe()}, runs with other settings than asked for:{listed}\n"
-            f"The settings in force stay. For a system of your own, give it another name (system.name, or TQ_SYSTEM); "
-            f"to replace this one, end it first (`tq stop --name {self.name}`)"
+            f"the system {self.name!r}, {self.describe()}, runs with other settings than requested:{listed}\n"
+            f"The settings in force stay. To start a system of your own, give it another name (system.name, or "
+            f"TQ_SYSTEM). To replace this one, stop it first (`tq stop --name {self.name}`)"
         )
 
     def log_of(self, target: Target) -> str:

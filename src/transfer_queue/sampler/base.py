@@ -64,8 +64,8 @@ class BaseSampler(ABC):
     `clear_cache`.
     wants_list: the controller gives a user's sampler the ready rows as a list, made for it; one that says False gets
     them as they are, a lazy `ReadyIndexes`, and pays only for what it reads.
-    sampling_entries: the entries of a sampling_config that a built-in sampler takes beside those that choose the
-    sampler, the rank and the batch. Users are warned of others; a sampler of a user's takes any.
+    sampling_entries: the entries of a sampling_config that a built-in sampler takes besides those that choose the
+    sampler, the rank and the batch. A warning names other entries. A user's sampler takes any entry.
     """
 
     _states: dict[Any, Any]
@@ -88,9 +88,10 @@ class BaseSampler(ABC):
         ready_indexes: global indexes of samples that are ready and not consumed; the controller gives them
         ascending. kwargs: what the caller's sampling_config holds, with task_name, partition_id and, as `partition`,
         a read-only view with `partition_id` and `get_custom_meta(indexes) -> {index: tags}`.
-        Returns (sampled, consumed), two lists of int; ([], []) where no batch can be dealt now. The controller checks
-        them: all are among ready_indexes, none is twice in a list, and sampled holds at most batch_size. A row that is
-        sampled and not consumed stays ready, and may be dealt again; consumed may hold rows that are not sampled.
+        Returns (sampled, consumed), two lists of int; ([], []) if no batch can be dealt now. The controller checks
+        that all of them are in ready_indexes, that no list has an index twice, and that sampled has at most batch_size
+        indexes. A row that is sampled and not consumed stays ready, and may be dealt again. consumed may have rows
+        that are not sampled.
         """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Share:
@@ -200,9 +201,9 @@ class RankConsistentSampler(BaseSampler):
         said = natural(sampling_config, "dp_size")
         if self.dp_size is not None and said not in (None, self.dp_size):
             raise InvalidArgumentError(
-                f"dp_size ({said}) must be the sampler's, which is {self.dp_size}. A dataset that was made without "
-                f"dp_size= says how many dp_ranks the processes of torch.distributed have; pass the number to it if "
-                f"these are not all"
+                f"dp_size ({said}) must be equal to the sampler's, which is {self.dp_size}. A dataset that was made "
+                f"without dp_size= sends the number of dp_ranks of the processes of torch.distributed; pass dp_size= "
+                f"to it if these are not all ranks"
             )
         return said if self.dp_size is None else self.dp_size
 
@@ -223,13 +224,13 @@ class RankConsistentSampler(BaseSampler):
             task_name: The task that asks. Batches of two tasks are independent of each other.
             partition_id: The partition that the samples belong to. Default: the id of `partition`, if there is one.
             *args: Ignored.
-            **kwargs: What the sampling_config holds, and `partition`.
+            **kwargs: The entries of the sampling_config, and `partition`.
 
         Returns:
             (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
 
         Raises:
-            InvalidArgumentError: An argument can never be right, for example a negative batch_size.
+            InvalidArgumentError: An argument is not allowed, for example a negative batch_size.
         """
         check_batch_size(batch_size)
         config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
@@ -334,9 +335,9 @@ def in_order(ranks: Sequence[int], samples: list[int]) -> dict[int, Share]:
 
 
 def _names(config: Mapping[str, Any]) -> tuple[str, str]:
-    """(partition_id, task_name) as given; without partition_id the partition's own.
+    """Return (partition_id, task_name) as given; without a partition_id, that of the partition.
 
-    Raises InvalidArgumentError where one is no str: then arguments by position are in another order.
+    Raises InvalidArgumentError if one is not a str, because then the arguments by position are in another order.
     """
     for name in ("task_name", "partition_id"):
         value = config.get(name)

@@ -1,7 +1,7 @@
-"""Calls of a user's sampler: what is asked of it, and what becomes of its answers and errors.
+"""Calls of a user's sampler: the requests, the conversion of its results, and its errors.
 
-User code runs in `answer` and `describe` alone: in the controller, or in a process of its own. Whatever it returns
-becomes plain numbers there, whatever it raises an error of the tree.
+User code runs only in `answer` and `describe`, in the controller or in a process of its own. They convert everything
+that it returns to plain numbers, and everything that it raises to errors of the tree.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from transfer_queue.errors import InvalidArgumentError, SamplerError, SamplerVal
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, ranked_tags
 
-SLACK = 64  # entries of a sampler that may be out of date
+SLACK = 64  # batches that a sampler may keep although the controller has dropped them
 MOST = 2**62  # ranks and batch indexes are below it
 EMPTY = "nothing was dealt"
 
 
 class NotTheSamplers(BaseException):
-    """Ends a call of a sampler for another reason than an error of its own. No exception that it catches by mistake."""
+    """Ends a call of a sampler for a reason other than its own error. `except Exception` in a sampler misses it."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the controller knows of a user's sampler without calling it."""
+    """What the controller knows about a user's sampler without calling it."""
 
     name: str
     """Name of its class."""
     built_in: bool = False
-    """The outcome depends on the ready rows alone, so that it is not a user's."""
+    """Whether it, and all samplers in it, are built in: its result depends only on the ready rows."""
     ranked: bool = False
-    """Its batches may belong to a (dp_rank, batch_index)."""
+    """Whether its batches may belong to a (dp_rank, batch_index)."""
     deals: bool = False
-    """`deal` stands for it, and for all samplers around it: nobody wrote another `sample`."""
+    """Whether `deal` can be called instead of `sample`: no class of it, or of a sampler around it, overrides `sample`.
+    """
     finally_: bool = False
-    """`deal` takes `final=True`."""
+    """Whether `deal` takes `final=True`."""
     begins: bool = False
-    """A claim has to be shown to it before it is known whether it can be met (see `begin`)."""
+    """Whether the call "begin" (see `Begun`) is needed before a claim is decided."""
     passes: bool = False
-    """It defines `passes_over`."""
+    """Whether it defines `passes_over`."""
     wants_list: bool = True
+    """Whether it gets the ready rows as a list."""
     group_size: int | None = None
     """Samples of a group; None if it deals single samples."""
     tags: list[str] = []
-    """Tags by which it, or those inside it, order rows."""
+    """Tags by which it, or a sampler inside it, orders rows."""
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What a sampler says to a claim first. key: (dp_rank, batch_index) of a batch that is to be kept, or None.
+    """The first answer of a sampler about a claim. key: (dp_rank, batch_index) of a batch that is to be kept, or None.
 
-    cached: the sampler has dealt this batch before, and keeps it itself.
+    cached: whether the sampler has dealt this batch before, and keeps it itself.
     """
 
     key: tuple[int, int] | None
@@ -63,7 +65,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What a sampler has dealt. shares: dp_rank -> (sampled, consumed), i8 columns as bytes.
+    """A deal of a sampler. shares: dp_rank -> (sampled, consumed), i8 columns as bytes.
 
     cached: how many batches of the task it keeps in `_states`.
     """
@@ -82,7 +84,7 @@ class SamplerRequest(msgspec.Struct, frozen=True):
 
 
 def describe(sampler: BaseSampler) -> Facts:
-    """What the controller knows of this sampler from now on."""
+    """Return the facts about this sampler that the controller keeps."""
     with errors_of(sampler):
         kind = type(sampler)
         inner = dealer(sampler)
@@ -105,8 +107,8 @@ def describe(sampler: BaseSampler) -> Facts:
 class SamplerCall(msgspec.Struct, frozen=True):
     """One call of a sampler. kind: a key of `CALLS`.
 
-    key: of the batch that is asked for. kept: the batches that the controller keeps of the task, so that the sampler
-    can forget all others; None: it need not. final: see `Facts.finally_`. state: what `load_checkpoint` gets.
+    key: of the requested batch. kept: the batches of the task that the controller keeps, so that the sampler can forget
+    all others; None: it need not. final: see `Facts.finally_`. state: the argument of `load_checkpoint`.
     """
 
     kind: str
@@ -118,7 +120,7 @@ class SamplerCall(msgspec.Struct, frozen=True):
 
 
 def answer(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Any:
-    """Calls a sampler. ready: the ready rows. view: its `partition`. Raises SamplerError for whatever goes wrong."""
+    """Call a sampler. ready: the ready rows. view: its `partition`. Raises SamplerError for every failure."""
     with errors_of(sampler):
         return CALLS[call.kind](sampler, facts, call, ready, view)
 
@@ -143,15 +145,15 @@ def _passes_over(
     passed = sampler.passes_over(ready, **call.request.sampling, partition=view)
     if not isinstance(passed, Mapping):
         raise SamplerError(
-            f"{_name(sampler)}.passes_over must give a dict of rows by reason, and gave {passed!r:.200}; "
+            f"{_name(sampler)}.passes_over must return a dict from reasons to rows, but returned {passed!r:.200}; "
             f"nothing was passed over"
         )
     try:
         return {str(reason): _column(rows) for reason, rows in passed.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise SamplerError(
-            f"{_name(sampler)}.passes_over must give lists of global indexes by reason, and gave {passed!r:.200} "
-            f"({error}); nothing was passed over"
+            f"{_name(sampler)}.passes_over must return a dict from reasons to lists of global indexes, but returned "
+            f"{passed!r:.200} ({error}); nothing was passed over"
         ) from None
 
 
@@ -180,8 +182,8 @@ def _save_checkpoint(sampler: BaseSampler, facts: Facts, call: SamplerCall, read
         msgspec.msgpack.decode(encoded)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise SamplerError(
-            f"what {_name(sampler)}.save_checkpoint() gives cannot be kept: {error}; let it give dicts, lists, "
-            f"text, bytes and numbers alone"
+            f"the value that {_name(sampler)}.save_checkpoint() returned cannot be saved: {error}; return only dicts, "
+            f"lists, text, bytes and numbers"
         ) from error
     return encoded
 
@@ -205,7 +207,7 @@ RESULTS: dict[str, Any] = {
     "begin": Begun, "deal": Given, "remainder": int, "passes_over": dict[str, bytes], "save_checkpoint": bytes,
     "load_checkpoint": None, "clear_cache": None,
 }  # fmt: skip
-"""What each kind of call gives."""
+"""The type of the result of each kind of call."""
 
 
 def _by_deal(sampler: BaseSampler, request: SamplerRequest, ready: Sequence[int], view: Any, final: bool) -> Given:
@@ -214,7 +216,7 @@ def _by_deal(sampler: BaseSampler, request: SamplerRequest, ready: Sequence[int]
     shares = dealing.deal(ready, request.count, **request.sampling, partition=view, **more)
     if not isinstance(shares, Mapping):
         raise SamplerError(
-            f"{_name(sampler)}.deal must give a dict of shares by dp_rank, and gave {shares!r:.200}; {EMPTY}"
+            f"{_name(sampler)}.deal must return a dict from dp_ranks to shares, but returned {shares!r:.200}; {EMPTY}"
         )
     return Given({_rank(sampler, rank): _share(sampler, "deal", share) for rank, share in shares.items()})
 
@@ -222,9 +224,9 @@ def _by_deal(sampler: BaseSampler, request: SamplerRequest, ready: Sequence[int]
 def _with_others(
     sampler: RankConsistentSampler, request: SamplerRequest, key: tuple[int, int], mine: tuple[bytes, bytes]
 ) -> Given:
-    """The shares of the deal that a user's `sample` has just made: its own, and those that its base cached.
+    """Return all shares of the deal that a user's `sample` has just made.
 
-    A sampler that deals to all ranks at once keeps the others' shares in `_states`; they are dealt with its own.
+    It returns the share of one rank. A sampler that deals to all ranks at once keeps the others' shares in `_states`.
     """
     kept = sampler._states.get(request.partition, {}).get(request.task, {})
     shares = {key[0]: mine}
@@ -234,32 +236,32 @@ def _with_others(
     return Given(shares, sum(len(batches) for batches in kept.values()))
 
 
-# --- what a sampler gives, as numbers
+# --- results of a sampler, as numbers
 
 
 def _share(sampler: BaseSampler, method: str, outcome: Any) -> tuple[bytes, bytes]:
-    """(sampled, consumed) as columns. Raises SamplerError where they are no lists of global indexes."""
+    """Return (sampled, consumed) as columns. Raises SamplerError if they are not lists of global indexes."""
     try:
         sampled, consumed = outcome
         return _column(sampled), _column(consumed)
     except (TypeError, ValueError, OverflowError) as error:
         raise SamplerError(
-            f"{_name(sampler)}.{method} must give (sampled, consumed), two lists of global indexes, and gave "
+            f"{_name(sampler)}.{method} must return (sampled, consumed), two lists of global indexes, but returned "
             f"{outcome!r:.200} ({error}); {EMPTY}"
         ) from None
 
 
 def _column(rows: Any) -> bytes:
-    """Global indexes as i8. TypeError, ValueError and OverflowError where they are none."""
+    """Return global indexes as i8. Raises TypeError, ValueError or OverflowError if they are not global indexes."""
     if isinstance(rows, (str, bytes, Mapping)):
-        raise TypeError(f"a {type(rows).__name__} is no list of global indexes")
+        raise TypeError(f"a {type(rows).__name__} is not a list of global indexes")
     return np.array([_whole(row) for row in rows], "i8").tobytes()
 
 
 def _whole(value: Any) -> int:
-    """An int of any make; a bool and a float are none."""
+    """Return an integer of any type as an int. A bool and a float are not integers."""
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{value!r} is a bool, and no number of a row")
+        raise TypeError(f"{value!r} is a bool, not an int")
     return operator.index(value)
 
 
@@ -272,8 +274,8 @@ def _key(sampler: BaseSampler, key: Any) -> tuple[int, int] | None:
         rank = batch = -1
     if not (0 <= rank < MOST and 0 <= batch < MOST):
         raise SamplerError(
-            f"{_name(sampler)}.deal_key must give None or (dp_rank, batch_index), two ints that are not negative, and "
-            f"gave {key!r:.200}; {EMPTY}"
+            f"{_name(sampler)}.deal_key must return None or (dp_rank, batch_index), two ints greater than or equal to "
+            f"0, but returned {key!r:.200}; {EMPTY}"
         )
     return rank, batch
 
@@ -298,9 +300,9 @@ def _name(sampler: BaseSampler) -> str:
 
 @contextmanager
 def errors_of(sampler: BaseSampler) -> Iterator[None]:
-    """What user code raises, `SystemExit` too, becomes an error of the tree.
+    """Convert exceptions of user code, SystemExit included, to errors of the tree.
 
-    KeyboardInterrupt stays, and what is not the sampler's doing (`NotTheSamplers`).
+    KeyboardInterrupt and `NotTheSamplers` are raised as they are.
     """
     try:
         yield
@@ -315,7 +317,7 @@ def errors_of(sampler: BaseSampler) -> Iterator[None]:
 
 
 def failure(name: str, error: BaseException) -> SamplerError:
-    """An error of a sampler as its caller gets it: a ValueError stays one."""
+    """Return the error for the caller of a sampler that raised `error`. For a ValueError it is a ValueError, too."""
     kind = SamplerValueError if isinstance(error, ValueError) else SamplerError
     try:
         words = str(error)

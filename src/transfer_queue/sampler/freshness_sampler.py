@@ -60,7 +60,7 @@ class FreshnessSampler(SamplerWrapper):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return what the sampler inside deals. Samples that are too old are consumed with it."""
+        """Return the batch of the sampler inside. Samples that are too old are consumed together with it."""
         sampled, consumed = super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
         if not len(sampled):
             return sampled, consumed
@@ -88,7 +88,7 @@ class FreshnessSampler(SamplerWrapper):
         current = natural(config, "policy_version")
         if current is None:
             said = getattr(partition, "policy_version", 0)
-            current = said if isinstance(said, int) else 0  # a Mock answers anything
+            current = said if isinstance(said, int) else 0  # a Mock returns another Mock
         key, bound = self.key, float(self.max_staleness - current)
         rows = tagged(ready_indexes, partition)
         size = self._group_size()

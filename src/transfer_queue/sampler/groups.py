@@ -13,15 +13,15 @@ from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, positive
 
 
 class DealsGroups:
-    """Part of a sampler that deals whole groups: how many samples a group has.
+    """The group size of a sampler that deals whole groups.
 
-    A sampler that is made without a size takes the one that a claim says as `n_samples_per_prompt` in its
-    sampling_config. Without that, through the system it deals the groups that the partition declares (`group_ids`,
-    `group_size`), and groups of one if there are none; alone it deals groups of one.
+    If a sampler is made without a size, the entry `n_samples_per_prompt` of a claim's sampling_config is its size.
+    Without this entry, the system takes the size of the groups that the partition declares (`group_ids`,
+    `group_size`), or 1 if it declares none. A sampler that is called outside a system then deals groups of 1.
     """
 
     n_samples_per_prompt: int
-    """Samples in a group, unless a claim says another number."""
+    """Samples in a group, unless the claim has another number."""
 
     size_given: bool = True
     """Whether the sampler was made with a size, so that a claim with another one is refused."""
@@ -38,8 +38,8 @@ class DealsGroups:
         size = positive(said, GROUP_SIZE)
         if self.size_given and size != self.n_samples_per_prompt:
             raise InvalidArgumentError(
-                f"{GROUP_SIZE} ({size}) must be the sampler's, which is {self.n_samples_per_prompt}; "
-                f"leave it out, or make the sampler without one"
+                f"{GROUP_SIZE} ({size}) must be equal to the sampler's, which is {self.n_samples_per_prompt}; "
+                f"leave it out of the sampling_config, or make the sampler without it"
             )
         return size
 

@@ -17,9 +17,9 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
     Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index].
 
     Args:
-        n_samples_per_prompt: Samples in a group, positive. A claim that says another number in its sampling_config is
-            refused. Default: the number that the claim says, or else, through the system, as many as the groups have
-            that the partition declares (`group_ids`, `group_size`), or else 1.
+        n_samples_per_prompt: Samples in a group, positive. A claim with another number in its sampling_config is
+            refused. Default: the number in the claim's sampling_config; without it, in a system, the size of the
+            groups that the partition declares (`group_ids`, `group_size`); otherwise 1.
         dp_size: Number of ranks, as in RankAwareSampler. Default: not known.
         drop_last: As in RankAwareSampler, counted in groups.
 

@@ -43,7 +43,7 @@ class RankAwareSampler(RankConsistentSampler):
             task_name: The task that asks.
             partition_id: The partition that the samples belong to.
             *args: Ignored.
-            **kwargs: `dp_rank`, `batch_index`, and what else the sampling_config holds.
+            **kwargs: `dp_rank`, `batch_index`, and the other entries of the sampling_config.
 
         Returns:
             (sampled, consumed), two lists of global indexes; ([], []) if fewer than batch_size are ready.

@@ -1,7 +1,7 @@
-"""A partition and its ready rows as a user's sampler sees them from another process than the controller's.
+"""A partition and its ready rows, as a user's sampler sees them in a process of its own.
 
-A call comes with the first ready rows; further rows, tags and groups are asked for when the sampler reads them. The
-controller answers from its state of then. What a sampler gives is checked against that state, too.
+A call contains the first ready rows. The sampler process requests further rows, tags and groups when the sampler reads
+them. The controller replies from its state at that time, and also checks the result of the sampler against it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from transfer_queue.sampler.calls import NotTheSamplers
 from transfer_queue.sampler.tags import PartitionTags
 from transfer_queue.sampler.views import Key, Listed
 
-PAGE = 8192  # rows that come at once
-FIRST_GROUPS = 256  # groups that are asked for at first; then 8 times as many
+PAGE = 8192  # rows in one message
+FIRST_GROUPS = 256  # groups in the first request; each further one has 8 times as many
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What a call of a sampler comes with. total: how many rows are ready. rows: the first of them, i8.
+    """The rows in a call of a sampler. total: how many rows are ready. rows: the first of them, i8.
 
-    after: the position behind these, from which further ones are asked for; -1: these are all.
+    after: the position from which further rows are requested; -1: these are all.
     """
 
     partition: str = ""
@@ -36,8 +36,8 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a sampler reads. kind: "rows" (from position `after` on), "tags" (of `rows`), "groups" (the first `count` of
-    `size`), "spoiled" (`key`, `bound`, `size`) or "orphans" (`size`)."""
+    """A request for what a sampler reads. kind: "rows" (from position `after` on), "tags" (of `rows`), "groups" (the
+    first `count` of `size`), "spoiled" (`key`, `bound`, `size`) or "orphans" (`size`)."""
 
     kind: str
     rows: bytes = b""
@@ -60,11 +60,11 @@ Asks = Callable[[Question], ViewReply]
 
 
 class RowsChanged(NotTheSamplers):
-    """Ready rows that a sampler was promised are ready no more: the call is void, and is made again."""
+    """Rows that the sampler was offered are not ready any more: its call is repeated."""
 
 
 class RemotePartition(PartitionTags):
-    """What a sampler gets as `partition`. values: makes what was put out of what a message carries of it."""
+    """The `partition` argument of a sampler. values: decodes a value of a message to the value that was put."""
 
     def __init__(self, shown: Shown, asks: Asks, values: Callable[[Any], Any]) -> None:
         self.partition_id = shown.partition

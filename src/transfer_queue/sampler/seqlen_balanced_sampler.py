@@ -52,7 +52,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         self._warned: set[str] = set()
 
     def ranks(self, sampling_config: Mapping[str, Any]) -> int:
-        """dp_size, whatever the claim says."""
+        """dp_size, whatever the claim has."""
         return self.dp_size
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
@@ -79,14 +79,14 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             partition_id: The partition that the samples belong to. Default: the id of `partition`, if there is one.
             *args: Ignored.
             **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and
-                what else the sampling_config holds.
+                the other entries of the sampling_config.
 
         Returns:
             (sampled, consumed), two lists of global indexes; ([], []) if there are too few, or if dp_rank is dp_size
             or more.
 
         Raises:
-            InvalidArgumentError: A tag is not a length, or batch_size can never be dealt.
+            InvalidArgumentError: A tag is not a length, or no deal can have this batch_size.
         """
         for name in ("dp_rank", "batch_index"):
             kwargs[name] = natural(kwargs, name) or 0
@@ -107,7 +107,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         Without a partition, or if no sample has a length, the split is equal, in order, and a warning is logged once.
 
         Raises:
-            InvalidArgumentError: A tag is not a length, or batch_size can never be dealt.
+            InvalidArgumentError: A tag is not a length, or no deal can have this batch_size.
         """
         found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
         return {} if found is None else found.run()
@@ -177,7 +177,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     def _shares(
         self, groups: list[list[int]], tags: Sequence[Mapping[str, Any] | None] | None, ranks: int, size: int
     ) -> dict[int, Share]:
-        """The groups of all ranks. tags: of each sample, None if they cannot be known."""
+        """The groups of all ranks. tags: of each sample; None if there is no partition to read them from."""
         count = len(groups)
         if not count:
             return {rank: ([], []) for rank in range(ranks)}
@@ -205,7 +205,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         if tags is None:
             self._warn_once(
                 "partition",
-                "no partition was given, so that the lengths of the samples are not known: they are divided equally, "
+                "no partition was given, so the lengths of the samples are not known: the samples are divided equally, "
                 "in order; pass partition=, an object with get_custom_meta(indexes)",
             )
             return None
@@ -215,8 +215,8 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             counted = "is divided equally, in order" if missing == len(found) else "counts the missing ones as 1"
             self._warn_once(
                 "lengths",
-                f"the tag {_LENGTH_TAG!r} is missing in {missing} of the {len(found)} samples of a deal, the first is "
-                f"row {rows[found.index(None)]}: the deal {counted}; put the number of tokens there with each sample",
+                f"the tag {_LENGTH_TAG!r} is missing in {missing} of the {len(found)} samples of a deal, first in row "
+                f"{rows[found.index(None)]}: the deal {counted}; put each sample with its number of tokens in this tag",
             )
         return None if missing == len(found) else [1.0 if length is None else length for length in found]
 
@@ -242,7 +242,7 @@ def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
     if value is None:
         return None
     if not isinstance(value, Real):
-        # Only here, so that a process whose lengths are plain numbers loads nothing of the wire.
+        # Imported only here, so that a process whose lengths are plain numbers does not import the wire package.
         from transfer_queue.wire.lone_numbers import lone_number
 
         value = lone_number(value)

@@ -26,15 +26,15 @@ class Tagged(Protocol):
 
 
 class PartitionTags(ABC):
-    """The controller's own view of a partition, of which samplers ask more than of any object of a user's."""
+    """The system's own view of a partition. Samplers call more methods of it than of an object of a user's."""
 
     @abstractmethod
     def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """{global index: tag}, copied, of those of these rows that live."""
+        """Return {global index: tag}, as copies, for those of these rows that live."""
 
     @abstractmethod
     def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
-        """The tags of live rows (i8 global indexes), not copied. Nobody changes them."""
+        """Return the tags of live rows (i8 global indexes), not copied. The caller must not change them."""
 
 
 def number(value: object) -> float | None:

@@ -66,7 +66,7 @@ class SamplerWrapper(BaseSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return what the sampler inside deals of the rows that it is shown.
+        """Return the batch that the sampler inside deals, out of the rows that this sampler shows it.
 
         The sampler inside gets task_name, partition_id and **kwargs by keyword; *args are ignored.
         """
@@ -145,9 +145,9 @@ def built_in(sampler: BaseSampler) -> bool:
 
 
 def of_groups(sampler: BaseSampler, size: int, *, given: bool) -> BaseSampler:
-    """A built-in sampler like this one for groups of `size`; itself if it deals single samples.
+    """Return a built-in sampler like this one for groups of `size`; the sampler itself if it deals single samples.
 
-    given: the size of the twin is settled, as if it had been made with it.
+    given: whether the new sampler counts as made with this size, so that it refuses claims with another size.
     """
     if not hasattr(sampler, "n_samples_per_prompt"):
         return sampler

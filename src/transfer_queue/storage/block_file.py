@@ -61,7 +61,7 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
         return np.frombuffer(getattr(self, name), "<i8")
 
     def is_sound(self, end: int) -> bool:
-        """Whether all columns are of one length, and all blocks and segments in order before this byte of the file."""
+        """Whether all columns have one length, and all blocks and segments are in order and end before `end`."""
         columns = (self.number, self.position, self.nbytes, self.first)
         if any(len(column) % 8 for column in columns) or len(self.checksum) != len(self.first) // 2:
             return False
@@ -192,7 +192,7 @@ class BlockFile:
             raise self._unreadable(error) from error
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise CheckpointError(f"{path} is not a file; load another checkpoint")
+                raise CheckpointError(f"{path} is not a regular file; load another checkpoint")
             self.index = self._read_index()
         except OSError as error:
             self.close()
@@ -252,7 +252,7 @@ class BlockFile:
         return found
 
     def _unreadable(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"{self.path} cannot be read: {error}; see to it, or load another checkpoint")
+        return CheckpointError(f"{self.path} cannot be read: {error}; make it readable, or load another checkpoint")
 
     def _damaged(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged: {why}; load another checkpoint")

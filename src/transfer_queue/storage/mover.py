@@ -99,7 +99,7 @@ class Mover:
         )  # fmt: skip
 
     def _layouts(self) -> Generator[None, None, dict[int, Repacked | None]]:
-        """How each repacked block will lie; None where its descriptor makes no sense, or is that of a longer block."""
+        """The layout of each repacked block; None if its descriptor is invalid, or describes a longer block."""
         out: dict[int, Repacked | None] = {}
         blocks = self._order.blocks
         rows, schemas, dims = (np.frombuffer(c, "<i4").tolist() for c in (blocks.rows, blocks.schema, blocks.dims))
@@ -195,7 +195,7 @@ def _pieces(layout: Repacked | None, nbytes: int) -> Iterator[tuple[int, I8, I8]
 
 
 def _lies_within(layout: Repacked, nbytes: int) -> bool:
-    """Whether the block that is repacked is as long as its descriptor says: else there are no bytes to copy."""
+    """Whether the block that is repacked is as long as its descriptor says. If not, some bytes do not exist."""
     return all(int((starts + lengths).max()) <= nbytes for starts, lengths in zip(layout.starts, layout.lengths))
 
 

@@ -10,7 +10,7 @@ The rules of these locks, all of them relied on here:
 - A process drops its locks on a file when it closes *any* descriptor of that file. So a writer opens
   its slot file once, and nothing else in its process may ever open it.
   That is why a process that puts must not read the files of its system's folder. Locks of open file descriptions
-  have no such rule, and stay with a child that C code forked after their writer died (docs/decisions/0014).
+  do not have this rule, but a child that C code forked would keep them after its writer has died (docs/decisions/0014).
 - Locks never conflict within one process: a unit cannot judge a writer of its own process, and its
   asking would drop the writer's lock.
 

@@ -148,9 +148,9 @@ class StorageUnit:
         """How often the controller has freed extents."""
         self._confirm: list[int] = []
         self._not_freed = ""
-        """Why extents that it said to free could not be freed; "" where all were."""
+        """Why extents could not be freed that the controller ordered to free; "" if all were freed."""
         self._move_number = 0
-        """Of the move under way."""
+        """The number of the move under way."""
         """What the controller said to free, and is to be told that it is."""
         self._told: tuple[list[str], int] = [], 0
         """The writers that wait, and `_freed`, as the controller was told last."""
@@ -240,7 +240,7 @@ class StorageUnit:
             try:
                 self._release_all([number])
                 self._confirm.append(number)
-            except Exception as error:  # the others are not to wait for it, nor is it to be tried for ever
+            except Exception as error:  # go on with the others, and do not try this one again
                 self._not_freed = f"extent {number} could not be freed: {error!r}"
         return self._serve()
 
@@ -268,7 +268,7 @@ class StorageUnit:
         return [*self._kept.came(fetch, good, now), *self._serve()]
 
     def cannot_move(self, number: int, error: Exception) -> Report:
-        """The answer to a move that cannot be carried out."""
+        """Return the report of a move that cannot be carried out."""
         return Report(Moved(number, self.number, 0, 0, 0, b"", [], repr(error)))
 
     def forget_move(self) -> None:

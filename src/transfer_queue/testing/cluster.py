@@ -371,7 +371,7 @@ class Cluster:
         trouble = None
         try:
             state_file.write(self.states.path(write.name), write.tree(), sync=False)
-        except Exception as error:  # as `node.state_writer` tells it
+        except Exception as error:  # as in `node.state_writer`
             trouble = f"{type(error).__name__}: {error}"
         self._soon(lambda: self._core(self.controller.state_written(write.name, trouble, self.clock.now)))
 

@@ -43,7 +43,7 @@ class Core:
         self.work = 0.0
         self._sequences: dict[str, int] = {}
         self._extents = 0
-        self._end = 0  # where no extent lies yet, of any unit
+        self._end = 0  # the first byte that no extent uses; the same in all units
         self._open: dict[tuple[str, int], tuple[int, int, int]] = {}  # of (client, unit): extent, next byte, end
         for unit in range(units):
             name = f"unit-{unit}"

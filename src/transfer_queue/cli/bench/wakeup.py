@@ -112,7 +112,7 @@ def balances(rows: int, folder: str) -> int:
 
 
 def _repeated(once: Callable[[int], None]) -> int:
-    """Calls once(how often it was called before) until something else is asked; tells when it was called first."""
+    """Call `once` with 0, 1, 2, ... until the parent process sends another request; report the first call to it."""
     for count in itertools.count(1):
         once(count - 1)
         if count == 1:
@@ -174,7 +174,7 @@ def _many_keys(keys: int) -> None:
 def _loaded(queue: System, load: str, size: int, folder: str) -> Iterator[None]:
     with Worker(queue.address) as other:
         other.begin(LOADS[load], size, folder)
-        other.result()  # it has happened once, and goes on
+        other.result()  # the load has run once, and goes on
         yield
         other.begin(os.getpid)  # ends it
         other.result()

@@ -10,40 +10,40 @@ import numpy as np
 
 from transfer_queue.sampler.balance.arrays import Floats, Ints
 
-# The non-empty parts of a state: their sums, falling, and for each part the item that stands for it.
+# The non-empty parts of a state: their sums in descending order, and for each part the item that represents it.
 _Parts: TypeAlias = tuple[Floats, Ints]
 
 
 class Ties(Enum):
     """Which of the states with equal spreads is merged first.
 
-    The value: the signs of its largest sum, of its number, and of the numbers of the states at the beginning, which are
-    counted from the one with the largest values on.
+    The value is a tuple of signs: of the largest sum, of the state's number, and of the numbers of the initial states,
+    which are counted from the one with the largest values.
     """
 
     LARGEST = (-1, 1, 1)
-    """The one with the largest sum; of these the one that was made first."""
+    """The state with the largest sum; of several, the one that was made first."""
 
     OLDEST = (0, 1, 1)
-    """The one that was made first; at the beginning the one with the largest values."""
+    """The state that was made first; of the initial states, the one with the largest values."""
 
     OLDEST_SMALLEST = (0, 1, -1)
-    """The one that was made first; at the beginning the one with the smallest values."""
+    """The state that was made first; of the initial states, the one with the smallest values."""
 
     NEWEST = (0, -1, -1)
-    """The one that was made last; at the beginning the one with the largest values."""
+    """The state that was made last; of the initial states, the one with the largest values."""
 
     NEWEST_SMALLEST = (0, -1, 1)
-    """The one that was made last; at the beginning the one with the smallest values."""
+    """The state that was made last; of the initial states, the one with the smallest values."""
 
 
 def plain(ranked: Floats, k: int, *, equal: bool, ties: Ties = Ties.LARGEST) -> Ints:
     """Return the part of each rank by differencing alone.
 
     Args:
-        ranked: Values, falling.
+        ranked: Values in descending order.
         k: Number of parts, at most the number of values.
-        equal: Whether counts are equal, as far as k divides the number of values; else they differ by one.
+        equal: Whether counts are equal; they differ by one if k does not divide the number of values.
         ties: Which of the states with equal spreads is merged first.
     """
     if not equal:
@@ -60,7 +60,7 @@ def differencing(ranked: Floats, rows: Ints, k: int, ties: Ties) -> Ints:
     smallest of the other, until one is left.
 
     Args:
-        ranked: Values, falling.
+        ranked: Values in descending order.
         rows: [r, c] ranks, c <= k; the items of one row go to different parts.
         k: Number of parts, at most the number of values.
         ties: Which of the states with equal spreads is merged first.
@@ -80,7 +80,7 @@ def differencing(ranked: Floats, rows: Ints, k: int, ties: Ties) -> Ints:
 
 
 def _state(number: int, parts: _Parts, k: int, ties: Ties) -> tuple[float, float, int, _Parts]:
-    """An entry of the heap: the next to be merged is the least."""
+    """Return the entry of a state in the heap, whose smallest entry is merged next."""
     sums, (by_sum, by_number, _) = parts[0], ties.value
     largest = float(sums[0])
     smallest = float(sums[-1]) if len(sums) == k else 0.0
@@ -88,9 +88,9 @@ def _state(number: int, parts: _Parts, k: int, ties: Ties) -> tuple[float, float
 
 
 def _merged(one: _Parts, two: _Parts, k: int, parent: Ints) -> _Parts:
-    """The parts of two states put together. In `parent` each item whose part was merged names the one it went to."""
+    """Merge the parts of two states. For each merged part, `parent` gets the item of the part that it is now in."""
     (sums, items), (others, more) = one, two
-    alone = k - len(others)  # parts of `one` that meet an empty one
+    alone = k - len(others)  # parts of `one` that are merged with an empty part
     if len(sums) > alone:
         met = k - len(sums)
         parent[more[met:][::-1]] = items[alone:]

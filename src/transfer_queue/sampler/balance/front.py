@@ -67,7 +67,7 @@ def get_seqlen_balanced_partitions(
 ) -> list[list[int]]:
     """Partitions lengths into k parts whose sums are as even as a quick search makes them.
 
-    The largest sum is never larger than with `karmarkar_karp`, but for a share of one millionth in large inputs.
+    The largest sum is never larger than with `karmarkar_karp`, except by at most one millionth for large inputs.
     seqlen_list: n finite, non-negative numbers. equal_size: every part gets n / k of them, else counts are free.
     Returns k lists of positions, each ascending and none empty, that together hold 0..n-1 once; the lists
     come in the order of their first positions.
@@ -94,7 +94,7 @@ def _checked(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) 
     k = parts_for(len(lengths), k_partitions, "k_partitions")
     if equal_size and len(lengths) % k:
         raise BalanceInputError(
-            f"{len(lengths)} % {k} != 0: so many lengths have no parts of equal size; pass equal_size=False, or a "
-            f"multiple of {k} lengths"
+            f"{len(lengths)} % {k} != 0: {len(lengths)} lengths cannot be divided into {k} parts of equal size; pass "
+            f"equal_size=False, or a multiple of {k} lengths"
         )
     return lengths, k

@@ -13,25 +13,25 @@ from transfer_queue.sampler.balance.differencing import Ties, plain
 from transfer_queue.sampler.balance.greedy import greedy, greedy_rows
 from transfer_queue.sampler.balance.refine import EVEN, refine, step
 
-# Up to so many values each way to break ties is tried: it decides much among few values, and costs little.
+# Up to this many values, all ways to break ties are tried: with few values they make a difference, and cost little.
 _FEW = 128
 
 
 class _Start(NamedTuple):
-    """A division to begin with."""
+    """A division from which refining starts."""
 
     divide: Callable[[Floats, int], Ints]
-    """Gives the part of each rank."""
+    """Returns the part of each rank."""
 
     if_ahead: bool = False
-    """Whether it is refined only if it is better than the best so far even before that."""
+    """Whether it is refined only if it is already better than the best result so far."""
 
 
 def spread(values: Floats, k: int, *, equal: bool) -> Ints:
-    """The part of each value, of k parts, none empty; `equal` counts differ by one at most. 1 <= k <= len(values).
+    """Return the part of each value, of k parts, none empty. If `equal`, counts differ by at most one.
 
-    Never worse than largest differencing (`plain`) for the same counts: that is one of the starts, unless one before it
-    is within a share of EVEN of the least that the largest sum can be.
+    1 <= k <= len(values). The result is never worse than largest differencing (`plain`) for the same counts: that is
+    one of the starts, unless a start before it is within a share of EVEN of the lower bound of the largest sum.
     """
     order = largest_first(values)
     ranked = values[order]
@@ -51,12 +51,12 @@ def spread(values: Floats, k: int, *, equal: bool) -> Ints:
 
 
 def _starts(count: int, *, equal: bool) -> list[_Start]:
-    """The starts for so many values, in the order in which they are tried. One mostly does."""
+    """Return the starts for `count` values, in the order in which they are tried. The first one is mostly enough."""
     even_counts = _Start(partial(plain, equal=True))
     if equal:
         starts = [even_counts, _Start(greedy_rows)]
     else:
-        # where counts are free the greedy start is mostly the better one, and refining takes longer than all starts
+        # if counts are free the greedy start is mostly the best one, and refining takes longer than all starts
         starts = [_Start(greedy), even_counts, _Start(partial(plain, equal=False), if_ahead=count > _FEW)]
     if count <= _FEW:
         others = (ties for ties in Ties if ties is not Ties.LARGEST)
@@ -65,6 +65,6 @@ def _starts(count: int, *, equal: bool) -> list[_Start]:
 
 
 def _score(ranked: Floats, part_of: Ints, k: int) -> tuple[float, float]:
-    """How uneven a division is, the less the better: its largest sum, then how small its smallest one is."""
+    """Return how uneven a division is, as (largest sum, negative smallest sum); less is better."""
     sums = np.bincount(part_of, ranked, k)
     return float(sums.max()), -float(sums.min())
