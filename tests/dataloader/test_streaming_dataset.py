@@ -876,3 +876,23 @@ class TestLongWaits:
         assert all(due <= found < due + 3 for due, found in zip((30, 60, 120), seconds, strict=True))
         assert "waits for 4 samples with fields ['x'] in partition 'p' (batch 0 of dp_rank 1)" in reported[0]
         assert "dp_rank 0 (1 batches)" in reported[0]
+
+    def test_are_reported_once_where_requests_wait_longer_than_that(
+        self,
+        cluster: Cluster,
+        a: Client,
+        dataset: Build,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A loader that looks about every 100 s: its client must not report each request as a wait of 30 s."""
+        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "100")
+        a.put(numbers(4), partition_id="p")
+        iterator = iter(dataset(should_check_consumption_status=False))
+        assert values(take(iterator, 2)) == [0, 1, 2, 3]
+        cluster.later(500.0, lambda: a.start(a.operations.put(numbers(4, 4), partition_id="p")))
+        assert values(take(iterator, 2)) == [4, 5, 6, 7]
+        reported = [record.getMessage() for record in caplog.records if "Still waiting" in record.getMessage()]
+        seconds = [float(words.split()[3]) for words in reported]
+        assert len(seconds) == 5
+        assert all(due <= found < due + 31 for due, found in zip((30, 60, 120, 240, 480), seconds, strict=True))

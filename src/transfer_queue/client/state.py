@@ -185,6 +185,11 @@ class ClientState:
         return self._settings
 
     @property
+    def report_wait(self) -> float | None:
+        """The system's `timeouts.report_wait`; None also before `learn` has run."""
+        return None if self._settings is None else self._settings.report_wait
+
+    @property
     def units(self) -> Mapping[int, UnitInfo]:
         """The storage units that there are, as far as this client knows."""
         return self._units

@@ -101,8 +101,8 @@ class Transfers:
 
     @property
     def report_wait(self) -> float | None:
-        """Seconds after which a wait is reported; None: never. Known after the first call."""
-        return self._state.settings.report_wait
+        """Seconds after which a wait is reported; None: never, or not known before the first call."""
+        return self._state.report_wait
 
     def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
         near, avoid = self._state.wishes()

@@ -125,10 +125,10 @@ class Fetcher:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._ask is ask_blocking:
-            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._interval())
+            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._wait())
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:  # in a worker, where others fetch while it copies
-            wait = min(self._interval(), AHEAD_WAIT) if ahead else self._interval()
+            wait = min(self._wait(), AHEAD_WAIT) if ahead else self._wait()
             meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, ahead=ahead, timeout=wait)
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)
@@ -137,11 +137,14 @@ class Fetcher:
             return data, meta
         # what is ready may be no batch for this function, or for a user's sampler: it is asked again once more at
         # once, for rows may have come meanwhile, and from then on when something has changed
-        found = self._ask(
-            self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._interval()
-        )
+        found = self._ask(self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._wait())
         self._refused = {partition_id: found.version}
         return None if found.ended else (None, BatchMeta())
+
+    def _wait(self) -> float:
+        """Seconds of one request. The client reports a request that takes longer than this: here `claim` reports."""
+        report = None if self._operations is None else self._operations.report_wait
+        return self._interval() if report is None else min(self._interval(), report)
 
     def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Batch:
         """The batch with its data."""
