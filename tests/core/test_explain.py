@@ -103,6 +103,17 @@ def test_a_whole_partition(h: Harness) -> None:
         explain(h)
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_whole_partition_says_once_what_a_group_waits_for(declared: bool) -> None:
+    """The samples that are nearest to ready are often of one group."""
+    h = Harness(GRPOGroupNSampler(2))
+    h.put(4, groups=["g", "g", "f", "f"] if declared else None)
+    text = explain(h, task="t", fields=["x", "y"])
+    assert text.count("misses the fields ['y']") == 3
+    assert text.count("which waits for sample 0 (misses ['y']), sample 1 (misses ['y'])") == 1
+    assert text.count("which waits for sample 2 (misses ['y']), sample 3 (misses ['y'])") == 1
+
+
 def test_the_text_of_a_timeout_names_the_seal(h: Harness) -> None:
     h.put(1)
     h.ask(Seal("p"))

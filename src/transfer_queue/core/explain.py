@@ -16,6 +16,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Claim, Explain
 
 NEAREST = 3  # rows that a timeout explains
+WAITS_FOR = ", which waits for "  # of a group
 
 
 def explain(state: State, request: Explain, dealt: int | None = None) -> str:
@@ -58,7 +59,13 @@ def _absent(state: State, partition: Partition, row: int) -> str:
     return "it was cleared, or its partition was dropped. An index is never used again."
 
 
-def _row_words(partition: Partition, position: int, request: Explain, dealt: int | None) -> list[str]:
+def _row_words(
+    partition: Partition, position: int, request: Explain, dealt: int | None, told: set[str] | None = None
+) -> list[str]:
+    """The state of one sample, in clauses.
+
+    told: what groups wait for, as other samples have said it: a sample of one of these groups does not say it again.
+    """
     where = np.array([position])
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     if chunk.waiting[at]:
@@ -82,7 +89,12 @@ def _row_words(partition: Partition, position: int, request: Explain, dealt: int
     else:
         words.append("is reserved" + _by_whom(partition, where) + "; nothing was written yet")
     group, hindrance = _group_words(partition, position, fields, dealt, request.task)
-    words += [group + hindrance] if group + hindrance else []
+    # what a group waits for names a sample of it, so that the same words are of the same group
+    repeated = told is not None and hindrance in told and hindrance.startswith(f"{WAITS_FOR}sample ")
+    clause = group if repeated else group + hindrance
+    if told is not None:
+        told.add(hindrance)
+    words += [clause] if clause else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
         words.append(_task_words(partition, position, task))
     held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, and this one it does not
@@ -209,7 +221,7 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
     if not missing:
         return ""
     more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-    return ", which waits for " + ", ".join(missing[:4]) + more
+    return WAITS_FOR + ", ".join(missing[:4]) + more
 
 
 def _partition_words(state: State, partition: Partition, request: Explain, dealt: int | None) -> str:
@@ -273,13 +285,14 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
     if not len(unready):
         return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}"
     order = np.argsort(-have[have < len(fields)], kind="stable")[:NEAREST]
-    told = []
+    told: list[str] = []
+    waits: set[str] = set()
     for position in unready[order].tolist():
         index = int(partition.rows.indexes_of(np.array([position]))[0])
         (key,) = partition.keys_of(np.array([position]))
         request = Explain(partition.name, row=index, task=task, fields=fields)
         name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
-        told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt)[:2]))
+        told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt, waits)[:2]))
     return "Nearest to ready: " + ". ".join(told) + "." + sizes
 
 
