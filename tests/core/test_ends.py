@@ -220,6 +220,19 @@ def test_ranks_that_do_not_agree_on_their_number() -> None:
         ask(h, 0, 0, dp_size=2)
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_a_last_round_gives_no_rank_a_batch_that_it_was_dealt_by_itself(final: bool) -> None:
+    """The second batch under one key could not be cleared any more: the state would have forgotten its first."""
+    h = Harness(RankAwareSampler())
+    h.put(12 if not final else 7)
+    assert ask(h, 0, 2) == [0, 1, 2, 3]
+    h.ask(Seal("p"))
+    with pytest.raises(InvalidArgumentError, match=r"dealt to the dp_ranks \[0\] by themselves before"):
+        ask(h, 1, 2, dp_size=2)
+    assert ask(h, 0, 2) == [0, 1, 2, 3]
+    h.ask(ClearPartition("p"))
+
+
 def test_ranks_ask_with_batch_sizes_of_their_own() -> None:
     h = Harness(RankAwareSampler())
     h.put(19)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from transfer_queue.errors import SamplerError, WaitTimeoutError
-from transfer_queue.messages import BeginCheckpoint, ClearPartition, ResetConsumption, Status
-from transfer_queue.sampler import BaseSampler, SequentialSampler
+from transfer_queue.core import checkpoints, saving
+from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
+from transfer_queue.messages import BeginCheckpoint, ClearPartition, Envelope, LoadState, ResetConsumption, Status
+from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
 
 
 class Mine(BaseSampler):
@@ -131,6 +132,24 @@ def test_a_wait_that_ends_or_a_connection_that_is_cut_while_it_is_asked(h: Harne
     assert h.got(kept, "b") == [0, 1]
 
 
+def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> None:
+    """Rows of the loaded state may have the global indexes of other rows of the one before."""
+    other = Harness()
+    other.extents = 50
+    other.put(2)
+    saved = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": saving.saved_sound(other.state)}
+    h.put(2)
+    h.clear([0])
+    slow = h.claim(1, wait=10)
+    h.client("loader")
+    h.controller.handle("loader", h.clients["loader"].peer, Envelope(1, 0, LoadState("0" * 32)), h.now)
+    h.take(h.controller.state_read("loader", 1, checkpoints.built(saved), h.now))
+    h.answer()
+    assert h.parked(slow)
+    h.answer()
+    assert h.got(slow) == [0]
+
+
 def test_a_reset_while_it_is_asked(h: Harness) -> None:
     h.put(2)
     slow = h.claim(2)
@@ -162,6 +181,36 @@ def test_a_claim_that_does_not_wait_is_answered_when_its_sampler_is_replaced(h: 
     assert (h.got(keyed, "a"), h.got(queued, "b")) == ([], [])
     h.take(h.controller.sampler_answered(ask.number, None, h.now))
     assert not h.state.waiting.by_waiter
+
+
+def test_a_claim_that_was_never_decided_is_begun_anew_by_the_next_sampler(h: Harness) -> None:
+    """It wants no rows, and it says that its client is done with the rows that it was given before."""
+    h.create(free_when=["t"])
+    h.put(4)
+    assert h.dealt(2, sampler="SequentialSampler") == [0, 1]
+    next_one = h.claim(1, wait=10)
+    nothing = h.claim(0, wait=10, dp_rank=0, batch_index=0, name="a")
+    h.take(h.controller.use_sampler(SequentialSampler()))
+    assert (h.got(next_one), h.got(nothing, "a")) == ([2], [])
+    assert sorted(h.state.partitions["p"].holds.of("t", "r", 0).tolist()) == [2]
+    assert h.state.partitions["p"].rows.count == 2
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_claims_that_the_next_sampler_refuses_fail_alone(h: Harness, mine: Mine, asked: bool) -> None:
+    """A RankAwareSampler deals only to claims that name their rank and batch."""
+    mine.picks = lambda row: False
+    claims = [h.claim(1, wait=10, name=name) for name in "abc"]
+    right = h.claim(1, wait=10, name="d", dp_rank=0, batch_index=0)
+    h.put(8)
+    while h.asks and not asked:
+        h.answer()
+    h.asks.clear()
+    h.take(h.controller.use_sampler(RankAwareSampler()))
+    for sequence, name in zip(claims, "abc", strict=True):
+        with pytest.raises(InvalidArgumentError, match="needs dp_rank and batch_index"):
+            h.result(sequence, name)
+    assert h.got(right, "d") == [0]
 
 
 def test_a_claim_that_is_decided_again_ends_nothing_that_its_client_got_meanwhile(h: Harness, mine: Mine) -> None:

@@ -17,7 +17,7 @@ from transfer_queue.core import claiming
 from transfer_queue.core.effects import AskSampler, Effect
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
-from transfer_queue.core.user_sampler import Answers, Ask, HostedRunner, UserSampler
+from transfer_queue.core.user_sampler import Answers, AnySampler, Ask, HostedRunner, UserSampler
 from transfer_queue.core.waiting import Waiter
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.sampler.calls import SamplerCall, SamplerRequest
@@ -33,13 +33,14 @@ NOTHING_SHOWN = Shown()
 Done = Callable[[Any], list[Effect]]
 
 
-class Job:
+class PendingCall:
     """A call under way, and what it is for.
 
     Attributes:
         waiter: The claim that is decided with the answer; None if `done` gets it.
         fresh: The claim was not decided before.
         again: The claim is to be looked at again: something has changed since.
+        void: Another state is in place: the answer does not count, and the claim asks again.
     """
 
     def __init__(self, waiter: Waiter | None, fresh: bool = False, done: Done | None = None) -> None:
@@ -47,18 +48,23 @@ class Job:
         self.fresh = fresh
         self.done = done
         self.again = False
+        self.void = False
         self.answers = Answers()
         self.ask: Ask | None = None
         self.began = 0.0
 
 
 class SamplerAsks:
-    """The calls of one sampler. True while there are any."""
+    """The calls of the system's sampler. True while there are any.
 
-    def __init__(self, runner: HostedRunner | None = None, begun: int = 0) -> None:
-        self.runner = runner
-        self.begun = begun
-        self._active: Job | None = None
+    Attributes:
+        runner: Knows what the sampler has answered; None if it is in no process of its own, so that it is not asked.
+    """
+
+    def __init__(self, sampler: AnySampler) -> None:
+        self.runner = _runner_of(sampler)
+        self._begun = 0  # calls so far, also of samplers before this one
+        self._active: PendingCall | None = None
         self._claims: dict[Waiter, bool] = {}  # whose turn comes, and whether they are fresh
         self._orders: deque[tuple[SamplerCall, Done]] = deque()
 
@@ -72,10 +78,10 @@ class SamplerAsks:
 
     def want(self, core: Controller, waiter: Waiter, ask: Ask, fresh: bool = False) -> list[Effect]:
         """A parked claim cannot be decided without this call."""
-        if self._active is not None:
+        if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
             return []
-        return self._begin(core, Job(waiter, fresh), ask)
+        return self._begin(core, PendingCall(waiter, fresh), ask)
 
     def under_way(self, waiter: Waiter) -> bool:
         """Whether a claim waits for its answer, or its turn to ask; it is looked at again then."""
@@ -97,100 +103,112 @@ class SamplerAsks:
         while self._active is None and (self._orders or self._claims):
             if self._orders:
                 call, done = self._orders.popleft()
-                effects += self._begin(core, Job(None, done=done), Ask(call, None, None))
+                effects += self._begin(core, PendingCall(None, done=done), Ask(call, None, None))
                 break
             waiter = next(iter(self._claims))
             fresh = self._claims.pop(waiter)
             waiting = core.state.waiting.by_waiter.get(waiter)
             if waiting is not None:
-                effects += claiming.look(core, waiting, Job(waiter, fresh))
+                effects += claiming.look(core, waiting, PendingCall(waiter, fresh))
         return effects
 
-    def replaced(self) -> list[Effect]:
-        """Another sampler deals from now on: what this one was asked for beside claims has failed."""
+    def replace(self, sampler: AnySampler) -> list[Effect]:
+        """Another sampler deals from now on, and claims that asked this one are decided with that.
+
+        What this one was asked for beside claims has failed.
+        """
         error = SamplerError("the system's sampler was replaced meanwhile")
+        active, self._active, self.runner = self._active, None, _runner_of(sampler)
         waits = [done for _, done in self._orders]
-        if self._active is not None and self._active.done is not None:
-            waits.append(self._active.done)
-        self._orders.clear()
-        return [effect for done in waits for effect in done(error)]
+        if active is not None and active.done is not None:
+            waits.append(active.done)
+        if active is not None and active.waiter is not None:
+            self._claims = {active.waiter: active.fresh, **self._claims}
+        effects = [effect for done in waits for effect in done(error)]
+        self._orders.clear()  # and what those who heard of the error wanted of the sampler that is gone
+        return effects
+
+    def void(self) -> None:
+        """Another state is in place: a claim that is being decided is not met with rows of the one before."""
+        if self._active is not None:
+            self._active.void = True
 
     # ------------------------------------------------------------ calls
 
-    def _begin(self, core: Controller, job: Job, ask: Ask) -> list[Effect]:
-        self.begun += 1
-        self._active, job.ask, job.began = job, ask, core.timer()
+    def _begin(self, core: Controller, pending: PendingCall, ask: Ask) -> list[Effect]:
+        self._begun += 1
+        self._active, pending.ask, pending.began = pending, ask, core.timer()
         shown = NOTHING_SHOWN
         if ask.partition is not None and ask.ready is not None:
-            shown = self._shown(job, ask.partition, ask.ready)
-        return [AskSampler(self.begun, ask.call, shown)]
+            shown = self._shown(pending, ask.partition, ask.ready)
+        return [AskSampler(self._begun, ask.call, shown)]
 
-    def go_on(self, core: Controller, job: Job, ask: Ask) -> list[Effect]:
-        """The claim of a job needs one more call."""
+    def go_on(self, core: Controller, pending: PendingCall, ask: Ask) -> list[Effect]:
+        """The claim of a pending call needs a further one."""
         if self._active is not None:
-            assert job.waiter is not None
-            self._claims.setdefault(job.waiter, job.fresh)
+            assert pending.waiter is not None
+            self._claims.setdefault(pending.waiter, pending.fresh)
             return []
-        return self._begin(core, job, ask)
+        return self._begin(core, pending, ask)
 
     def answered(self, core: Controller, number: int, outcome: Any) -> list[Effect]:
         """A call has ended. outcome: what it gave, or an exception."""
-        job = self._active
-        if job is None or number != self.begun:
+        pending = self._active
+        if pending is None or number != self._begun:
             return []  # of a sampler that was replaced
         self._active = None
-        assert job.ask is not None
-        core.samplers.note(core.timer() - job.began)
-        if job.done is not None:
-            effects = job.done(outcome)
+        assert pending.ask is not None
+        core.samplers.note(core.timer() - pending.began)
+        if pending.done is not None:
+            effects = pending.done(outcome)
         else:
-            effects = self._decide(core, job, job.ask, outcome)
-        if job.again and job.waiter in core.state.waiting.by_waiter and self._active is not job:
-            self._claims = {job.waiter: job.fresh, **self._claims}  # it came before the others
+            effects = self._decide(core, pending, pending.ask, outcome)
+        if pending.again and pending.waiter in core.state.waiting.by_waiter and self._active is not pending:
+            self._claims = {pending.waiter: pending.fresh, **self._claims}  # it came before the others
         return effects
 
-    def _decide(self, core: Controller, job: Job, ask: Ask, outcome: Any) -> list[Effect]:
-        assert job.waiter is not None
-        waiting = core.state.waiting.by_waiter.get(job.waiter)
+    def _decide(self, core: Controller, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
+        assert pending.waiter is not None
+        waiting = core.state.waiting.by_waiter.get(pending.waiter)
         if waiting is None:
             return []
         if isinstance(outcome, BaseException):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")
             return core.failed(waiting, error)
-        if outcome is not None:
-            job.answers.by_key[ask.key] = outcome
+        if outcome is None or pending.void:
+            pending.answers, pending.void = Answers(), False  # the rows that it read have changed
         else:
-            job.answers = Answers()  # the rows have changed while it read them
-        return claiming.look(core, waiting, job)
+            pending.answers.by_key[ask.key] = outcome
+        return claiming.look(core, waiting, pending)
 
     # ------------------------------------------------------------ what the sampler reads
 
-    def _shown(self, job: Job, partition: Partition, ready: ReadySet) -> Shown:
-        reply = self._page(job, partition, ready, 0)
+    def _shown(self, pending: PendingCall, partition: Partition, ready: ReadySet) -> Shown:
+        reply = self._page(pending, partition, ready, 0)
         return Shown(
             partition.name, partition.groups.size, partition.policy_version, ready.total, reply.rows, reply.after
         )
 
-    def _page(self, job: Job, partition: Partition, ready: ReadySet, after: int) -> ViewReply:
+    def _page(self, pending: PendingCall, partition: Partition, ready: ReadySet, after: int) -> ViewReply:
         positions, behind = ready.page(after, PAGE)
-        return self._told(job, partition.rows.indexes_of(positions), behind)
+        return self._told(pending, partition.rows.indexes_of(positions), behind)
 
-    def _told(self, job: Job, rows: np.ndarray, after: int = -1) -> ViewReply:
-        job.answers.offered.append(rows)
+    def _told(self, pending: PendingCall, rows: np.ndarray, after: int = -1) -> ViewReply:
+        pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
     def question(self, core: Controller, number: int, question: Question) -> ViewReply:
         """What the sampler reads while it is asked; nothing where what it was asked for is gone."""
-        job = self._active
-        ask = None if job is None else job.ask
-        if job is None or ask is None or number != self.begun or ask.partition is None or ask.ready is None:
+        pending = self._active
+        ask = None if pending is None else pending.ask
+        if pending is None or ask is None or number != self._begun or ask.partition is None or ask.ready is None:
             return ViewReply()
         partition, ready = ask.partition, ask.ready
         if core.state.partitions.get(partition.name) is not partition:
             return ViewReply()
         ready = partition.ready_set(ready.task, ready.fields)
         if question.kind == "rows":
-            return self._page(job, partition, ready, max(0, question.after))
+            return self._page(pending, partition, ready, max(0, question.after))
         if question.kind == "tags":
             rows = np.frombuffer(question.rows, "<i8")
             positions = partition.rows.positions_of(rows)
@@ -201,7 +219,7 @@ class SamplerAsks:
         offered = partition.offered(ready)
         if question.kind == "groups":
             groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))
-            return self._told(job, groups.reshape(-1))
+            return self._told(pending, groups.reshape(-1))
         if question.kind == "orphans":
             return ViewReply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())
         assert question.key is not None
@@ -209,10 +227,9 @@ class SamplerAsks:
         return ViewReply(np.array(spoiled, "i8").tobytes())
 
 
-def asks_of(sampler: object, begun: int = 0) -> SamplerAsks:
-    """The calls of this sampler."""
+def _runner_of(sampler: AnySampler) -> HostedRunner | None:
     runner = sampler.runner if isinstance(sampler, UserSampler) else None
-    return SamplerAsks(runner if isinstance(runner, HostedRunner) else None, begun)
+    return runner if isinstance(runner, HostedRunner) else None
 
 
 def plain_call(kind: str, state: bytes | None = None) -> SamplerCall:

@@ -23,7 +23,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Claim, ClaimReply, Envelope
 
 if TYPE_CHECKING:
-    from transfer_queue.core.asks import Job
+    from transfer_queue.core.asks import PendingCall
     from transfer_queue.core.controller import Controller
 
 
@@ -61,32 +61,45 @@ def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -
     return _decided(core, waiting, peer, outcome)
 
 
-def look(core: Controller, waiting: Waiting, job: Job) -> list[Effect]:
+def look(core: Controller, waiting: Waiting, pending: PendingCall) -> list[Effect]:
     """Looks at a parked claim with what a user's sampler has answered so far, or as its turn to ask has come."""
     claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
-    if peer is None or runner is None:
+    if peer is None:
         return []
-    runner.answers = job.answers
+    if runner is not None:
+        runner.answers = pending.answers
     try:
-        if job.fresh:
+        if pending.fresh:
             claims.check(core.state, core.samplers, claim)
             if not claim.count and not claim.probe:
                 core.unpark(waiting.waiter)
                 return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
         outcome = _decide(core, claim)
     except Ask as ask:
-        return core.asks.go_on(core, job, ask)
+        return core.asks.go_on(core, pending, ask)
     except RowsTakenError:
-        job.answers = Answers()
-        return look(core, waiting, job)
+        pending.answers = Answers()
+        return look(core, waiting, pending)
     except TransferQueueError as error:
         return core.failed(waiting, error)
     finally:
-        runner.answers = None
-    if job.fresh and not claim.hold and not claim.probe:
+        if runner is not None:
+            runner.answers = None
+    if pending.fresh and not claim.hold and not claim.probe:
         _come_back(core, waiting.client, claim, outcome.rows)
-    job.fresh = False
+    pending.fresh = False
     return _decided(core, waiting, peer, outcome)
+
+
+def check_again(core: Controller, waiting: Waiting) -> list[Effect]:
+    """Refuses a parked claim that can never be right with the sampler that deals from now on."""
+    try:
+        claims.check(core.state, core.samplers, waiting.claim)
+    except Ask:
+        pass  # the sampler sees it when its turn comes
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    return []
 
 
 def _decided(core: Controller, waiting: Waiting, peer: int, outcome: claims.Outcome) -> list[Effect]:

@@ -530,13 +530,8 @@ def _dealt(
     mine = shares.get(key[0] if key is not None else 0)
     if mine is None:
         raise SamplerError(f"{name_of(sampler)}.deal gave nothing to the dp_rank that asked; nothing was dealt")
-    issued = partition.dealt[claim.task].issued if key is not None and claim.task in partition.dealt else {}
-    twice = [rank for rank in shares if key is not None and key[1] in issued.get(rank, ())]
-    if twice:
-        raise InvalidArgumentError(
-            f"batch {key[1] if key else 0} was dealt to the dp_ranks {twice} by themselves before, and is asked now as "
-            f"one of all ranks; all ranks of task {claim.task!r} must ask with the same dp_size"
-        )
+    if key is not None:
+        ends.check_undealt(partition, claim.task, [(rank, key[1]) for rank in shares])
     kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
     if deals_itself(sampler):
         consumed = b"".join(share.rows for share in kept)

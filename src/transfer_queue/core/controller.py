@@ -34,7 +34,7 @@ from transfer_queue.core import (
     watching,
 )
 from transfer_queue.core import records as r
-from transfer_queue.core.asks import asks_of
+from transfer_queue.core.asks import SamplerAsks
 from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, Send, TellUnit
@@ -147,7 +147,7 @@ class Controller:
         self.moves = Moves(self, replicas, marks)
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
         self.works = Works()
-        self.asks = asks_of(self.samplers.default)
+        self.asks = SamplerAsks(self.samplers.default)
         self.clearing = Clearing()
         self.wide_puts = WidePuts()
         self.making = Making()
@@ -291,11 +291,13 @@ class Controller:
             self.state.prepared = None
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
-        """From now on this one deals. What was dealt stays as it is; who waits is looked at again."""
+        """From now on this one deals. What was dealt stays as it is; claims that wait are checked and decided anew."""
         self.samplers = claims.Samplers(sampler, self.values, self.samplers.strict)
-        effects = self.asks.replaced()
-        self.asks = asks_of(self.samplers.default, self.asks.begun)
+        effects = self.asks.replace(self.samplers.default)
         self.state.watched = watched_tags(sampler)
+        for waiting in list(self.state.waiting.by_waiter.values()):
+            if isinstance(waiting.request, Claim):
+                effects += claiming.check_again(self, waiting)
         for name in {**self.state.partitions, **self.state.waiting.claims}:  # also of partitions not there
             self.changed.setdefault(name, Change()).everything = True
         return [*effects, *self.settle()]
@@ -495,6 +497,7 @@ class Controller:
     def _taken_over(self, before: list[str]) -> AnyReply:
         """A loaded state is in place, where these partitions were: what the controller knew of them is no more."""
         self.works.void()
+        self.asks.void()
         self.warned.clear()
         for name in {*before, *self.state.partitions}:
             self.changed.setdefault(name, Change()).everything = True

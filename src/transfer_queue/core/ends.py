@@ -15,7 +15,7 @@ The last is done at once for all ranks, so that a row that is cleared later take
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -27,6 +27,7 @@ from transfer_queue.core import records as r
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.ready import ReadySet
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Claim
 from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes
 
@@ -219,9 +220,21 @@ def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
     return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
 
 
+def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
+    """Raises InvalidArgumentError where batches of one deal were dealt before, to a rank that asked by itself."""
+    dealt = partition.dealt.get(task)
+    twice = [key for key in keys if dealt is not None and dealt.was(*key)]
+    if twice:
+        raise InvalidArgumentError(
+            f"batch {twice[0][1]} was dealt to the dp_ranks {[rank for rank, _ in twice]} by themselves before, and is "
+            f"asked now as one of all ranks; all ranks of task {task!r} must ask with the same dp_size"
+        )
+
+
 def _given(end: End, cut: dict[Key, Any], rest: int) -> Given:
     """Records the shares, and the passing over of the last `rest` of the other units."""
     claim = end.claim
+    check_undealt(end.partition, claim.task, cut)
     shares: dict[tuple[int, int], list[r.Share]] = {}
     for (rank, number), rows in cut.items():
         shares.setdefault((number, end.rows_of(rank)), []).append(r.Share(rank, _column(rows)))
