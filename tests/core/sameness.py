@@ -75,6 +75,8 @@ def _shown(part: Any) -> dict[str, Any]:
         shown |= {"tags": part.tags, "keys": keys}
     elif isinstance(part, Interned):  # nobody goes by the order of this dict
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
+    elif isinstance(part, Leases):  # nor of this one; of its entries they do
+        shown["_of_batch"] = dict(sorted(part._of_batch.items()))
     return shown
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import Harness, column, rows_of
+from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core import invariants, soundness
 from transfer_queue.core.deadlines import LEAST, Deadlines
@@ -341,6 +341,16 @@ def test_the_rows_of_a_rank_that_is_gone_are_anybodys(ranks: Harness) -> None:
     with pytest.raises(BatchGoneError, match="declared gone"):
         h.lease(2, dp_rank=1, batch_index=1)
     assert h.ask(RankGone("p", "t", 1)).value == 0
+
+
+def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) -> None:
+    """The oldest first, also if the first lease of a batch has ended and another of it goes on."""
+    ranks.put(4)
+    first = ranks.lease(2, dp_rank=0, batch_index=0, replicas=2)
+    tokens = [ranks.lease(2, dp_rank=0, batch_index=batch, name="s", replicas=2).token for batch in (1, 0)]
+    ranks.nack(first)
+    for state in (ranks.state, through_file(ranks.state)):
+        assert [lease.token for lease in state.partitions["p"].leases.of_rank("t", 0)] == tokens
 
 
 def test_a_rank_is_gone_in_the_middle_of_a_lease(ranks: Harness) -> None:

@@ -143,9 +143,9 @@ class Leases:
         return [self.by_token[token] for token in self._of_batch.get(batch, ())]
 
     def of_rank(self, task: str, dp_rank: int) -> list[Lease]:
-        """The leases of all kept batches of a rank."""
-        batches = [batch for batch in self._of_batch if batch[:2] == (task, dp_rank)]
-        return [lease for batch in batches for lease in self.of_batch(batch)]
+        """The leases of all kept batches of a rank, the oldest first."""
+        leases = self.by_token.values()
+        return [lease for lease in leases if lease.batch is not None and lease.batch[:2] == (task, dp_rank)]
 
     def living(self, lease: Lease) -> np.ndarray:
         """The rows of a lease that are not cleared."""
