@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from transfer_queue.checks import checked_bool
 from transfer_queue.client import TransferQueueClient, checkpoint_folder
 from transfer_queue.config import Settings, address, process_environment, sampler_object, system_name
 from transfer_queue.config_tree import as_json, differences, merge, unknown_keys
@@ -291,7 +292,7 @@ def save_checkpoint(
             except UnitLostError as error:
                 if attempt == SAVE_ATTEMPTS:
                     raise CheckpointError(
-                        f"the checkpoint {target} was not saved: storage units were lost during each of "
+                        f"the checkpoint {target} was not saved: storage units were lost at each of "
                         f"{SAVE_ATTEMPTS} attempts ({error}). An older checkpoint there is unchanged. Save again"
                     ) from error
         checkpoint_folder.write_json(draft / checkpoint_folder.METADATA, content)
@@ -327,17 +328,19 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
             or a tag raises UncarriableValueError, which names partition, field and row. Default: True.
 
     Raises:
-        NotInitializedError: there is no system. CheckpointNotFoundError: no folder there, or not all of a checkpoint
-        (a FileNotFoundError). CheckpointError: files are missing ("count mismatch"), damaged, of another program, or
-        cannot be read. CapacityError: no room. UnitLostError: storage units were lost during every attempt.
-        ConnectionLostError: the system went away. Nothing has changed then.
+        NotInitializedError: there is no system. InvalidArgumentError: allow_pickle is not a bool.
+        CheckpointNotFoundError: no folder there, or not all of a checkpoint (a FileNotFoundError). CheckpointError:
+        files are missing ("count mismatch"), damaged, of another program, or cannot be read. CapacityError: no room.
+        UnitLostError: storage units were lost during every attempt. ConnectionLostError: the system went away. Nothing
+        has changed then.
     """
     client = _checkpoint_client()
+    # callers may have replaced the methods that load by older ones
+    more = {} if checked_bool("allow_pickle", allow_pickle) else {"allow_pickle": False}
     folder = Path(os.path.realpath(checkpoint_dir))
     with checkpoint_folder.reading(folder):
         checkpoint_folder.put_back(folder)
     checkpoint_folder.check(folder)
-    more = {} if allow_pickle else {"allow_pickle": False}  # callers may have replaced these methods by older ones
     client.load_storage_checkpoint(folder, **more)
     client.load_controller_checkpoint(folder / checkpoint_folder.STATE, **more)
 

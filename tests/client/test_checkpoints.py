@@ -1005,6 +1005,17 @@ class TestWithoutPickle:
         assert b.kv_list("p")["p"]["a"] == {"t": "tag"}
         assert sorted(set(RUN)) == ["one", "tag"]
 
+    @pytest.mark.parametrize("value", ["no", "false", 0, None])
+    def test_what_is_no_bool_is_refused(self, a, saved, value):
+        """A word that means no is true to Python, and the pickled objects would be loaded."""
+        for load, path in (
+            (interface.load_checkpoint, saved),
+            (a.load_storage_checkpoint, saved),
+            (a.load_controller_checkpoint, saved / STATE),
+        ):
+            with pytest.raises(InvalidArgumentError, match=f"allow_pickle is {value!r}; allowed: true or false"):
+                load(path, allow_pickle=value)
+
     def test_samples_and_state_are_loaded_alike(self, a, saved):
         a.load_storage_checkpoint(saved)
         with pytest.raises(CheckpointError, match="same allow_pickle"):

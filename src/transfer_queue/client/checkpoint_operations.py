@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.checks import checked_bool
 from transfer_queue.client import checkpoint_data, checkpoint_folder
 from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
@@ -187,6 +188,7 @@ class CheckpointOperations(Transfers):
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
             damaged. CapacityError: no room for the samples beside those that there are.
         """
+        checked_bool("allow_pickle", allow_pickle)
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
         checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
@@ -258,6 +260,7 @@ class CheckpointOperations(Transfers):
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
         """
+        checked_bool("allow_pickle", allow_pickle)
         tree, state = _state_of(Path(path))
         yield from self._state.learn()
         loaded, self._state.loaded = self._state.loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
