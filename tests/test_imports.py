@@ -270,3 +270,11 @@ def test_reads_of_the_environment_are_found():
 
 def standard_library() -> frozenset[str]:
     return sys.stdlib_module_names | {"__future__"}
+
+
+def test_test_files_have_names_of_their_own():
+    """Pytest imports them by their file names, as the folders of tests are no packages."""
+    names = [
+        path.name for path in Path(__file__).parent.rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
