@@ -134,6 +134,19 @@ def test_whole_groups_by_order(h: Harness) -> None:
     assert list(ready_of(h).whole_groups(4)) == [rows[4:8], [8, 9, 10, 11]]
 
 
+def test_whole_groups_of_the_last_few_sizes_are_kept(h: Harness) -> None:
+    """Claims say how large groups are, and each size that is kept is counted with every put."""
+    h.put(60)
+    ready = ready_of(h)
+    for size in range(2, 40):
+        assert len(list(ready.whole_groups(size))) == 60 // size
+        assert len(list(ready.whole_groups(2))) == 30
+    kept = h.state.partitions["p"].ready_set("t", ("x",)).whole
+    assert list(kept) == [33, 34, 35, 36, 37, 38, 39, 2]
+    h.put(20)
+    assert [len(list(ready_of(h).whole_groups(size))) for size in (2, 3, 39)] == [40, 26, 2]
+
+
 def test_declared_groups_replace_those_by_order(h: Harness) -> None:
     h.put(4)
     ready = ready_of(h)

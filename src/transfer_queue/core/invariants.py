@@ -204,7 +204,7 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
         ready = copy.deepcopy(ready)  # as it will be once it has looked; the set itself is left behind
         ready.build(partition.rows)
         copy.copy(partition.unseen).show(ready)
-        for whole in ready.whole.values():
+        for whole in list(ready.whole.values()):
             ready.whole_groups(whole.size, partition.groups)
             whole.mark(partition.groups, len(whole.unmarked))
     fresh = ReadySet(ready.task, ready.fields)

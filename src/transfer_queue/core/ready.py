@@ -19,6 +19,7 @@ from transfer_queue.core.whole import WholeDeclared, WholeGroups, WholeRuns
 from transfer_queue.sampler.views import Key
 
 AT_ONCE = 16  # chunks whose groups are counted in one go: what is made for it stays in the cache
+MOST_SIZES = 8  # of groups that are kept of a ready set; claims say the sizes
 FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ReadySet:
 
     bits: chunk number -> 0/1 by position. counts: chunk number -> how many, no entry where none, ascending
     as `keys` (sorted chunk numbers with ready rows). total: all of them. rankings: those asked for, by key.
+    whole: whole groups by their size, the size that was asked for last at the end.
     seen: up to here it has looked at what was published (`unseen.Unseen`).
     unbuilt: numbers of the chunks that it has not looked at at all, the last one next; none once it is made. Changes
     may come in between, but groups and rankings are asked for only after.
@@ -253,7 +255,7 @@ class ReadySet:
                 yield found + (key << CHUNK_BITS)
 
     def whole_groups(self, size: int, groups: Groups) -> WholeGroups:
-        """The groups of `size` all of whose members are ready; built at first use, then kept."""
+        """The groups of `size` all of whose members are ready; built at first use, kept while it is in use."""
         found = self.counted(size, groups)
         while found.uncounted:
             self.count(found, groups, AT_ONCE)
@@ -261,10 +263,14 @@ class ReadySet:
 
     def counted(self, size: int, groups: Groups) -> WholeGroups:
         """The same, of the rows that were counted so far."""
-        found = self.whole.get(size)
+        found = self.whole.pop(size, None)
         if found is None:
-            found = self.whole[size] = WholeDeclared(size) if groups.explicit else WholeRuns(size)
+            found = WholeDeclared(size) if groups.explicit else WholeRuns(size)
             found.uncounted = dict.fromkeys(self.keys)
+            made = [each.size for each in self.whole.values() if not (each.uncounted or each.unmarked)]
+            for old in made[: max(0, len(self.whole) + 1 - MOST_SIZES)]:  # none for which a claim waits
+                del self.whole[old]
+        self.whole[size] = found
         return found
 
     def count(self, whole: WholeGroups, groups: Groups, chunks: int) -> None:
