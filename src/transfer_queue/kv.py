@@ -85,7 +85,7 @@ def kv_batch_put(
 
     Raises:
         InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-        value does not go with the field's live ones. CapacityError: no room. SealedError: no new
+        value does not match the field's live ones. CapacityError: no room. SealedError: no new
         rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
     """
     return current_client().kv_batch_put(
@@ -115,7 +115,7 @@ async def async_kv_batch_put(
 
     Raises:
         InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-        value does not go with the field's live ones. CapacityError: no room. SealedError: no new
+        value does not match the field's live ones. CapacityError: no room. SealedError: no new
         rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
     """
     return await current_client().async_kv_batch_put(

@@ -927,7 +927,7 @@ class TestLostUnits:
                 return getattr(a, name)
 
         monkeypatch.setattr(interface, "_checkpoint_client", Losing)
-        with pytest.raises(CheckpointError, match="lost at each of 3"):
+        with pytest.raises(CheckpointError, match="lost during each of 3"):
             interface.save_checkpoint(tmp_path / "ck")
         assert list(tmp_path.iterdir()) == [path for path in tmp_path.iterdir() if path.name.startswith("arena")]
 
@@ -1018,7 +1018,7 @@ class TestWithoutPickle:
 
     def test_samples_and_state_are_loaded_alike(self, a, saved):
         a.load_storage_checkpoint(saved)
-        with pytest.raises(CheckpointError, match="same allow_pickle"):
+        with pytest.raises(CheckpointError, match="loaded with allow_pickle=True; load both with the same"):
             a.load_controller_checkpoint(saved / STATE, allow_pickle=False)
 
 

@@ -43,8 +43,8 @@ class TestWhatAGetLeavesOut:
         words = record.getMessage()
         for part in (
             "keys ['no', 'none']",
-            "field 'z', which 1 of 2",
-            "field 'nowhere', which 2 of 2",
+            "field 'z', which is missing in 1 of 2",
+            "field 'nowhere', which is missing in 2 of 2",
             "missing='error'",
         ):
             assert part in words
@@ -55,16 +55,16 @@ class TestWhatAGetLeavesOut:
         self, a: Client, keys: list[str], caplog: Any
     ) -> None:
         assert set(a.kv_batch_get(keys, "p").keys()) == {"x", "y"}
-        assert "field 'z', which 2 of 3 rows lack" in caplog.text
+        assert "field 'z', which is missing in 2 of 3 rows" in caplog.text
         assert a.kv_batch_get(keys, "p", ["z"]).batch_size == torch.Size([0])
 
     @pytest.mark.parametrize(
         ("wanted", "select", "words"),
         [
             (["k", "no"], "x", r"keys \['no'\]"),
-            (["k", "l"], ["x", "z"], "field 'z', which 1 of 2"),
-            (["k", "l"], ["z"], "field 'z', which 1 of 2"),
-            (["k", "l"], None, "field 'z', which 1 of 2"),
+            (["k", "l"], ["x", "z"], "field 'z', which is missing in 1 of 2"),
+            (["k", "l"], ["z"], "field 'z', which is missing in 1 of 2"),
+            (["k", "l"], None, "field 'z', which is missing in 1 of 2"),
         ],
     )
     def test_an_error_instead(self, a: Client, keys: list[str], wanted: list[str], select: Any, words: str) -> None:

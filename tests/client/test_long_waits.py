@@ -70,8 +70,8 @@ class TestRanks:
             a.get_meta(["x"], 2, "p", task_name="t", sampling_config={"dp_rank": 0, "batch_index": number}, timeout=0)
         mine = {"dp_rank": 1, "batch_index": 0}
         words = (
-            "Ahead of dp_rank 1, which was dealt 0 batches: dp_rank 0 (3 batches). If the datasets say dp_size=, no "
-            "rank takes samples that another one needs."
+            "Ahead of dp_rank 1, which was dealt 0 batches: dp_rank 0 (3 batches). Pass dp_size= to the datasets, so "
+            "that no rank takes samples that another one needs."
         )
         with pytest.raises(WaitTimeoutError) as caught:
             a.get_meta(["x"], 2, "p", task_name="t", sampling_config=mine, timeout=1)

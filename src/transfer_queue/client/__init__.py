@@ -1,4 +1,4 @@
-"""The client of a system: `TransferQueueClient`. Code that migrates finds it as `AsyncTransferQueueClient`, too.
+"""The client of a system: `TransferQueueClient`. Code that migrates can import it as `AsyncTransferQueueClient`, too.
 
 It is imported at its first use (PEP 562): `calls`, which the command line needs, has no torch.
 """

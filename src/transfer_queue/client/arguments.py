@@ -50,7 +50,7 @@ def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
 
 
 def _is_path(name: object) -> bool:
-    """Whether this names a field of a nested TensorDict as tensordict does: ("x", "y")."""
+    """Whether this is a path of tensordict, such as ("x", "y"), to a field of a nested TensorDict."""
     return isinstance(name, tuple) and len(name) > 1 and all(isinstance(part, str) for part in name)
 
 
@@ -187,7 +187,7 @@ def rows_of(data: Columns) -> int:
 
 
 def has_no_rows(data: Columns) -> bool:
-    """Whether these are columns without rows; False also for what is no columns."""
+    """Whether these are columns without rows. False also for a value that is not columns."""
     if isinstance(data, TensorDictBase):
         return rows_of(data) == 0
     return isinstance(data, Mapping) and (not data or rows_of(data) == 0)

@@ -28,11 +28,11 @@ class Call:
     request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. work: what
     is done instead of asking anybody, and answered with Done: it takes a while, and an event loop goes on meanwhile;
     where that is cancelled it is still done to its end. together: calls that are made instead, all at once; answered
-    with Done when each of them has its outcome, the reply or the exception that it would have raised. turn: among the
-    tasks of an event loop one call of a turn is made at a time. One that comes meanwhile is not made: it is answered
-    with `session.NOT_MADE` when the other has its reply, and the operation looks at what it needs then. If the other
-    fails, it is made after all. sequence: under which the driver has sent the request, so that its operation can take
-    back one that was interrupted; 0 until then.
+    with Done when each of them has its outcome, the reply or the exception that it would have raised. turn: the tasks
+    of an event loop make calls of equal turns one at a time. If a second task yields such a call meanwhile, the driver
+    does not make it: when the first call has its reply, the second task gets `session.NOT_MADE`, and its operation
+    checks again what it needs. If the first call fails, the second one is made. sequence: under which the driver
+    has sent the request, so that its operation can take back one that was interrupted; 0 until then.
     """
 
     target: tuple[str, int]

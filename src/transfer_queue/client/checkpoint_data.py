@@ -76,7 +76,7 @@ def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
     """Returns the number below which blocks of another origin are the same blocks as those of the state.
 
     Args:
-        origin: Whose numbers they are.
+        origin: The origin of the numbers.
         own: The origin of the state.
         origins: The origins that the state was loaded from, with the number below which each shares its blocks.
     """
@@ -99,7 +99,7 @@ def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
         taken = aligned(index.column("nbytes"))
         needed = np.isin(held, cut.blocks["number"])
         if (held[needed] >= numbers_shared(index.origin, cut.origin, cut.origins)).any():
-            continue  # a load, which finds blocks by their numbers, would take another block for one of this cut
+            continue  # a load finds blocks by their numbers, and would take another block for one of this cut
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
             found.append((int(taken.sum()), path, held[needed]))
     found.sort(key=lambda each: -each[0])
@@ -116,7 +116,7 @@ class Loaded:
     placed: list[Columns]
     reserved: list[Reserved] = field(default_factory=list)
     pickled: PickledValues | None = None
-    """What was refused of them, where they were loaded without pickle."""
+    """The values that were refused, if the samples were loaded without pickle; else None."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ def sources(
     Args:
         files: The files of one checkpoint.
         numbers: The blocks that are wanted, ascending. Default: None, all.
-        shared: For the origin of a file, the number below which its blocks are those of the state; the others are
-            left out. Default: all of them are.
+        shared: Returns, for the origin of a file, the number below which its blocks are those of the state. The other
+            blocks of the file are left out. Default: all its blocks are those of the state.
 
     Raises:
-        CheckpointError: A block that is wanted is in no file.
+        CheckpointError: A block that is wanted is not in any file.
     """
     columns = {name: [np.zeros(0, "i8")] for name in ("file", "number", "position", "nbytes")}
     for at, file in enumerate(files):
@@ -193,7 +193,7 @@ def copy_in(
 ) -> None:
     """Copies blocks out of their files, segment by segment, into the spaces of their pieces; checks all checksums.
 
-    amend: given the number and the bytes of each block before it is copied, and may change them.
+    amend: called with the number and the bytes of each block before it is copied; it may change the bytes.
     """
     if not len(source.number):
         return

@@ -86,8 +86,8 @@ def _own(draft: Path, target: Path) -> int:
             continue  # another one has just ended
         except OSError as error:
             raise CheckpointError(
-                f"{draft} is in the way, where a checkpoint is prepared before it takes its place: {error}; it is no "
-                f"folder that a save has left, so remove it, or save to another place"
+                f"{draft} is needed for the new checkpoint, but cannot be replaced: {error}. It was not left by an "
+                f"earlier save: remove it, or save to another folder"
             ) from error
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ def put_back(target: Path) -> None:
     """Puts an older checkpoint back that a killed save had moved aside, or removes it where the new one is there."""
     old = target.with_name(f".{target.name}.old")
     if old.is_symlink() or not old.is_dir():
-        return  # nothing is there, or nothing that a save has moved
+        return  # nothing is there, or it was not moved there by a save
     if target.exists():
         shutil.rmtree(old)
     else:
@@ -235,7 +235,7 @@ def copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def reading(what: Path) -> Iterator[None]:
-    """CheckpointError where a file or folder cannot be read, as its user may not, or the disk fails."""
+    """Raise CheckpointError if a file or folder cannot be read, because of its permissions or an error of the disk."""
     try:
         yield
     except TransferQueueError:
@@ -244,8 +244,8 @@ def reading(what: Path) -> Iterator[None]:
         raise CheckpointNotFoundError(f"{error.filename or what} is missing from a checkpoint") from error
     except OSError as error:
         raise CheckpointError(
-            f"{error.filename or what} cannot be read: {error.strerror or error}; see to it, or load another "
-            f"checkpoint; nothing was changed"
+            f"{error.filename or what} cannot be read: {error.strerror or error}; nothing was changed. Make it "
+            f"readable, or load another checkpoint"
         ) from error
 
 
@@ -254,8 +254,8 @@ def check(folder: Path) -> None:
 
     Raises:
         CheckpointNotFoundError: the folder, metadata.json or the state file is missing.
-        CheckpointError: the manifest does not match the files ("count mismatch"), metadata.json is no such file, or
-            something cannot be read.
+        CheckpointError: the manifest does not match the files ("count mismatch"), metadata.json is not valid, or a file
+            cannot be read.
     """
     with reading(folder):
         _check(folder)

@@ -63,7 +63,7 @@ class CheckpointOperations(Transfers):
         told so.
 
         Raises:
-            UnitLostError: a storage unit was lost at this moment; a cut that is made now has what is left.
+            UnitLostError: a storage unit was lost at this moment; call it again, to cut the remaining samples.
             CheckpointError: the controller could not write its state.
         """
         yield from self._state.learn()
@@ -89,10 +89,11 @@ class CheckpointOperations(Transfers):
             raise
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
-        """Lets go of a cut. True if it held until now, so that what was copied is whole.
+        """Release a cut. True if it was held until now, so that all copies are complete.
 
         Raises:
-            UnitLostError: a storage unit in which its samples lie was lost meanwhile, so that nobody can tell.
+            UnitLostError: a storage unit with samples of the cut was lost meanwhile, so it is not known whether the
+                copies are complete.
         """
         lost: TransferQueueError | None = None
         gone = False
@@ -109,7 +110,7 @@ class CheckpointOperations(Transfers):
         return bool(held) and not gone and lost is None
 
     def _lost_or(self, cut: Cut, error: TransferQueueError) -> Operation[TransferQueueError]:
-        """UnitLostError where an error means that a unit is lost in which a cut's samples lie; else the error."""
+        """Return UnitLostError if an error means that a unit with samples of the cut is lost; else the error itself."""
         if not isinstance(error, UnitLostError):
             yield from self._state.learn_again()
             if set(np.unique(cut.blocks["unit"]).tolist()) <= self._state.units.keys():
@@ -155,8 +156,8 @@ class CheckpointOperations(Transfers):
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
 
         Raises:
-            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves what is left.
-            CheckpointError: a server was restarted meanwhile, or somebody else saves there. OSError: the disk refuses.
+            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves the remaining samples.
+            CheckpointError: a server was restarted meanwhile, or another client saves there. OSError: the disk refuses.
         """
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
@@ -182,7 +183,7 @@ class CheckpointOperations(Transfers):
         """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
 
         Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
-        allow_pickle: see `tq.load_checkpoint`; False needs the state there.
+        allow_pickle: see `tq.load_checkpoint`; with False the folder must contain the controller's state, too.
 
         Raises:
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
@@ -215,9 +216,9 @@ class CheckpointOperations(Transfers):
         pickled: PickledValues | None,
         timeout: float | None,
     ) -> Operation[Loaded]:
-        """Writes blocks of a checkpoint into storage. UnitLostError where a unit is lost meanwhile.
+        """Write blocks of a checkpoint into storage. Raises UnitLostError if a unit is lost meanwhile.
 
-        sources: which blocks of its files are wanted. pickled: where values that need pickle are refused.
+        sources: returns which blocks of the files to write. pickled: removes values that need pickle; None: keep them.
         """
         entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)
@@ -255,7 +256,7 @@ class CheckpointOperations(Transfers):
         """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
         What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-        allow_pickle: as the samples were loaded; False also refuses tags that need pickle.
+        allow_pickle: the same as for the samples; with False tags that need pickle are refused, too.
 
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
@@ -270,7 +271,10 @@ class CheckpointOperations(Transfers):
         try:
             _check_loaded(state.blocks, loaded, path)
             if (loaded.pickled is None) != allow_pickle and len(loaded.placed[0]["number"]):
-                raise CheckpointError(f"load samples and state of {path} with the same allow_pickle={allow_pickle}")
+                raise CheckpointError(
+                    f"the state of {path} was to be loaded with allow_pickle={allow_pickle}, but its samples were "
+                    f"loaded with allow_pickle={not allow_pickle}; load both with the same"
+                )
             if not allow_pickle:
                 pickled = loaded.pickled or PickledValues(state)
                 pickled.strip_tags(state)
@@ -341,7 +345,7 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     try:
         with checkpoint_folder.reading(path):
             if path.exists() and not path.is_file():
-                raise CheckpointError(f"{path} is not a file; name the file that a save has written")
+                raise CheckpointError(f"{path} is not a regular file; name the file that a save has written")
             tree = state_file.read(path)
     except CheckpointNotFoundError:
         raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
@@ -351,7 +355,7 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _needed_of(tree: dict[str, Any], state: State) -> tuple[np.ndarray, Callable[[str], int]]:
-    """The numbers of the blocks that a saved state needs, and which blocks of an origin these are; see `sources`."""
+    """Return the numbers of the blocks that a saved state needs, and the argument `shared` of `sources`."""
     own, origins = str(tree.get("origin")), state.origins
     return needed(state.blocks)["number"], lambda origin: checkpoint_data.numbers_shared(origin, own, origins)
 

@@ -67,7 +67,9 @@ class TransferQueueClient(Subscriptions):
     def _run_async(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
         state = self._state
         assert state is not None
-        return run_async(state.session, operation)  # awaited by the caller: no coroutine around it
+        return run_async(
+            state.session, operation
+        )  # returned, not awaited: a coroutine around it would cost time in each call
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
         state = self._state

@@ -43,7 +43,7 @@ class FetchOperations(Transfers):
     ) -> Operation[TensorDict]:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
 
-        Of metadata without samples: the fields that it knows, with no rows.
+        If the metadata has no samples, returns the fields that it knows, with no rows.
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
         shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
@@ -154,12 +154,12 @@ class FetchOperations(Transfers):
             reply = yield from self._claimed(
                 msgspec.structs.replace(claim, quiet=True, ahead=arguments.natural(ahead, "ahead"))
             )
-        except WaitTimeoutError:  # from a controller that is too old to know of it, or from a call that took too long
+        except WaitTimeoutError:  # from a controller that does not know `quiet` yet, or from a call that took too long
             return _Awaited(BatchMeta(), False)
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
 
     def _claimed(self, claim: Claim) -> Operation[ClaimReply]:
-        """The answer to a claim. While it is long in coming, the log says what it waits for."""
+        """Return the reply to a claim. If the wait is long, log why the claim waits."""
         yield from self._state.learn()
         left, due = arguments.seconds(claim.wait), self._state.settings.report_wait
         while left is not None and due is not None and left > due - claim.waited:
@@ -176,7 +176,7 @@ class FetchOperations(Transfers):
         return (yield from self._ask(claim, ClaimReply, None, parked=left))
 
     def _explained(self, claim: Claim) -> Operation[str]:
-        """What a claim waits for."""
+        """Return why a claim waits, in words."""
         request = Explain(claim.partition, None, None, claim.task, claim.fields, claim.count, claim.sampling)
         return str((yield from self._ask(request, Done, None)).value)
 

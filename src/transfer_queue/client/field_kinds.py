@@ -1,4 +1,4 @@
-"""What a client has learned of the fields that it puts: which hold tensors, and of which it has warned already."""
+"""What a client knows about the fields that it puts: which ones hold tensors, and which warnings it has logged."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.encode import EncodedBlock
 
-MOST_REMEMBERED = 1024  # fields of partitions; one that is forgotten costs a put that is refused and repeated
+MOST_REMEMBERED = 1024  # fields of partitions; a put of a forgotten one is refused once, and repeated
 
 
 class FieldKinds:
-    """Owned by one client. Of each field it warns once, in whatever partition it meets it."""
+    """Owned by one client. It logs one warning for each field name, in whatever partition."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._warned: set[str] = set()
         self._tensors: dict[tuple[str, str], list[str]] = {}
-        """(partition, field) -> dtypes, of fields that took values of this client as tensors. It may be out of date."""
+        """(partition, field) -> dtypes, for fields that took values of this client as tensors. May be out of date."""
 
     def expect(self, partition: str, encoded: EncodedBlock) -> None:
-        """Has the values that were taken as tensors the last time be tensors again; the controller refuses an error."""
+        """Encode values as tensors that were taken as tensors in the last put. The controller refuses a wrong guess."""
         if self._tensors:
             names = [spec.name for spec in encoded.schema if spec.kind == "object"]
             known = {name: dtypes for name in names if (dtypes := self._tensors.get((partition, name))) is not None}
@@ -29,7 +29,7 @@ class FieldKinds:
                 encoded.hold_as_tensors(known)
 
     def learn(self, partition: str, encoded: EncodedBlock) -> None:
-        """Remembers in which form a put was taken."""
+        """Remember which fields took the values of a put as tensors."""
         if not self._tensors and not encoded.converted:
             return
         with self._lock:
@@ -42,13 +42,13 @@ class FieldKinds:
                 self._tensors.pop(next(iter(self._tensors)))
 
     def warn_of_dtypes(self, partition: str, dtypes: Mapping[str, Sequence[str]]) -> None:
-        """Logs that rows of these fields differ in dtype. dtypes: field -> those of its live rows."""
+        """Log that rows of these fields differ in dtype. dtypes: field -> the dtypes of its live rows."""
         for name, several in dtypes.items():
             if name in self._warned:
                 continue
             self._warned.add(name)
             get_logger(__name__).warning(
                 f"field {name!r} of partition {partition!r} has rows of {', '.join(several[:-1])} and {several[-1]}: "
-                f"a get over rows of several dtypes returns the dtype of torch.promote_types. If that is not wanted, "
-                f"convert the values before the put. (This client says it once for each field.)"
+                f"a get over rows of several dtypes returns the dtype of torch.promote_types. To prevent this, convert "
+                f"the values before the put. (This client logs this once for each field.)"
             )

@@ -111,7 +111,7 @@ class KVOperations(Transfers):
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            value does not go with the field's live ones. CapacityError: no room. SealedError: no new
+            value does not match the field's live ones. CapacityError: no room. SealedError: no new
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         yield from self._state.learn()
@@ -177,9 +177,9 @@ class KVOperations(Transfers):
                 words = _left_out(partition_id, reply)
                 if missing == "error":
                     raise InvalidArgumentError(
-                        f"kv_batch_get: {words}. Put them first, or get what is there with missing='drop'."
+                        f"kv_batch_get: {words}. Put what is missing first, or pass missing='drop' to leave it out."
                     )
-                self._state.warn(f"kv_batch_get left out: {words}. missing='error' raises instead.")
+                self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
         return (yield from self._read(look, layout, place))
@@ -281,11 +281,13 @@ class KVOperations(Transfers):
 
 
 def _left_out(partition_id: str, reply: LookupReply) -> str:
-    """What a lookup by keys did not find."""
+    """Return a phrase that names the keys and fields that a lookup by keys left out."""
     parts = []
     if reply.unknown:
         parts.append(f"keys {arguments.shown(reply.unknown)}, which were not found in partition {partition_id!r}")
     if reply.lacking:
         found = abs(reply.count)
-        parts += [f"field {name!r}, which {count} of {found} rows lack" for name, count in reply.lacking.items()]
+        parts += [
+            f"field {name!r}, which is missing in {count} of {found} rows" for name, count in reply.lacking.items()
+        ]
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""When a wait is long enough for a line in the log: after a while, and then whenever it has doubled."""
+"""Decides when a long wait is logged: after a configured time, and again each time the wait has doubled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from transfer_queue.utils.logging_utils import get_logger
 
 
 class LongWait:
-    """A wait for one thing after the other, each of which may take many requests. clock: seconds."""
+    """The current wait of a caller that waits for one thing after another. clock: returns seconds.
+
+    A wait for one thing may take many requests.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -18,14 +21,14 @@ class LongWait:
         self._reported = 0.0
 
     def begin(self, awaited: Any) -> None:
-        """Something is waited for; if it is the same as before, the wait goes on."""
+        """Start a wait for `awaited`; if the caller already waits for the same, the wait goes on."""
         if awaited != self._awaited:
             self._awaited, self._since, self._reported = awaited, self._clock(), 0.0
 
     def due(self, first: float | None) -> float | None:
-        """Seconds of the wait if they are to be reported now, else None.
+        """Return the seconds of the wait if it is to be logged now, else None.
 
-        first: seconds after which a wait is reported for the first time; None: never.
+        first: seconds after which a wait is logged for the first time; None: never.
         """
         waited = self._clock() - self._since
         if first is None or waited < (2 * self._reported or first):
@@ -35,5 +38,5 @@ class LongWait:
 
 
 def report(name: str, waited: float, words: str) -> None:
-    """Logs what a caller waits for. name: of the logger. words: what `explain` says."""
+    """Log why a caller waits. name: of the logger. words: the text of `explain`."""
     get_logger(name).warning(f"Still waiting after {waited:.3g} s. {words}")

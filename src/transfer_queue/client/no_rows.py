@@ -1,4 +1,4 @@
-"""The columns of an empty batch: what a get of some rows would give, with none of them."""
+"""Makes the columns of an empty batch. They have the types that a get of some rows returns, and no rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transfer_queue.wire.jagged import cut_of
 
 
 def column_of_no_rows(field: FieldColumn, layout: str) -> Any:
-    """A field of no rows in the container of a layout (see `get_data`).
+    """Return a field without rows, in the container of a layout (see `get_data`).
 
-    A field of which the dtype is not known is taken for one of objects, and a row dimension that is not known is 0.
+    A field whose dtype is not known counts as a field of objects. The size of a row dimension that is not known is 0.
     """
     if field.is_non_tensor or field.dtype is None or field.ndim is None or layout == "list":
         return stack_of([], 0)

@@ -155,9 +155,9 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
-        ahead: by how many batches this one is ahead of what the caller needs now, as when the workers of a loader fetch
-        ahead. A rank-consistent sampler that does not know the number of dp_ranks deals such a batch only if it takes
-        nothing that other ranks may need.
+        ahead: by how many batches this one is ahead of the batch that the caller needs now, for example if the workers
+        of a loader fetch ahead. If a rank-consistent sampler does not know the number of dp_ranks, it deals such a
+        batch only if other ranks do not need these samples.
         """
         found = yield from self._awaited(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
@@ -244,11 +244,11 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            The metadata given, with the fields added, or that of the new samples. A put of no rows does nothing and
-            returns empty metadata.
+            The given metadata with the fields added, or the metadata of the new samples. A put of no rows does nothing
+            and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
+            InvalidArgumentError: sizes do not match, or the values do not match the field's live ones
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
             was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
             exception: metadata of several partitions is published partition by partition, and what the controller
@@ -348,8 +348,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
     ) -> Operation[bool]:
         """Makes a partition ahead of its first sample; False if it exists.
 
-        One that exists and was made with other settings than those given here (defaults do not count) is an
-        InvalidArgumentError that names both.
+        Raises InvalidArgumentError, which names both settings, if the partition exists with other settings than those
+        given here. Arguments that have their defaults are not compared.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
         free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
@@ -381,8 +381,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
 
         Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine; of a partition that does not exist a warning is logged. Returns how
-        many samples were dropped.
+        groups, and samples that are gone, are fine. Logs a warning if the partition does not exist. Returns how many
+        samples were dropped.
         """
         if groups is None and metadata is None:
             raise InvalidArgumentError("drop needs groups, or metadata of samples")
@@ -443,14 +443,14 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         return int((yield from self._ask(request, Done, None, parked=wait)).value)
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
-        """Say that no new samples will come from this producer; fields of existing ones still may. Loaders end then.
+        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        A partition that does not exist is made and sealed, so that nobody waits for its samples. Unless `create` is
-        set, a warning names it and the nearest partitions that exist.
+        If the partition does not exist, it is made and sealed, so that consumers do not wait for its samples. Unless
+        `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
             partition_id: The partition.
-            create: It may be that nobody has put anything into it. Default: False.
+            create: Do not warn if the partition does not exist yet. Default: False.
             timeout: See `TransferQueueClient`.
         """
         yield from self._ask(Seal(partition_id, create), Done, timeout)
@@ -505,9 +505,9 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> Operation[bool]:
-        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True.
+        """Let a task (None: every task) consume the partition again. Forgets its dealt batches. Returns True.
 
-        A partition that does not exist is fine, too, and is warned of.
+        Logs a warning if the partition does not exist.
         """
         request = ResetConsumption(partition_id, arguments.text_or_none(task_name, "task_name"))
         return bool((yield from self._ask(request, Done, timeout)).value)
@@ -530,8 +530,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
     ) -> Operation[str]:
         """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
 
-        Without a sample: the rows nearest to ready for `task` and `fields`. With `batch_size`: what a fetch of so many
-        samples with this `sampling_config` waits for, and which dp_ranks are ahead of its own.
+        If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
+        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which dp_ranks are ahead.
         """
         names = None if fields is None else arguments.names(fields, "fields")
         task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")

@@ -1,7 +1,7 @@
-"""Values of a checkpoint that need pickle, taken out of it where it is loaded without.
+"""Removes the values that need pickle from a checkpoint that is loaded with allow_pickle=False.
 
-Their bytes are overwritten before they reach storage, so that no process of the system can run what is in them; who
-reads one gets an error that names it.
+Their bytes are overwritten before they reach storage, so that no process of the system can run the code in them. A
+reader of such a value gets an error that names it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from transfer_queue.wire.raising import decode_object
 
 
 class PickledValues:
-    """Refuses what needs pickle of the values of a saved state. found: (partition, field or tag) -> how many."""
+    """Removes the values of a saved state that need pickle. found: (partition, field or tag) -> how many."""
 
     def __init__(self, state: State) -> None:
         self.found: Counter[tuple[str, str]] = Counter()
         self._blocks = state.blocks
         self._objects = {at for at, schema in enumerate(state.blocks.schemas.values) if _has_objects(schema)}
         self._rows: dict[tuple[int, str, int], tuple[str, int]] = {}
-        """(block, field, row in the block) -> partition and global index, of all objects."""
+        """(block, field, row in the block) -> partition and global index, for all objects."""
         for partition in state.partitions.values():
             self._note_rows(partition)
 
@@ -47,7 +47,7 @@ class PickledValues:
                         self._rows[number, name, slot] = (partition.name, index)
 
     def strip(self, number: int, content: np.ndarray) -> None:
-        """Overwrites what needs pickle in the bytes (u1) of a block."""
+        """Overwrite the values that need pickle in the bytes (u1) of a block."""
         schema, dims, rows = self._blocks.shape_source(number)
         if not _has_objects(schema):
             return
@@ -64,7 +64,7 @@ class PickledValues:
                     value[:] = np.frombuffer(refused(len(value), words), "u1")
 
     def strip_tags(self, state: State) -> None:
-        """Replaces what needs pickle in the tags of all rows."""
+        """Replace the values that need pickle in the tags of all rows."""
         for partition in state.partitions.values():
             for chunk in partition.rows.chunks.values():
                 if chunk.tags is not None:
@@ -81,23 +81,23 @@ class PickledValues:
                     self.found[partition.name, f"tag {name!r}"] += 1
 
     def report(self) -> None:
-        """Says in the log what was refused."""
+        """Log how many values were refused."""
         told = [f"{what} of {partition!r}: {count}" for (partition, what), count in self.found.items() if count]
         if told:
             get_logger(__name__).warning(
-                "the checkpoint was loaded without pickle; values that need it are refused when they are read: %s",
+                "the checkpoint was loaded with allow_pickle=False; values that need pickle cannot be read: %s",
                 "; ".join(told[:20]),
             )
 
 
 def needs_pickle(data: bytes) -> bool:
-    """Whether the bytes of an object lead to pickle."""
+    """Whether decoding an object from these bytes needs pickle."""
     try:
         decode_object(data, allow_pickle=False)
     except UncarriableValueError:
         return True
     except (ProtocolError, InvalidArgumentError):
-        return False  # no reader gets further than this
+        return False  # every reader fails before it reaches pickle
     return False
 
 
@@ -106,7 +106,7 @@ def _has_objects(schema: Any) -> bool:
 
 
 def _without_pickle(value: Any, words: str) -> Any:
-    """The value of a tag, or what stands for it where something in it needs pickle."""
+    """Return the value of a tag, in which each value that needs pickle is replaced."""
     if isinstance(value, Ext):
         data = bytes(value.data)
         return Ext(value.code, refused(0, words)) if value.code == OBJECT_CODE and needs_pickle(data) else value

@@ -17,7 +17,7 @@ from transfer_queue.wire.sense import sense_in
 
 @sense_in("a server's reply")
 def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> BatchMeta:
-    """The BatchMeta of the rows of a reply; if there are none, an empty one with what is known of the fields."""
+    """Return the BatchMeta of the rows of a reply; if it has no rows, an empty BatchMeta with the known fields."""
     rows = np.frombuffer(reply.rows, "<i8")
     if not len(rows):
         return BatchMeta._from_columns(rows, partition_id, [_column_of_no_rows(field) for field in reply.fields])

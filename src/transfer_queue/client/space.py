@@ -409,9 +409,9 @@ class Space(Allocator[Call]):
     def _lease(
         self, units: Sequence[int], nbytes: int, want: int, wait: float | None, shared: bool
     ) -> Generator[Call, AnyReply, _Extent | None]:
-        """An extent from the first of these units that has room; if none has, waits for the first.
+        """Lease an extent from the first of these units that has room; if none has, wait for the first unit.
 
-        shared: the extent is for all tasks of an event loop that need one now; None if another task has got it.
+        shared: all tasks of an event loop that need an extent now share one. None if another task has leased it.
         """
         if len(units) > 1:
             for unit in units:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_WARNINGS = 1000  # of one client
+MOST_WARNINGS = 1000  # a client logs at most this many different warnings
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
 
@@ -120,7 +120,7 @@ class ClientState:
     settings, config: known after the first call. space: where it writes. hold: locks a slot file.
     cuts: by the folder that they are saved into, with the older checkpoint.
     lost_cuts: checkpoints whose saving was interrupted, to be ended by the next. loaded: what is written of one that
-    is being loaded. renewals: its leases. kinds: what it knows of the fields that it puts.
+    is being loaded. renewals: its leases. kinds: what it knows about the fields that it puts.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class ClientState:
         return self._space
 
     def warn(self, words: str) -> None:
-        """Says it in the log, once."""
+        """Log a warning, unless this client has already logged the same one."""
         with self._lock:
             if words in self._warned or len(self._warned) >= MOST_WARNINGS:
                 return
@@ -349,7 +349,7 @@ class ClientState:
         return self.external(unit)
 
     def reach(self, units: list[int]) -> Generator[Call, AnyReply, bool]:
-        """Opens the arenas of units that a reply names; False where it is to be asked for again, as a unit was lost."""
+        """Open the arenas of the units that a reply names. False if a unit was lost, so that a new reply is needed."""
         for unit in units:
             if unit not in self._units:
                 yield from self.learn_again()

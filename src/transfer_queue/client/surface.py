@@ -166,9 +166,9 @@ class Surface(ABC):
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
-        ahead: by how many batches this one is ahead of what the caller needs now, as when the workers of a loader fetch
-        ahead. A rank-consistent sampler that does not know the number of dp_ranks deals such a batch only if it takes
-        nothing that other ranks may need.
+        ahead: by how many batches this one is ahead of the batch that the caller needs now, for example if the workers
+        of a loader fetch ahead. If a rank-consistent sampler does not know the number of dp_ranks, it deals such a
+        batch only if other ranks do not need these samples.
         """
         return self._run(
             self._operations.await_batch(
@@ -206,9 +206,9 @@ class Surface(ABC):
         The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
         everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
         not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
-        ahead: by how many batches this one is ahead of what the caller needs now, as when the workers of a loader fetch
-        ahead. A rank-consistent sampler that does not know the number of dp_ranks deals such a batch only if it takes
-        nothing that other ranks may need.
+        ahead: by how many batches this one is ahead of the batch that the caller needs now, for example if the workers
+        of a loader fetch ahead. If a rank-consistent sampler does not know the number of dp_ranks, it deals such a
+        batch only if other ranks do not need these samples.
         """
         return await self._run_async(
             self._operations.await_batch(
@@ -346,11 +346,11 @@ class Surface(ABC):
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            The metadata given, with the fields added, or that of the new samples. A put of no rows does nothing and
-            returns empty metadata.
+            The given metadata with the fields added, or the metadata of the new samples. A put of no rows does nothing
+            and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
+            InvalidArgumentError: sizes do not match, or the values do not match the field's live ones
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
             was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
             exception: metadata of several partitions is published partition by partition, and what the controller
@@ -382,11 +382,11 @@ class Surface(ABC):
         timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
 
         Returns:
-            The metadata given, with the fields added, or that of the new samples. A put of no rows does nothing and
-            returns empty metadata.
+            The given metadata with the fields added, or the metadata of the new samples. A put of no rows does nothing
+            and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or the values do not go with the field's live ones
+            InvalidArgumentError: sizes do not match, or the values do not match the field's live ones
             (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
             was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
             exception: metadata of several partitions is published partition by partition, and what the controller
@@ -440,8 +440,8 @@ class Surface(ABC):
     ) -> bool:
         """Makes a partition ahead of its first sample; False if it exists.
 
-        One that exists and was made with other settings than those given here (defaults do not count) is an
-        InvalidArgumentError that names both.
+        Raises InvalidArgumentError, which names both settings, if the partition exists with other settings than those
+        given here. Arguments that have their defaults are not compared.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
         free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
@@ -489,8 +489,8 @@ class Surface(ABC):
     ) -> bool:
         """Makes a partition ahead of its first sample; False if it exists.
 
-        One that exists and was made with other settings than those given here (defaults do not count) is an
-        InvalidArgumentError that names both.
+        Raises InvalidArgumentError, which names both settings, if the partition exists with other settings than those
+        given here. Arguments that have their defaults are not compared.
 
         group_size: samples of each declared group. producers: how many `seal`s seal it.
         free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
@@ -532,8 +532,8 @@ class Surface(ABC):
         """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
 
         Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine; of a partition that does not exist a warning is logged. Returns how
-        many samples were dropped.
+        groups, and samples that are gone, are fine. Logs a warning if the partition does not exist. Returns how many
+        samples were dropped.
         """
         return self._run(self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout))
 
@@ -549,8 +549,8 @@ class Surface(ABC):
         """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
 
         Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine; of a partition that does not exist a warning is logged. Returns how
-        many samples were dropped.
+        groups, and samples that are gone, are fine. Logs a warning if the partition does not exist. Returns how many
+        samples were dropped.
         """
         return await self._run_async(
             self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout)
@@ -627,27 +627,27 @@ class Surface(ABC):
         return await self._run_async(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
-        """Say that no new samples will come from this producer; fields of existing ones still may. Loaders end then.
+        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        A partition that does not exist is made and sealed, so that nobody waits for its samples. Unless `create` is
-        set, a warning names it and the nearest partitions that exist.
+        If the partition does not exist, it is made and sealed, so that consumers do not wait for its samples. Unless
+        `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
             partition_id: The partition.
-            create: It may be that nobody has put anything into it. Default: False.
+            create: Do not warn if the partition does not exist yet. Default: False.
             timeout: See `TransferQueueClient`.
         """
         return self._run(self._operations.seal(partition_id, create, timeout=timeout))
 
     async def async_seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
-        """Say that no new samples will come from this producer; fields of existing ones still may. Loaders end then.
+        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        A partition that does not exist is made and sealed, so that nobody waits for its samples. Unless `create` is
-        set, a warning names it and the nearest partitions that exist.
+        If the partition does not exist, it is made and sealed, so that consumers do not wait for its samples. Unless
+        `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
             partition_id: The partition.
-            create: It may be that nobody has put anything into it. Default: False.
+            create: Do not warn if the partition does not exist yet. Default: False.
             timeout: See `TransferQueueClient`.
         """
         return await self._run_async(self._operations.seal(partition_id, create, timeout=timeout))
@@ -733,18 +733,18 @@ class Surface(ABC):
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> bool:
-        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True.
+        """Let a task (None: every task) consume the partition again. Forgets its dealt batches. Returns True.
 
-        A partition that does not exist is fine, too, and is warned of.
+        Logs a warning if the partition does not exist.
         """
         return self._run(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> bool:
-        """Lets a task (None: every task) consume the partition anew, forgetting its dealt batches. True.
+        """Let a task (None: every task) consume the partition again. Forgets its dealt batches. Returns True.
 
-        A partition that does not exist is fine, too, and is warned of.
+        Logs a warning if the partition does not exist.
         """
         return await self._run_async(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
@@ -770,8 +770,8 @@ class Surface(ABC):
     ) -> str:
         """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
 
-        Without a sample: the rows nearest to ready for `task` and `fields`. With `batch_size`: what a fetch of so many
-        samples with this `sampling_config` waits for, and which dp_ranks are ahead of its own.
+        If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
+        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which dp_ranks are ahead.
         """
         return self._run(
             self._operations.explain(
@@ -800,8 +800,8 @@ class Surface(ABC):
     ) -> str:
         """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
 
-        Without a sample: the rows nearest to ready for `task` and `fields`. With `batch_size`: what a fetch of so many
-        samples with this `sampling_config` waits for, and which dp_ranks are ahead of its own.
+        If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
+        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which dp_ranks are ahead.
         """
         return await self._run_async(
             self._operations.explain(
@@ -834,7 +834,7 @@ class Surface(ABC):
     ) -> TensorDict:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
 
-        Of metadata without samples: the fields that it knows, with no rows.
+        If the metadata has no samples, returns the fields that it knows, with no rows.
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
         shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
@@ -855,7 +855,7 @@ class Surface(ABC):
     ) -> TensorDict:
         """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
 
-        Of metadata without samples: the fields that it knows, with no rows.
+        If the metadata has no samples, returns the fields that it knows, with no rows.
 
         layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
         shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
@@ -1051,7 +1051,7 @@ class Surface(ABC):
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            value does not go with the field's live ones. CapacityError: no room. SealedError: no new
+            value does not match the field's live ones. CapacityError: no room. SealedError: no new
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         return self._run(
@@ -1083,7 +1083,7 @@ class Surface(ABC):
 
         Raises:
             InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            value does not go with the field's live ones. CapacityError: no room. SealedError: no new
+            value does not match the field's live ones. CapacityError: no room. SealedError: no new
             rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
         """
         return await self._run_async(
@@ -1310,7 +1310,7 @@ class Surface(ABC):
         told so.
 
         Raises:
-            UnitLostError: a storage unit was lost at this moment; a cut that is made now has what is left.
+            UnitLostError: a storage unit was lost at this moment; call it again, to cut the remaining samples.
             CheckpointError: the controller could not write its state.
         """
         return self._run(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
@@ -1329,24 +1329,26 @@ class Surface(ABC):
         told so.
 
         Raises:
-            UnitLostError: a storage unit was lost at this moment; a cut that is made now has what is left.
+            UnitLostError: a storage unit was lost at this moment; call it again, to cut the remaining samples.
             CheckpointError: the controller could not write its state.
         """
         return await self._run_threaded(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
-        """Lets go of a cut. True if it held until now, so that what was copied is whole.
+        """Release a cut. True if it was held until now, so that all copies are complete.
 
         Raises:
-            UnitLostError: a storage unit in which its samples lie was lost meanwhile, so that nobody can tell.
+            UnitLostError: a storage unit with samples of the cut was lost meanwhile, so it is not known whether the
+                copies are complete.
         """
         return self._run(self._operations.end_checkpoint(cut, timeout=timeout))
 
     async def async_end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
-        """Lets go of a cut. True if it held until now, so that what was copied is whole.
+        """Release a cut. True if it was held until now, so that all copies are complete.
 
         Raises:
-            UnitLostError: a storage unit in which its samples lie was lost meanwhile, so that nobody can tell.
+            UnitLostError: a storage unit with samples of the cut was lost meanwhile, so it is not known whether the
+                copies are complete.
         """
         return await self._run_threaded(self._operations.end_checkpoint(cut, timeout=timeout))
 
@@ -1382,8 +1384,8 @@ class Surface(ABC):
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
 
         Raises:
-            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves what is left.
-            CheckpointError: a server was restarted meanwhile, or somebody else saves there. OSError: the disk refuses.
+            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves the remaining samples.
+            CheckpointError: a server was restarted meanwhile, or another client saves there. OSError: the disk refuses.
         """
         return self._run(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
@@ -1403,8 +1405,8 @@ class Surface(ABC):
         checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
 
         Raises:
-            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves what is left.
-            CheckpointError: a server was restarted meanwhile, or somebody else saves there. OSError: the disk refuses.
+            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves the remaining samples.
+            CheckpointError: a server was restarted meanwhile, or another client saves there. OSError: the disk refuses.
         """
         return await self._run_threaded(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
@@ -1416,7 +1418,7 @@ class Surface(ABC):
         """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
 
         Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
-        allow_pickle: see `tq.load_checkpoint`; False needs the state there.
+        allow_pickle: see `tq.load_checkpoint`; with False the folder must contain the controller's state, too.
 
         Raises:
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
@@ -1432,7 +1434,7 @@ class Surface(ABC):
         """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
 
         Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
-        allow_pickle: see `tq.load_checkpoint`; False needs the state there.
+        allow_pickle: see `tq.load_checkpoint`; with False the folder must contain the controller's state, too.
 
         Raises:
             CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
@@ -1448,7 +1450,7 @@ class Surface(ABC):
         """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
         What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-        allow_pickle: as the samples were loaded; False also refuses tags that need pickle.
+        allow_pickle: the same as for the samples; with False tags that need pickle are refused, too.
 
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
@@ -1461,7 +1463,7 @@ class Surface(ABC):
         """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
         What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-        allow_pickle: as the samples were loaded; False also refuses tags that need pickle.
+        allow_pickle: the same as for the samples; with False tags that need pickle are refused, too.
 
         Raises:
             CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.

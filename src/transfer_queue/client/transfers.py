@@ -60,13 +60,13 @@ from transfer_queue.wire.parser import checked_parser_result, parser_columns
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
 
-KIND_ATTEMPTS = 4  # of a put whose fields begin or cease to hold tensors, because of others, while it is repeated
+KIND_ATTEMPTS = 4  # attempts of a put, if other clients change whether its fields hold tensors meanwhile
 READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
 FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
 OFFLOAD_SECONDS = 2.0  # for which a put waits at most for blocks to be moved to disk, before it is written there itself
 
 # after these nobody can tell whether a request was carried out; any other error is a server's refusal
-PUT_ATTEMPTS = 5  # of a put whose storage unit is lost each time, and another one in its place
+PUT_ATTEMPTS = 5  # attempts of a put whose storage unit is lost each time
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
@@ -96,12 +96,12 @@ class Transfers:
 
     @property
     def long_wait(self) -> LongWait:
-        """For a wait of many requests, on this client's clock; another one each time."""
+        """A new `LongWait` on this client's clock, for a wait of many requests."""
         return LongWait(lambda: self._state.session.clock())
 
     @property
     def report_wait(self) -> float | None:
-        """Seconds after which a wait is reported; None: never, or not known before the first call."""
+        """Seconds after which a wait is logged; None: never, or not known before the first call."""
         return self._state.report_wait
 
     def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
@@ -115,8 +115,8 @@ class Transfers:
     ) -> Operation[PublishReply]:
         """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing.
 
-        Where a field turns out to hold tensors and the block has other values of it, these are written as tensors. That
-        is known from the refusal of the first such put, and remembered, so that it costs nothing after that.
+        If a field holds tensors and the block has other values of it, the client writes these as tensors. It learns
+        this when the controller refuses the first such put, and remembers it, so that later puts are not refused.
         """
         kinds, name = self._state.kinds, target["partition"]
         if encoded is not None:
@@ -137,10 +137,10 @@ class Transfers:
     def _publish_somewhere(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
-        """Where its storage unit turns out to be lost, a block is written again, into another.
+        """Write a block and publish it. If its storage unit is lost meanwhile, write it again into another one.
 
         Raises:
-            UnitLostError: that happened PUT_ATTEMPTS times.
+            UnitLostError: the storage unit was lost in each of PUT_ATTEMPTS attempts.
         """
         for _ in range(PUT_ATTEMPTS - 1):
             try:
