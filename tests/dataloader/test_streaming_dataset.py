@@ -846,7 +846,10 @@ class TestNumberOfRanks:
     @pytest.mark.parametrize(
         ("more", "words"),
         [
-            ({"dp_size": 0}, "dp_size must be the number of dp_ranks, 1 or more, or a process group of them, got 0"),
+            (
+                {"dp_size": 0},
+                "dp_size must be a positive number of dp_ranks, or a process group or device mesh of them, got 0",
+            ),
             ({"dp_size": True}, "got True"),
             ({"dp_size": "2"}, "got '2'"),
             ({"dp_size": 2, "dp_rank": 2}, "dp_rank must be less than dp_size, got dp_rank 2 and dp_size 2"),

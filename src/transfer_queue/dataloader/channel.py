@@ -5,7 +5,7 @@ Everything travels through pipes, so that a worker that waits for rows is woken 
     closing       one pipe to all, never read: readable means that the loader wants its workers to end, or is gone
     orders[w]     from the loader to worker w: the batch at which to begin
     turns[w]      to worker w from the one before: the batch that it may ask for now
-    places[w]     from the loader to worker w: the batch that is wanted; later ones are fetched ahead
+    places[w]     from the loader to worker w: the batch that it needs now; later ones are fetched ahead
 
 Batches are asked for one after the other, in the order of their numbers, whichever workers fetch them. Otherwise the
 rows of a batch would depend on which worker came first, and the sequence on the number of workers.
@@ -76,7 +76,7 @@ class Channel:
                 pipe.send(begin)
 
     def want(self, version: int, number: int) -> None:
-        """Tells every worker which batch is wanted now. They read it at their next request at the latest."""
+        """Send every worker the batch that the loader needs now. They read it at their next request at the latest."""
         for _, pipe in self.places:
             with contextlib.suppress(OSError):
                 pipe.send((version, number))
@@ -117,7 +117,7 @@ class Seat:
         self._turns = channel.turns[worker][0]
         self._following = channel.turns[following][1]
         self._places = channel.places[worker][0]
-        self._place = (0, 0)  # version, number of the batch that is wanted
+        self._place = (0, 0)  # version, number of the batch that the loader needs
         self._newest = Begin(0, "", 0)
         self._end: End | None = None
         self._turn = Turn(0, 0, False)
@@ -152,7 +152,7 @@ class Seat:
                 self._following.send(turn)
 
     def ahead(self, version: int, number: int) -> int:
-        """By how many batches this one is ahead of the one that is wanted."""
+        """Return by how many batches this one is ahead of the batch that the loader needs."""
         with self._reading():
             while self._places.poll():
                 self._place = max(self._place, self._places.recv())

@@ -1,8 +1,8 @@
-"""How many data-parallel ranks there are: as the caller says, or as the processes of torch.distributed find out.
+"""Finds the number of data-parallel ranks: from the caller, or from the processes of torch.distributed.
 
-A process of torch.distributed does not know how its world is divided into ranks. So each one that makes a dataset says
-its dp_rank in the store of the process group, and reads those of the others when its first batch is due. All of them
-come to the same answer, which the first that has one leaves in the store. No collective operation takes place.
+A process of torch.distributed does not know how its world is divided into ranks. So each process that makes a dataset
+writes its dp_rank into the store of the process group, and reads the ranks of the others before its first batch. All
+processes use the same answer: the first one that has it writes it into the store. No collective operation is needed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _announced: Counter[str] = Counter()  # datasets of this process, by task
 
 
 def checked_dp_size(dp_size: Any, dp_rank: int) -> int | None:
-    """An int, the size of a process group or of a device mesh; None if nothing is given.
+    """Return a dp_size as an int; it may be a number, a process group or a device mesh. None for None.
 
     Raises:
-        InvalidArgumentError: it is no positive number, or dp_rank is not below it.
+        InvalidArgumentError: It is not a positive number, or dp_rank is not less than it.
     """
     if dp_size is None:
         return None
     size = dp_size.size() if callable(getattr(dp_size, "size", None)) else dp_size
     if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
         raise InvalidArgumentError(
-            f"dp_size must be the number of dp_ranks, 1 or more, or a process group of them, got {dp_size!r}"
+            f"dp_size must be a positive number of dp_ranks, or a process group or device mesh of them, got {dp_size!r}"
         )
     if dp_rank >= size:
         raise InvalidArgumentError(f"dp_rank must be less than dp_size, got dp_rank {dp_rank} and dp_size {size}")
@@ -39,9 +39,9 @@ def checked_dp_size(dp_size: Any, dp_rank: int) -> int | None:
 
 
 class Census:
-    """One dataset's question to the world: how many dp_ranks have loaders of this task?
+    """Finds out for one dataset how many dp_ranks have loaders of its task.
 
-    It is asked by the n-th dataset of a task in every process: processes that do the same make as many datasets.
+    The n-th dataset of a task in one process belongs together with the n-th one in every other process.
     """
 
     def __init__(self, task_name: str, dp_rank: int, store: Any, rank: int, world: int) -> None:
@@ -53,7 +53,7 @@ class Census:
         store.set(f"{self._key}/{rank}", str(dp_rank))
 
     def answer(self) -> int | None:
-        """The number of dp_ranks, the same in every process; None if not all of them have said theirs in time."""
+        """Return the number of dp_ranks, the same in every process; None if not all have written theirs in time."""
         keys = [f"{self._key}/{rank}" for rank in range(self._world)]
         verdict = f"{self._key}/answer"
         if not self._store.check([verdict]):
@@ -61,7 +61,7 @@ class Census:
                 self._store.wait(keys, datetime.timedelta(seconds=ANSWER_SECONDS))
                 ranks = {int(self._store.get(key)) for key in keys}
                 found = str(len(ranks)) if ranks == set(range(len(ranks))) else UNKNOWN
-            except RuntimeError:  # it names the keys for which nobody has come
+            except RuntimeError:  # not all keys were written in time
                 found = UNKNOWN
             self._store.compare_set(verdict, "", found)
         said: str = self._store.get(verdict).decode()
@@ -70,15 +70,16 @@ class Census:
         get_logger(__name__).warning(
             f"The number of dp_ranks of task {self._task_name!r} is not known: not all of the {self._world} processes "
             f"of torch.distributed have made a StreamingDataset of this task within {ANSWER_SECONDS:g} s, or their "
-            f"dp_ranks are not 0, 1, 2, ... Pass dp_size=, so that no rank takes samples that another one needs."
+            f"dp_ranks are not 0, 1, 2, ... Pass dp_size= to it, so that no rank takes samples that another one needs."
         )
         return None
 
 
 def census(task_name: str, dp_rank: int) -> Census | None:
-    """Says this process's dp_rank to the others of torch.distributed.
+    """Publish this process's dp_rank to the other processes of torch.distributed.
 
-    None if it is not initialized here, or if its world is this process alone, which says nothing about other ranks.
+    Returns None if torch.distributed is not initialized in this process, or if its world is only this process, because
+    then it has no information about other ranks.
     """
     import torch.distributed
 

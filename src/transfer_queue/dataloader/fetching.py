@@ -17,7 +17,7 @@ from transfer_queue.metadata import BatchMeta
 Batch = tuple[TensorDictBase, BatchMeta]
 FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
 
-AHEAD_WAIT = 0.2  # seconds after which a worker looks whether the batch that it fetches ahead is wanted by now
+AHEAD_WAIT = 0.2  # seconds after which a worker checks whether the loader now needs the batch that it fetches ahead
 
 _FETCH_ARGUMENTS = (
     "tq_client", "data_fields", "batch_size", "partition_id", "task_name", "sampling_config", "batch_index",
@@ -49,7 +49,7 @@ def default_fetch_batch_fn(
 
 
 def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, Any]:
-    """What a loader says to the sampler in every fetch."""
+    """Return the entries of the sampling_config that a loader sends with every fetch."""
     return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
 
 
@@ -63,9 +63,9 @@ class Fetcher:
 
     ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
     hold: it fetches ahead; that it asks for a batch does not say that the task is through with the one before.
-    interval() gives the seconds of the longest wait before it looks about.
-    lease: seconds for which it claims; None: what it fetches is consumed. dp_size: how many dp_ranks there are, if that
-    is known.
+    interval: returns the longest time in seconds that a request waits before the worker checks for new orders.
+    lease: seconds for which it claims; None: what it fetches is consumed. dp_size: how many dp_ranks there are; None if
+    this is not known.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class Fetcher:
         self._function = function
         self._ask = ask
         self._interval = interval
-        operations = getattr(client, "_operations", None)  # a stand-in for a client may have none: nothing is reported
+        operations = getattr(
+            client, "_operations", None
+        )  # a fake client of a test may have none: then long waits are not logged
         self._operations = operations if isinstance(operations, Transfers) else None
         self._long = None if self._operations is None else self._operations.long_wait
         self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
@@ -104,8 +106,8 @@ class Fetcher:
     ) -> tuple[TensorDictBase | None, BatchMeta] | None:
         """Batch `number` of the rank; an empty BatchMeta where none came within the interval; None where none will.
 
-        The data is None where it is still to be read: `complete` does so. The log says what a long wait is for.
-        ahead: by how many batches it is ahead of the one that is wanted.
+        The data is None if it must still be read, with `complete`. Logs why it waits if the wait is long.
+        ahead: by how many batches this one is ahead of the batch that the loader needs.
         """
         if self._long is None or self._operations is None:
             return self._claim(partition_id, number, ahead)

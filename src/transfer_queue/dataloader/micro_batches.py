@@ -41,7 +41,7 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
 
 
 def chunks(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: int) -> Iterator[Batch]:
-    """The same as `chunk_batch_fn`, each micro-batch cut when it is asked for."""
+    """Yield the same as `chunk_batch_fn`. Each micro-batch is cut when the iterator reaches it."""
     rows = len(batch_meta)
     if micro_batch_size < 1:
         raise InvalidArgumentError(f"micro_batch_size must be 1 or more, got {micro_batch_size}")

@@ -44,11 +44,11 @@ ProcessBatch = Callable[..., Iterable[Any]]
 Finish = Callable[[Any], Any]
 
 STATE_VERSION = 1
-LEAST_WAIT = 0.05  # seconds: an interval of 0 must not make a loader ask without a pause
+LEAST_WAIT = 0.05  # seconds; with an interval of 0 a loader would send requests without a pause
 
 TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL = empty_batch_sleep_interval()
-"""Seconds of the longest wait before a dataset asks again. For code that replaces it here; else the environment
-variable of this name counts, whenever it is set."""
+"""The longest time in seconds that a dataset waits before it asks again. Code may set it here. If it does not, the
+current value of the environment variable of this name is used."""
 
 _AT_IMPORT = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
 
@@ -92,11 +92,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     delivery: "at_most_once": what is fetched is consumed. "at_least_once": it is claimed for lease_seconds at a time,
     and acknowledged when the process that iterates asks for the first item after the batch; before that, whatever
     happens to the process, it is delivered again. A fetch_batch_fn passes lease= to get_meta by itself for that.
-    dp_size: how many dp_ranks there are: a number, or a process group or one-dimensional DeviceMesh of them. A
-    rank-consistent sampler then deals one batch to every rank at a time, so that no rank, however far its workers fetch
-    ahead, takes samples that another one needs. None: the sampler's own dp_size; if it has none, the number that the
-    processes of torch.distributed find out, where that is initialized and each of them has a dataset of this task. If
-    the number is not known, batches are dealt to the rank that asks (docs/architecture.md, "Ranks").
+    dp_size: the number of dp_ranks, or a process group or one-dimensional DeviceMesh of them. A rank-consistent sampler
+    then deals one batch to every rank at a time, so that no rank takes samples that another one needs, however far its
+    workers fetch ahead. None: the sampler's own dp_size; if it has none, the number of dp_ranks that the processes of
+    torch.distributed have, if it is initialized and each process has a dataset of this task. If the number is not
+    known, batches are dealt to the rank that asks (docs/architecture.md, "Ranks").
 
     buffer: whole batches fetched, (TensorDict, BatchMeta), which `reset` replays. batch_index: the next one to
     replay or fetch.
@@ -161,7 +161,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.lease_seconds = lease_seconds
         self._lease = lease_of(delivery, lease_seconds)
         self._tq_client: Surface | None = None
-        self._found: Surface | None = None  # what `_create_client` of this class has found
+        self._found: Surface | None = None  # the client that `_create_client` of this class has set
         self.buffer: list[Batch] = []
         self.batch_index = 0
         self.moves = 0  # how often `step` or `load_state_dict` has changed the place
@@ -307,7 +307,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             )
 
     def learn_dp_size(self) -> None:
-        """Finds out how many dp_ranks there are, before the first batch is fetched, if nobody has said it."""
+        """Find the number of dp_ranks, before the first batch is fetched, if `dp_size` was not given."""
         if self.dp_size is None and self._census is not None and self.fetch_batch_fn is None:
             self._learned_dp_size, self._census = self._census.answer(), None
 
@@ -331,15 +331,15 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return self._tq_client
 
     def interval(self) -> float:
-        """Return the seconds of the longest wait before the dataset looks about."""
+        """Return the longest time in seconds that a request of the dataset waits before it is repeated."""
         replaced = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
         return max(replaced if replaced != _AT_IMPORT else empty_batch_sleep_interval(), LEAST_WAIT)
 
     def _create_client(self) -> None:
         """Set `_tq_client` to the client of the system that `config` names.
 
-        A subclass may set another one. It is called at the first fetch in each process, and again if the process is
-        attached to another system.
+        A subclass may set another client. The method is called at the first fetch in each process, and again if the
+        process is attached to another system.
         """
         self._tq_client = self._found = self._find_client()
 

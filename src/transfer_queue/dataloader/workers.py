@@ -38,7 +38,7 @@ class Fetched:
 
     version: int  # of the order
     number: int  # the batch_index
-    data: TensorDictBase | None = None  # None if nobody needs it in the loader's process
+    data: TensorDictBase | None = None  # None if the loader's process does not need it
     meta: BatchMeta | None = None  # None if neither a batch of this number nor a later one will come
     items: list[Any] | None = None  # None if they were not made in the worker
 
@@ -117,8 +117,8 @@ class Workers:
         self._channel = Channel(count)
         self._version = 0
         self._heard = True  # whether something has come since the last order
-        self._waiting = False  # whether a thread asks for a batch; true before it looks where the dataset is
-        self._ordering = threading.Lock()  # around what an order changes: another thread may go elsewhere meanwhile
+        self._waiting = False  # whether a thread asks for a batch; set before it reads the position of the dataset
+        self._ordering = threading.Lock()  # held while an order changes attributes: another thread may move the dataset
         self._ended = False
         self._place: Any = None  # where the dataset is, unless it goes elsewhere
         self._given = 0  # the batches of the last order that the dataset was given are below this one
@@ -145,7 +145,8 @@ class Workers:
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
         """The batch at the dataset's place."""
-        # Set first: a thread that goes elsewhere from now on orders it at once. If it went before, this orders it.
+        # Set first: a thread that moves the dataset after this orders the new position at once. If a thread moved it
+        # before, this call orders the new position.
         self._waiting = True
         try:
             return self._deliver(dataset)
@@ -165,7 +166,7 @@ class Workers:
                 self._early[fetched.number] = fetched
         with self._ordering:
             if version != self._version:
-                return Delivery()  # another thread went elsewhere meanwhile; what has come of its order stays
+                return Delivery()  # another thread moved the dataset meanwhile; batches of its order are kept
             found = self._early.pop(number)
             if found.meta is None:
                 self._ended = True
