@@ -1,4 +1,4 @@
-"""Values that a field of tensors takes as tensors: NumPy arrays and scalars, Python numbers, and tensors themselves."""
+"""Converts the values that a field of tensors takes as tensors: NumPy arrays and scalars, Python numbers, tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from transfer_queue.wire.tensors import DTYPES
 
 
 def tensors_of(values: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor] | None:
-    """A tensor for each value, all of one dtype; None if a value has no tensor, or torch does not promote their dtypes.
+    """Return a tensor for each value, all of one dtype; None if a value cannot be one, or the dtypes are not promoted.
 
     Arrays and NumPy scalars keep their dtype. A Python number takes the field's, as it does in torch's arithmetic: a
     float in a field of float16 becomes float16, and one in a field of integers torch's default dtype.
 
-    dtypes: those of the field's live rows, the first one first.
+    dtypes: those of the field's live rows, in the order in which they appeared.
     """
     own = _promoted([DTYPES[name] for name in dtypes if name in DTYPES]) or torch.get_default_dtype()
     made = []
@@ -49,7 +49,7 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor | None:
             or isinstance(value, np.ma.MaskedArray)
         ):
             return None
-        # a copy: torch takes neither negative strides nor foreign byte orders, and warns of read-only memory
+        # a copy: torch takes neither negative strides nor other byte orders, and warns about read-only memory
         return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
     if type(value) not in (bool, int, float):
         return None

@@ -253,7 +253,7 @@ def _cells(starts: I8, lengths: I8) -> tuple[int, int]:
 
 
 def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) -> U8:
-    if (lengths == cell).all():  # not the sum of the lengths: pieces of 1, 2 and 0 cells have the mean of equal ones
+    if (lengths == cell).all():  # do not compare sums: lengths 1, 2 and 0 have the same sum as three equal ones
         index = starts // cell
     else:
         counts = lengths // cell

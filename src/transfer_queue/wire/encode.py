@@ -67,9 +67,9 @@ class EncodedBlock:
         self._lay_out(columns)
 
     def hold_as_tensors(self, fields: Mapping[str, Sequence[str]]) -> bool:
-        """Encodes the values of these fields as tensors, if they can be, and those of all others as they were given.
+        """Encode the values of these fields as tensors if possible, and the values of all others as they were given.
 
-        fields: names with the dtypes of the rows that live, see `as_tensors`. Returns whether anything changed.
+        fields: names with the dtypes of the live rows, see `as_tensors`. Returns whether anything changed.
         """
         columns, converted = [], {}
         for column in self._given:
@@ -331,7 +331,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool) -> list[Column]:
-    """A column without bytes, which says that the field is there, and one for each leaf (`messages.SEPARATOR`)."""
+    """Return a column without bytes for the nested TensorDict itself, and one for each leaf (`messages.SEPARATOR`)."""
     _check_length(name, rows, value.batch_size[0])
     columns: list[Column] = [(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, _Bytes([], []))]
     for key in list(value.keys()):

@@ -87,7 +87,7 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
 
 
 def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Copies) -> Any:
-    """The rows of a field of tensors in the container that was asked for."""
+    """Return the rows of a field of tensors in the container of the layout."""
     if rows.type.dtype not in DTYPES:
         raise _unknown_dtype(rows.type)
     if layout == "jagged":
@@ -102,7 +102,7 @@ def _unknown_dtype(field: FieldType) -> ProtocolError:
 
 
 def nested(values: TensorDict, names: Iterable[str]) -> TensorDict:
-    """The same with the leaves of the nested TensorDicts of these names in these, as they were put."""
+    """Return the values with nested TensorDicts of these names, which contain their leaves as they were put."""
     tables = sorted(names)
     if not tables:
         return values
@@ -118,7 +118,7 @@ def nested(values: TensorDict, names: Iterable[str]) -> TensorDict:
 
     for name in map(str, values.keys()):
         put(name, values.get(name))
-    for name in reversed(tables):  # what lies inside another one comes first
+    for name in reversed(tables):  # the inner ones first
         put(name, table_of(columns[name], values.batch_size[0]))
     return table_of(whole, values.batch_size[0])
 
@@ -165,7 +165,7 @@ def _tensor(run: Run, memory: Memory, shape: tuple[int, ...], later: Copies) -> 
 
 
 def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
-    """Rows of several dtypes as rows of the one that `torch.promote_types` gives, converted into memory of their own.
+    """Convert rows of several dtypes to the dtype that `torch.promote_types` gives, in new memory.
 
     Raises:
         FieldTypeError: torch does not promote these dtypes.
@@ -372,7 +372,7 @@ def stack_of(values: list[Any], count: int) -> NonTensorStack:
 
 
 def _empty_stack() -> NonTensorStack:
-    """A stack without rows. tensordict makes none, but cuts one down to it; before 0.11 not even that."""
+    """Return a stack without rows. tensordict cannot make one; since 0.11 it can slice a stack to no rows."""
     stack = NonTensorStack(None)
     try:
         return stack[:0]

@@ -191,7 +191,7 @@ def is_plain_jagged(value: Any) -> bool:
 
 
 def rows_follow(value: Any) -> bool:
-    """Whether this is a jagged tensor whose rows follow one another, in whatever dimension they are ragged."""
+    """Whether this is a jagged tensor whose rows follow one another in memory, ragged in any dimension."""
     if is_plain_jagged(value):
         return True
     nested = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged

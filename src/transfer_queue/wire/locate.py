@@ -83,7 +83,7 @@ def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
 
 
 def fits(spec: FieldSpec, field: FieldType) -> bool:
-    """Whether a block may have this column of a field of this type."""
+    """Whether a column of a block can belong to a field of this type."""
     return spec.kind == field.kind and (spec.dtype == field.dtype or spec.dtype in field.dtypes)
 
 

@@ -1,4 +1,4 @@
-"""Reads the number in a tag's value that holds one element, also as it travels, and without torch."""
+"""Reads the number in a tag's value of one element, decoded or as it is in a message, without importing torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 from transfer_queue.wire import object_codes as codes
 from transfer_queue.wire.lowering import Ext
 
-LONGEST = 256  # bytes; an array of one element takes less
+LONGEST = 256  # bytes; an encoded array of one element is shorter
 
 
 def lone_number(value: Any) -> Any:
     """Return the number in a list, tuple, array or tensor of one element; any other value itself.
 
     Args:
-        value: What was put, or what a message carries of it. A travelling bfloat16 stays as it is: only torch reads it.
+        value: The value that was put, or its form in a message. A bfloat16 in a message is returned as it is, because
+            only torch can read it.
     """
     if type(value) is Ext:
         value = _carried(value)
@@ -34,7 +35,7 @@ def lone_number(value: Any) -> Any:
 
 
 def _carried(value: Ext) -> Any:
-    """The one-element array or sequence in an object of a message; the value itself if it holds anything else."""
+    """Return the one-element array or sequence in an object of a message; the value itself for anything else."""
     content = bytes(memoryview(value.data)[: LONGEST + 1])
     if len(content) > LONGEST or content[:1] != b"\0":
         return value

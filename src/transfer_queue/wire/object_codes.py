@@ -16,7 +16,7 @@ HEAD = struct.Struct("<B7xQQ")  # tag 1, count of buffers, length of the msgpack
 
 INT, COMPLEX, TEXT, BYTEARRAY, TUPLE, SET, FROZENSET, MAPPING = range(1, 9)
 ARRAY, OBJECT_ARRAY, SCALAR, PICKLE, BYTES = range(9, 14)
-REFUSED = 14  # what stands for a value that needed pickle, in a checkpoint that was loaded without; its name, as text
+REFUSED = 14  # replaces a value that needs pickle, if a checkpoint is loaded without pickle; contains its name as text
 TENSOR, JAGGED, NESTED, TABLE, NON_TENSOR, NON_TENSOR_STACK, LAZY_STACK = range(20, 27)
 TORCH_CODES = range(TENSOR, LAZY_STACK + 1)
 
@@ -24,7 +24,10 @@ _EXT8, _EXT32 = struct.Struct(">BBb"), struct.Struct(">BIb")
 
 
 def refused(length: int, words: str) -> bytes:
-    """What stands for a refused value: so many bytes (0: as many as it takes), with as much of its name as fits."""
+    """Return the replacement of a refused value, of `length` bytes (0: as many as needed), with its name as text.
+
+    The name is cut off if it does not fit.
+    """
     text = words.encode()
     if not length:
         length = 1 + _EXT32.size + len(text)

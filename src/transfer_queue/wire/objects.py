@@ -104,7 +104,7 @@ def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
 
 
 def decoded_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
-    """The same as `decode_tag_value`, in lists and dicts of its own: `value` stays as it is."""
+    """Return the same as `decode_tag_value`, in new lists and dicts. Does not change `value`."""
     return decode_tag_value(_copied(value), allow_pickle=allow_pickle)
 
 
@@ -134,7 +134,7 @@ def _encoded(value: Any, allow_pickle: bool, depth: int) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """The Python number of a numpy or torch value without dimensions; any other value itself."""
+    """Return the Python number of a numpy or torch value without dimensions; any other value itself."""
     if isinstance(value, np.generic | np.ndarray):
         one = value.ndim == 0 and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
         return value.item() if one else value

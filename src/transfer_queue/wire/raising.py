@@ -143,8 +143,8 @@ class Raising:
     def _refused(self, content: memoryview) -> Any:
         words = bytes(content).rstrip(b"\0").decode("utf-8", "ignore")
         raise UncarriableValueError(
-            f"{words}: this value needs pickle, and came with a checkpoint that was loaded with allow_pickle=False; "
-            f"load the checkpoint without that if you trust whoever saved it"
+            f"{words}: this value needs pickle, but its checkpoint was loaded with allow_pickle=False; if you trust "
+            f"the author of the checkpoint, load it with allow_pickle=True"
         )
 
     def _list(self, content: memoryview) -> list[Any]:

@@ -47,7 +47,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def promoted(field: str, names: Sequence[str]) -> torch.dtype:
-    """What `torch.promote_types` makes of the dtypes that the rows of a field have.
+    """Return the dtype that `torch.promote_types` gives for the dtypes of the rows of a field.
 
     Raises:
         FieldTypeError: torch does not promote them.
