@@ -44,7 +44,7 @@ def test_what_is_no_sampler_is_removed_and_the_current_stays(tmp_path: Path) -> 
     files = SamplerFiles(tmp_path)
     files.take(files.leave(dump(SequentialSampler())))
     (tmp_path / ("0" * 32)).write_bytes(b"nonsense")
-    with pytest.raises(SamplerError, match="holds no sampler"):
+    with pytest.raises(SamplerError, match="does not contain a sampler"):
         files.take("0" * 32)
     with pytest.raises(InvalidArgumentError, match="sampler"):
         files.take(files.leave(PickledSampler(pickle.dumps(5), [], {})))

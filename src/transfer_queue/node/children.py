@@ -1,8 +1,8 @@
 """A server of a system as its supervisor sees it: over all the processes that serve for it, one after the other.
 
-A server that was killed while it served is forked again at once. One that ended by itself, or before it was up, is
-forked again after a pause that grows. It is given up when it has not served for `patience` seconds, however often it
-was tried in that time.
+A server that was killed while it served is restarted at once. A server that ended by itself, or before it was up, is
+restarted after a pause that grows. The supervisor gives it up when it has not served for `patience` seconds, however
+often it was restarted in that time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEADY_SECONDS = 10.0  # a process that has served for so long has not failed to
 @dataclass
 class Child:
     """name: "controller" or "unit-0". build: makes the server, in the child. restarts: a dead one is forked anew.
-    patience: for so many seconds it may fail to come up, or to stay up; then it is given up.
+    patience: seconds for which it may fail to come up, or to stay up; then it is given up.
 
     pid: of the process that serves; None while there is none. ready: where it says that it is up, until it has.
     said: what it has said so far; up: it has come up. due: when it is to be forked next, None: not to be.

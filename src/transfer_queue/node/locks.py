@@ -64,8 +64,8 @@ class StartLock:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartError(
-                f"{self._path} cannot be opened; with it starts of one system wait for each other: {error}. If it is "
-                f"a link or another program's file, remove it"
+                f"{self._path} cannot be opened: {error}. It is the lock with which starts of one system wait for "
+                f"each other; if it is a link or a file of another program, remove it"
             ) from error
         try:
             if _try_lock(file) and leads_to(self._path, file):  # its last holder has removed it otherwise

@@ -62,5 +62,5 @@ class SamplerFiles:
         try:
             pickled = msgspec.msgpack.decode(content, type=PickledSampler)
         except UNREADABLE as error:
-            raise SamplerError(f"{path} holds no sampler: {error}") from error
+            raise SamplerError(f"{path} does not contain a sampler: {error}") from error
         return self._loading.from_pickle(pickled)

@@ -23,7 +23,7 @@ class StateFiles:
         return self.folder / name
 
     def read(self, name: str) -> SavedState | Exception:
-        """What a file holds, or the exception that reading it raised; CheckpointError where its state is none.
+        """Return the state in a file, or the exception that reading it raised: CheckpointError for an invalid state.
 
         Anybody with the key may have written the file. It is looked at here, in the thread that reads, as that takes
         seconds for a million rows.

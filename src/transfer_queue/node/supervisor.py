@@ -219,15 +219,15 @@ class Supervisor:
         return folder
 
     def _check_room(self, folder: Path) -> None:
-        """A controller waits until its journal has room; nobody would wait so long for a system that does not start."""
+        """End the start of the system if the disk is full. A running controller would wait until there is room."""
         try:
             check_room(folder, ROOM)
         except OSError as error:
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
             raise _End(
-                f"the journal in {folder} cannot be written: {error}. It needs {ROOM} bytes to begin with, and {free} "
-                f"are free on its disk: make room there, or choose another folder (controller.journal.folder) "
+                f"the journal in {folder} cannot be written: {error}. It needs {ROOM} bytes at the start, but its disk "
+                f"has {free} free bytes: make room there, or choose another folder (controller.journal.folder) "
                 f"(StartError)"
             ) from error
 
@@ -396,8 +396,8 @@ class Supervisor:
                 assert child.failing_since is not None
                 seconds = time.monotonic() - child.failing_since
                 lost.append(
-                    f"the {child.name} {how}: it could not be started for {seconds:.1f} s, in {child.failures} tries "
-                    f"(timeouts.restart: {child.patience:g})"
+                    f"the {child.name} {how}: it could not be restarted for {seconds:.1f} s, in {child.failures} "
+                    f"attempts (timeouts.restart: {child.patience:g})"
                 )
         if lost:
             raise _End(" and ".join(lost), crashed=True)
@@ -413,7 +413,7 @@ class Supervisor:
                 if not self._is_up:
                     said = f"{words}; its log:\n{tail(self._system, child.name)}"
                     if child.name != "controller" and not self._start.seat.controller:
-                        said += f"\nand that of the controller:\n{tail(self._system, 'controller')}"
+                        said += f"\nand the log of the controller:\n{tail(self._system, 'controller')}"
                     raise _End(said)
                 logger.error("%s and is ended", words)
                 child.close()

@@ -41,8 +41,8 @@ from transfer_queue.storage.virtual import UNLIMITED, Begin, VirtualRoom
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
 RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away
-LONGEST_PAUSE = 5.0  # seconds before a try, after connections that ended soon
-STEADY_SECONDS = 10.0  # a connection that has lasted for so long did not end soon
+LONGEST_PAUSE = 5.0  # seconds before connecting again, if connections end soon
+STEADY_SECONDS = 10.0  # a connection that has lasted for this time did not end soon
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +149,14 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
 
 class _Pauses:
-    """How long to wait before connecting again: not at all at first, and longer the more often connections end soon."""
+    """The pauses before connecting again: none at first, and longer each time a connection ends soon."""
 
     def __init__(self) -> None:
         self._ended = -STEADY_SECONDS
         self._pause = 0.0
 
     def next(self, now: float) -> float:
-        """Seconds, for a connection that has ended now."""
+        """Return the seconds to wait after a connection that has ended now."""
         soon = now - self._ended < STEADY_SECONDS + self._pause
         self._pause = min(max(2 * self._pause, RETRY_SECONDS), LONGEST_PAUSE) if soon else 0.0
         self._ended = now

@@ -185,7 +185,7 @@ class UnitService(EnvelopeService):
         return self.carried_out(self._unit.came(fetch, good, time.monotonic()))
 
     def _ordered(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
-        """What the controller wants done. A move that cannot be done is answered as failed, and not asked for again."""
+        """Carry out an order of the controller. If a move cannot be carried out, report it as failed."""
         if isinstance(request, Refuse):
             return self.carried_out(self._unit.refuse(request.words))
         if isinstance(request, Move):
