@@ -276,7 +276,9 @@ def test_what_is_left_of_a_group_is_explained() -> None:
     assert h.dealt(1) == [0]
     h.put(1, groups=["a"])
     assert h.dealt(2) == []
-    assert "of group 'a', 1 of which task 't' was given before; what is left of a group is not dealt" in explained(h, 1)
+    assert "of group 'a', 1 of which were already dealt to task 't'; the rest of a group is not dealt" in explained(
+        h, 1
+    )
     assert "ready for task" not in explained(h, 1)
 
 

@@ -56,7 +56,7 @@ def test_puts_at_once_are_published_in_any_order(h: Harness, restart: bool) -> N
         put(h, 1, offset)
         if restart:
             h.restart()
-    with pytest.raises(ProtocolError, match="beyond the extent's end"):
+    with pytest.raises(ProtocolError, match="beyond the end of the extent"):
         put(h, 1, EXTENT + LENGTH)
 
 
@@ -64,7 +64,7 @@ def test_a_block_goes_no_further_than_its_extent(h: Harness) -> None:
     with pytest.raises(ProtocolError):
         put(h, 1, EXTENT, LENGTH + 64)
     put(h, 1, EXTENT + BYTES)
-    with pytest.raises(ProtocolError, match="beyond the extent's end"):
+    with pytest.raises(ProtocolError, match="beyond the end of the extent"):
         put(h, 1, EXTENT + LENGTH, 2 * BYTES)
 
 

@@ -136,7 +136,7 @@ class Deals(RankAwareSampler):
     [
         ({0: ([0], [0]), 1: ([0], [0])}, "more than once as sampled"),
         ({0: ([0], [0]), 1: ([1], [0, 1])}, "more than once as consumed"),
-        ({0: ([0, 1], [0])}, r"sampled the rows \[1\] for dp_rank 0 and did not give them as consumed"),
+        ({0: ([0, 1], [0])}, r"sampled the rows \[1\] for dp_rank 0 and did not return them as consumed"),
         ({0: ([0], [0]), -1: ([1], [1])}, "deal_key must return"),
         ({0: ([0], [0]), "a": ([1], [1])}, "deal_key must return"),
         ([([0], [0])], "must return a dict from dp_ranks to shares"),

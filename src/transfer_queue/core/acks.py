@@ -89,7 +89,7 @@ def _share_of(deals: list[r.Dealt], rows: np.ndarray) -> tuple[int, int] | None:
 
 
 def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | None:
-    """Which delivery this is of each row, from 1, as i4, and 0 for a row that is cleared; None if all are the first."""
+    """Return the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1."""
     positions = partition.rows.positions_of(rows)
     counts = np.where(positions < 0, 0, partition.leases.delivered.of(task, positions) + 1)
     return None if (counts == 1).all() else counts.astype("<i4").tobytes()

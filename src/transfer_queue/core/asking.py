@@ -1,4 +1,4 @@
-"""What samplers see of a partition, and what becomes of the errors of built-in ones (a user's: `sampler.calls`)."""
+"""The view of a partition that samplers get, and the errors of built-in ones (those of a user's: `sampler.calls`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PartitionView(PartitionTags):
     """A partition as samplers see it; read-only.
 
     group_size: members of a declared group, where known. policy_version: as `set_policy_version` said last, 0 at first.
-    values: makes what users have put out of what a message carries of it; None for samplers that read numbers alone.
+    values: decodes a value of a message to the value that was put; None for samplers that read only numbers.
     """
 
     def __init__(self, partition: Partition, values: Callable[[Any], Any] | None = None) -> None:
@@ -61,7 +61,7 @@ class PartitionView(PartitionTags):
 
 
 def asked(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
-    """What a function of a built-in sampler gives. What it raises is an error of the tree, with its traceback."""
+    """Call a function of a built-in sampler. Converts its exceptions to errors of the tree, with their tracebacks."""
     try:
         return function(*arguments, **keywords)
     except TransferQueueError:

@@ -1,8 +1,8 @@
-"""Calls of a user's sampler that runs in a process of its own: one at a time, in the order in which claims want them.
+"""Calls of a user's sampler that runs in a process of its own: one at a time, in the order in which claims need them.
 
-A claim that needs an answer waits like any other that cannot be met. When the answer comes it is looked at again, with
-all answers that it has so far; what the sampler gave is checked against the state of then. None of this is part of the
-state: after a restart the claim comes again.
+A claim that needs an answer waits like any other claim that cannot be met. When the answer arrives, the claim is decided
+again with all its answers so far, and the result of the sampler is checked against the current state. None of this is
+part of the state: after a restart the client sends the claim again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transfer_queue.sampler.views import Key
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
 
-MOST_GROUPS = 1 << 16  # that one question may be answered with
+MOST_GROUPS = 1 << 16  # in the reply to one question
 NOTHING_SHOWN = Shown()
 
 Done = Callable[[Any], list[Effect]]
@@ -38,8 +38,8 @@ class PendingCall:
 
     Attributes:
         waiter: The claim that is decided with the answer; None if `done` gets it.
-        fresh: The claim was not decided before.
-        again: The claim is to be looked at again: something has changed since.
+        fresh: Whether this is the first decision of the claim.
+        again: Whether the claim must be decided again, because the state has changed since.
         void: Another state is in place: the answer does not count, and the claim asks again.
     """
 
@@ -65,7 +65,7 @@ class SamplerAsks:
         self.runner = _runner_of(sampler)
         self._begun = 0  # calls so far, also of samplers before this one
         self._active: PendingCall | None = None
-        self._claims: dict[Waiter, bool] = {}  # whose turn comes, and whether they are fresh
+        self._claims: dict[Waiter, bool] = {}  # that wait for their turn, and whether they are fresh
         self._orders: deque[tuple[SamplerCall, Done]] = deque()
 
     def __len__(self) -> int:
@@ -74,28 +74,28 @@ class SamplerAsks:
     def __bool__(self) -> bool:
         return len(self) > 0
 
-    # ------------------------------------------------------------ who wants to ask
+    # ------------------------------------------------------------ which calls are needed
 
     def want(self, core: Controller, waiter: Waiter, ask: Ask, fresh: bool = False) -> list[Effect]:
-        """A parked claim cannot be decided without this call."""
+        """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
             return []
         return self._begin(core, PendingCall(waiter, fresh), ask)
 
     def under_way(self, waiter: Waiter) -> bool:
-        """Whether a claim waits for its answer, or its turn to ask; it is looked at again then."""
+        """Whether a claim waits for its answer, or for its turn. It is decided again after that."""
         if self._active is not None and self._active.waiter == waiter:
             self._active.again = True
             return True
         return waiter in self._claims
 
     def order(self, call: SamplerCall, done: Done) -> None:
-        """A call for another reason than a claim. done: gets the answer, or the exception; see `next`."""
+        """Queue a call that no claim needs. done: called with the answer, or the exception; see `next`."""
         self._orders.append((call, done))
 
     def next(self, core: Controller) -> list[Effect]:
-        """Begins the next call, if none is under way."""
+        """Start the next call, if none is under way."""
         effects: list[Effect] = []
         if self.runner is not None and self.runner.orders:
             calls, self.runner.orders = self.runner.orders, []
@@ -152,7 +152,7 @@ class SamplerAsks:
         return self._begin(core, pending, ask)
 
     def answered(self, core: Controller, number: int, outcome: Any) -> list[Effect]:
-        """A call has ended. outcome: what it gave, or an exception."""
+        """A call has ended. outcome: its result, or an exception."""
         pending = self._active
         if pending is None or number != self._begun:
             return []  # of a sampler that was replaced
@@ -198,7 +198,7 @@ class SamplerAsks:
         return ViewReply(rows.tobytes(), after)
 
     def question(self, core: Controller, number: int, question: Question) -> ViewReply:
-        """What the sampler reads while it is asked; nothing where what it was asked for is gone."""
+        """Reply to what the sampler reads during a call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask
         if pending is None or ask is None or number != self._begun or ask.partition is None or ask.ready is None:
@@ -233,5 +233,5 @@ def _runner_of(sampler: AnySampler) -> HostedRunner | None:
 
 
 def plain_call(kind: str, state: bytes | None = None) -> SamplerCall:
-    """A call that is about no claim."""
+    """Return a call that belongs to no claim."""
     return SamplerCall(kind, SamplerRequest("", "", 0, {}), state=state)

@@ -153,7 +153,7 @@ class BlockTable(ExtentTable):
         self.live_bytes = 0
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self.prepared: Prepared | None = None
-        """Of the block that is about to be put, where it is a wide one; no part of the state."""
+        """Prepared parts of the block that is put next, if it is a wide one. Not part of the state."""
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Block `number`, needed for `values` values. owner: the partition's number."""
@@ -469,7 +469,7 @@ class BlockTable(ExtentTable):
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
 
     def _measure_extents(self) -> None:
-        """Finds out where in each extent its blocks lie."""
+        """Compute from the blocks where they lie in their extents."""
         found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "start", "end")}
         for chunk in self.chunks.values():
             at = np.flatnonzero(chunk.columns["live"])

@@ -62,7 +62,7 @@ def retry(core: Controller, waiting: Waiting, made: claims.Made | None = None) -
 
 
 def look(core: Controller, waiting: Waiting, pending: PendingCall) -> list[Effect]:
-    """Looks at a parked claim with what a user's sampler has answered so far, or as its turn to ask has come."""
+    """Decide a parked claim with the answers of the user's sampler so far, or because its turn for a call has come."""
     claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
     if peer is None:
         return []
@@ -103,7 +103,7 @@ def check_again(core: Controller, waiting: Waiting) -> list[Effect]:
 
 
 def _decided(core: Controller, waiting: Waiting, peer: int, outcome: claims.Outcome) -> list[Effect]:
-    """What follows for a parked claim."""
+    """Return the effects of a decision about a parked claim."""
     claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
         return _began(core, claim, waiter, outcome)
@@ -114,7 +114,7 @@ def _decided(core: Controller, waiting: Waiting, peer: int, outcome: claims.Outc
 
 
 def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
-    """The answer to a claim that gets no rows, with what is known of its fields."""
+    """The reply to a claim that gets no rows, with the known types of its fields."""
     partition = core.state.partitions.get(claim.partition)
     known = {} if partition is None or claim.probe else partition.fields
     fields = [known[name].type() for name in sorted(set(claim.fields)) if name in known]
@@ -205,7 +205,7 @@ def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | N
 
 
 def warning_of(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
-    """What the log of the client that asks should say; None where there is nothing."""
+    """Return a warning for the log of the client that sent the claim; None if there is none."""
     words = spanning(core, partition, claim, rows), not_taken(core.samplers.of(claim, partition), claim.sampling)
     return ". ".join(filter(None, words)) or None
 

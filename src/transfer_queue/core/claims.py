@@ -101,7 +101,7 @@ def waiting(long: LongDeal | None = None) -> Outcome:
 
 
 LONGEST_LEASE = 1e9  # seconds
-MOST_SIZES = 64  # twins of samplers by group size that are kept; clients say the sizes
+MOST_SIZES = 64  # samplers for other group sizes that are kept; clients choose the sizes
 LONG = 512  # items; as many are balanced within a millisecond
 Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 NOTHING = Outcome()
@@ -111,11 +111,11 @@ ENDED = Outcome(ended=True)
 class Samplers:
     """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
 
-    A partition's own group_size goes before that of a built-in sampler. One that was made without takes the size that
-    the claim says, or else that of the groups that are declared there (`declared_size`). A claim that says another size
-    than its sampler or its partition is refused.
-    costs: of a user's samplers, by name: they may hold up the loop for as long as they like.
-    strict: entries of a sampling_config that the sampler does not take are errors.
+    A partition's own group_size overrides that of a built-in sampler. A sampler that was made without a size takes the
+    size in the claim, or else the size of the groups that are declared in the partition (`declared_size`). A claim with
+    another size than its sampler or its partition is refused.
+    costs: the calls of users' samplers, by name, and their time.
+    strict: whether entries of a sampling_config that the sampler does not take are errors.
     """
 
     def __init__(self, default: AnySampler, values: Values = copied, strict: bool = False) -> None:
@@ -128,12 +128,12 @@ class Samplers:
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
     def holds_up(self, claim: Claim) -> bool:
-        """Whether a user's sampler decides this claim in the loop, so that it is timed."""
+        """Whether a user's sampler decides this claim in the loop, so that its calls are timed."""
         sampler = self.of(claim, None)
         return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
 
     def note(self, seconds: float) -> None:
-        """The user's sampler was asked for so many seconds."""
+        """Count a call of the user's sampler that took this time."""
         name = name_of(self.default)
         before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
         self.costs[name] = SamplerCost(
@@ -160,7 +160,7 @@ class Samplers:
         return self._twin(sampler, size, given=False)
 
     def _twin(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
-        """This built-in sampler for groups of that size."""
+        """Return a built-in sampler like this one for groups of that size."""
         found = self._of_groups.get((sampler, size, given))
         if found is None:
             if len(self._of_groups) == MOST_SIZES:
@@ -195,10 +195,10 @@ def group_size(sampler: AnySampler) -> int | None:
 
 
 def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
-    """How many samples a group of the partition has: its group_size; None if this sampler knows that itself.
+    """Return the size of the groups of the partition, or None if it declares none, so that the sampler's own counts.
 
-    For a sampler that was made without a size: as many as the largest group of `group_ids` has had, so that of several
-    groups those that lack samples wait for them.
+    This is the group_size of the partition. For a sampler that was made without a size it may also be the size of the
+    largest group of `group_ids`, so that smaller groups wait for their missing samples.
     """
     groups = partition.groups
     if groups.size is None and not getattr(sampler, "size_given", True):
@@ -254,7 +254,7 @@ def check(state: State, samplers: Samplers, claim: Claim) -> None:
 
 
 def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) -> None:
-    """Raises what the sampler says to a claim that can never be right, and where its group size comes from."""
+    """Raise the sampler's error for a claim that can never be met. It also says where the group size comes from."""
     if isinstance(sampler, UserSampler):
         sampler.begin(claim)
         return
@@ -266,13 +266,13 @@ def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) ->
             raise
         raise InvalidArgumentError(
             f"{error}. The groups declared in partition {partition.name!r} have up to {size} samples, and "
-            f"n_samples_per_prompt was not set. If the samples of one group come in several puts, say how many there "
-            f"will be: create_partition(..., group_size=n), or n_samples_per_prompt of the sampler"
+            f"n_samples_per_prompt was not set. If the samples of a group come in several puts, declare the size of a "
+            f"group: create_partition(..., group_size=n), or n_samples_per_prompt of the sampler"
         ) from None
 
 
 def _takes_declared(sampler: AnySampler, partition: Partition) -> bool:
-    """Whether the size of the groups that it deals is what `group_ids` show."""
+    """Whether the sampler deals groups of the size that the `group_ids` have."""
     return not getattr(sampler, "size_given", True) and partition.groups.largest > 1 and deals_itself(sampler)
 
 
@@ -329,7 +329,7 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
 
 
 def _outcome(partition: Partition, claim: Claim, outcome: Outcome) -> Outcome:
-    """What follows for this claim."""
+    """Return the outcome for this claim."""
     if outcome.busy:
         return outcome
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
@@ -394,7 +394,7 @@ def _decide_by_deal(
         return known
     _check_declared(partition, sampler)
     if _takes_declared(sampler, partition):
-        _validate(sampler, partition, claim)  # the groups may have been declared since it came
+        _validate(sampler, partition, claim)  # the groups may have been declared after the claim came
     if busy:
         return waiting()
     ready = partition.ready_set(claim.task, tuple(claim.fields))
@@ -431,7 +431,7 @@ def _decide_by_deal(
 
 
 def _check_declared(partition: Partition, sampler: AnySampler) -> None:
-    """Raises InvalidArgumentError where a partition has groups of another size than the sampler deals."""
+    """Raises InvalidArgumentError if a partition has groups of another size than the sampler deals."""
     declared, size = partition.groups.size, group_size(sampler)
     if declared is not None and size not in (None, declared):
         raise InvalidArgumentError(
@@ -491,10 +491,11 @@ def _needed_by_others(
     claim: Claim,
     key: tuple[int, int],
 ) -> bool:
-    """Whether a batch that is fetched ahead may take rows that other ranks need.
+    """Whether other ranks may need the rows of a batch that is fetched ahead.
 
-    If others are known, too few are ready for this batch and for those that are behind. If none is known, they may be
-    about to come: its rank still needs the first batch. Where the number of ranks is known a deal has a batch for each.
+    If other ranks are known, they do if too few rows are ready for this batch and for the ranks that are behind. If no
+    other rank is known, others may still be starting while this rank needs its first batch. If the number of ranks is
+    known, they do not: a deal has a batch for each rank.
     """
     if inner.ranks(claim.sampling) is not None:
         return False
@@ -529,7 +530,10 @@ def _dealt(
 ) -> Outcome:
     mine = shares.get(key[0] if key is not None else 0)
     if mine is None:
-        raise SamplerError(f"{name_of(sampler)}.deal gave nothing to the dp_rank that asked; nothing was dealt")
+        raise SamplerError(
+            f"{name_of(sampler)}.deal returned no share for the dp_rank of the claim; nothing was dealt. Return a "
+            f"share for each rank"
+        )
     if key is not None:
         ends.check_undealt(partition, claim.task, [(rank, key[1]) for rank in shares])
     kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
@@ -584,7 +588,7 @@ def _deal_by_user(
     key: tuple[int, int] | None,
     final: bool = False,
 ) -> Outcome:
-    """A deal of a user's sampler; NOTHING where it gives none. SamplerError where what it gives cannot be dealt."""
+    """Return a deal of a user's sampler; NOTHING if it returns none. Raises SamplerError for an invalid deal."""
     shares = sampler.deal(claim, partition, ready, size, key, final)
     if not shares:
         return NOTHING
@@ -599,7 +603,7 @@ def _deal_by_user(
 
 
 def _dealt_before(state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim) -> Outcome:
-    """A batch that a user's sampler keeps itself, as it says."""
+    """Return a batch that a user's sampler reports as dealt before, and keeps itself."""
     if claim.probe:
         return Outcome(np.zeros(0, "i8"))
     shares = sampler.deal(claim, partition, ready, claim.count, None)

@@ -101,7 +101,7 @@ class Controller:
     replicas: units that each block shall lie in. marks: when blocks are moved to disk (`offload.Watermarks`). drains:
     who waits until a unit is empty.
     changed: what happened to each partition since `settle`.
-    values: makes what users have put out of what a message carries of it, for a user's sampler in this process.
+    values: decodes a value of a message to the value that was put, for a user's sampler in this process.
     waits, lease_counts: since the controller began, for metrics. load: of the loop, which the server measures.
     """
 
@@ -263,7 +263,7 @@ class Controller:
         return [*self.asks.answered(self, number, outcome), *self.settle()]
 
     def sampler_reads(self, number: int, question: Question) -> ViewReply:
-        """What a user's sampler wants to know while it is asked."""
+        """Reply to what a user's sampler reads during a call."""
         return self.asks.question(self, number, question)
 
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
@@ -281,7 +281,7 @@ class Controller:
     def load_state(
         self, client: str, peer: int, sequence: int, record: r.StateLoaded, found: checkpoints.SavedState
     ) -> list[Effect]:
-        """Makes a saved state that of this controller, and tells its client."""
+        """Replace the state of this controller by a saved one, and reply to the client."""
         before = list(self.state.partitions)
         asked = Envelope(sequence, 0, LoadState(""))
         self.state.prepared = (record, found.tree, found.state)
@@ -317,7 +317,7 @@ class Controller:
     # ------------------------------------------------------------ one request
 
     def answer(self, client: str, peer: int, envelope: Envelope) -> list[Effect]:
-        """What a request leads to; raises an error of the tree where it is refused."""
+        """Return the effects of a request. Raises an error of the tree if it is refused."""
         now = self._now
         body: Any = envelope.body
         sequence = envelope.sequence

@@ -54,8 +54,8 @@ class Work(msgspec.Struct, frozen=True):
 class AskSampler(msgspec.Struct, frozen=True):
     """Have the process of a user's sampler make this call.
 
-    What it gives, or the exception, goes to `Controller.sampler_answered` under this number; None if what the sampler
-    was shown has changed. What it reads meanwhile `Controller.sampler_reads` answers.
+    Its result, or the exception, goes to `Controller.sampler_answered` with this number; None if the rows that the
+    sampler was offered have changed. `Controller.sampler_reads` replies to what the sampler reads during the call.
     """
 
     number: int

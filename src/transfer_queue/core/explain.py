@@ -167,7 +167,7 @@ def _group_words(
     if task is not None and dealt is not None and not partition.taken(task, np.array([position]))[0]:
         given = int(np.count_nonzero(partition.taken(task, np.array(group.members, "i8"))))
         if given:
-            return words, f", {given} of which task {task!r} was given before; what is left of a group is not dealt"
+            return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is not dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
         return words, f", which is orphaned: {absent} more were never put, and the partition is sealed"
@@ -179,7 +179,7 @@ def _disagree(group: Group, size: int) -> str:
 
 
 def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) -> str:
-    """Of rows that are ready, groups with more or fewer samples than the sampler deals; "" where there are none."""
+    """Return a sentence about groups of ready rows whose size is not the sampler's; "" if there are none."""
     groups = partition.groups
     size = groups.size or dealt
     if not groups.explicit or dealt is None or size is None:
@@ -247,7 +247,7 @@ def _flow_words(partition: Partition) -> str:
 
 
 def _uneven(state: State, partition: Partition, task: str) -> str:
-    """If the dp_ranks that were dealt batches, or wait for some, have different numbers of them."""
+    """Return a sentence if the dp_ranks that were dealt batches, or wait for some, have different numbers of them."""
     dealt = partition.dealt.get(task)
     if dealt is None:
         return ""
@@ -260,7 +260,7 @@ def _uneven(state: State, partition: Partition, task: str) -> str:
     words = f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told})"
     if partition.sealed:
         return words + (
-            ": where too few samples were left after the seal to make them equal, those behind got what there was."
+            ": too few samples were left after the seal to make them equal, so the ranks that were behind got these."
         )
     return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
 
@@ -315,7 +315,7 @@ def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None =
 
 
 def waiting_words(state: State, claim: Claim, dealt: int | None = None) -> str:
-    """What a claim that is not met yet waits for. dealt: as in `explain`."""
+    """Return why a claim that is not met yet waits. dealt: as in `explain`."""
     return f"Task {claim.task!r} waits for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
 
 
@@ -326,7 +326,7 @@ def _wanted(claim: Claim) -> str:
 
 
 def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
-    """Why a claim is not met."""
+    """Return why a claim is not met."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
         there = others(claim.partition, state.partitions)
@@ -342,7 +342,7 @@ def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
 
 
 def _ranks_ahead(partition: Partition, claim: Claim) -> str:
-    """Which dp_ranks were dealt more batches than the one that waits."""
+    """Return a sentence that names the dp_ranks that were dealt more batches than the one that waits."""
     dealt, rank = partition.dealt.get(claim.task), claim.sampling.get("dp_rank")
     if dealt is None or not isinstance(rank, int):
         return ""
@@ -354,5 +354,5 @@ def _ranks_ahead(partition: Partition, claim: Claim) -> str:
     more = f" and {len(ahead) - NEAREST} more" if len(ahead) > NEAREST else ""
     words = f" Ahead of dp_rank {rank}, which was dealt {mine} batches: {told}{more}."
     if claim.sampling.get("dp_size") is None and not partition.sealed:
-        words += " If the datasets say dp_size=, no rank takes samples that another one needs."
+        words += " Pass dp_size= to the datasets, so that no rank takes samples that another one needs."
     return words

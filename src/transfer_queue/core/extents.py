@@ -1,6 +1,6 @@
-"""The extents in which blocks lie: whose they are, where in their unit, and which of them can be freed.
+"""The extents in which blocks lie: their writers, their places in the storage units, and which ones can be freed.
 
-An extent can be freed once its writer has closed it and no needed block has a place in it.
+An extent can be freed when its writer has closed it and no needed block is in it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from itertools import chain
 
 import numpy as np
 
-MOST_BYTES = 1 << 62  # what an offset, a length and the sum of all lengths are below
-MOST_EXTENTS = 1 << 40  # what the number of an extent is below
-_ALIGNMENT = 64  # of blocks in an extent: a smaller gap between two is room for none
+MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
+MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
+_ALIGNMENT = 64  # of blocks in an extent: no block fits into a smaller gap between two others
 _CHUNK = 512
 
 Span = tuple[int, int]  # the first byte, and the number of the extent
 
 
 class Spans:
-    """The extents of one storage unit that have had blocks, ascending by the first byte in which one lies.
+    """The extents of one storage unit that have had blocks, ascending by the first byte of their first block.
 
-    A sorted list in chunks: an extent more or less costs a few microseconds where there are hundreds of thousands.
+    A sorted list in chunks: to add or remove an extent takes a few microseconds among hundreds of thousands.
     """
 
     __slots__ = ("_chunks", "_firsts")
@@ -63,7 +63,7 @@ class Spans:
             del self._chunks[at], self._firsts[at]
 
     def before(self, span: tuple[int, ...]) -> Span | None:
-        """The last entry that is less than `span`; (byte,) is less than all that begin there."""
+        """The last entry that is less than `span`. (byte,) is less than all entries that begin at that byte."""
         at = bisect_left(self._firsts, span) - 1
         if at < 0:
             return None
@@ -82,13 +82,14 @@ class Spans:
 
 
 class Extent:
-    """blocks: how many needed blocks have a place in it. closed: its writer puts no more into it.
+    """An extent. blocks: how many needed blocks are in it. closed: its writer puts no more blocks into it.
 
-    length: bytes, as its writer says it; 0 where it did not.
+    length: bytes, as its writer has reported them; 0 if it has not.
     low, top: the blocks that it has had lie between these bytes of the unit; -1 before the first one (derived).
-    limit: the next block fits if it ends no later than here; where it does not, all has to be looked at (derived).
-    gaps: (start, end) in between, ascending, where no block was put yet: writers that put at once may publish in
-    another order than they reserved (derived; after a restart what was cleared counts as a gap, too).
+    limit: the next block fits if it ends at or before this byte; if it ends later, `overlapped` decides (derived).
+    gaps: (start, end) between low and top, ascending, where no block was put yet. They occur because writers that put
+    at the same time may publish in another order than they reserved (derived; after a restart, space of cleared blocks
+    counts as a gap, too).
     """
 
     __slots__ = ("blocks", "closed", "gaps", "length", "limit", "low", "top", "writer")
@@ -111,7 +112,7 @@ class Extent:
         return not self.length or max(end, self.top) - min(start, self.low) <= self.length
 
     def take(self, start: int, end: int) -> None:
-        """A block lies between these bytes from now on."""
+        """Mark these bytes as used by a block."""
         if self.top < 0:
             self.low, self.top = start, end
         elif start >= self.top:
@@ -127,7 +128,7 @@ class Extent:
 
     def _split(self, start: int, end: int) -> None:
         at = bisect_right(self.gaps, (start, MOST_BYTES)) - 1
-        if at < 0 or end > self.gaps[at][1]:  # as old records may have it
+        if at < 0 or end > self.gaps[at][1]:  # old records may contain such a block
             self.low, self.top = min(self.low, start), max(self.top, end)
             return
         first, last = self.gaps[at]
@@ -135,13 +136,13 @@ class Extent:
 
 
 class ExtentTable:
-    """The extents that are leased, as far as blocks were published in them.
+    """The leased extents in which blocks were published.
 
-    freed: extents that nobody needs any more, until their units have said that they are free. untold: those of them
-    of which the units are to be told; no part of the state.
-    leased: the lengths of the extents together; leased_in: of each unit's (derived).
-    spans: unit -> where in it the extents lie that have had blocks (derived).
-    changes: grows when values or extents go; for `core.moves`, and no part of the state.
+    freed: extents that are not needed any more, until their units have reported that they are free. untold: those of
+    them that the units must still be ordered to free; not part of the state.
+    leased: the sum of the lengths of the extents; leased_in: the same by unit (derived).
+    spans: unit -> where its extents that have had blocks lie (derived).
+    changes: grows when values or extents are removed; for `core.moves`, not part of the state.
     """
 
     def __init__(self) -> None:
@@ -154,7 +155,7 @@ class ExtentTable:
         self.changes = 0
 
     def lies_in(self, unit: int, number: int, length: int, writer: str) -> Extent:
-        """The extent of a block, which is new where it is its first."""
+        """Return the extent of a block; made if this is its first block."""
         extent = self.extents.get((unit, number))
         if extent is None:
             extent = self.extents[unit, number] = Extent(writer, length)
@@ -162,14 +163,14 @@ class ExtentTable:
         return extent
 
     def enter_empty(self, place: tuple[int, int], before: Extent) -> None:
-        """An extent of another table, in which nothing is needed any more; its writer may go on in it."""
+        """Take over an extent of another table without its blocks; its writer may go on putting into it."""
         extent = self.lies_in(*place, before.length, before.writer)
         extent.low, extent.top, extent.gaps = before.low, before.top, before.gaps
         if extent.low >= 0:
             self._list(*place, extent)
 
     def put_block(self, unit: int, number: int, length: int, writer: str, start: int, nbytes: int) -> None:
-        """A block lies in these bytes of an extent, which is new where it is its first."""
+        """Put a block into these bytes of an extent; the extent is made if this is its first block."""
         extent = self.extents.get((unit, number))
         if extent is None:
             extent = self.lies_in(unit, number, length, writer)
@@ -180,7 +181,7 @@ class ExtentTable:
             self.take(unit, number, start, nbytes)
 
     def take(self, unit: int, number: int, start: int, nbytes: int) -> None:
-        """These bytes of an extent are taken."""
+        """Mark these bytes of an extent as used."""
         extent = self.extents[unit, number]
         low = extent.low
         extent.take(start, start + nbytes)
@@ -190,7 +191,7 @@ class ExtentTable:
             self._list(unit, number, extent)
 
     def _list(self, unit: int, number: int, extent: Extent) -> None:
-        """Lists where an extent lies, which ends the room of the one before it."""
+        """List an extent, and limit the extent before it to the bytes before this one."""
         spans, span = self.spans[unit], (extent.low, number)
         spans.add(span)
         before, after = spans.before(span), spans.after(span)
@@ -200,9 +201,9 @@ class ExtentTable:
         extent.limit = -1 if not extent.length else min(extent.low + extent.length, after[0] if after else MOST_BYTES)
 
     def overlapped(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
-        """The extent of which some block, or the end, is in the way of a new block of extent `number`; None: it fits.
+        """Return the extent whose blocks, or whose end, a new block of extent `number` would overlap; None if it fits.
 
-        apart: extents have bytes of their own, as in an arena; in an external store they are objects.
+        apart: whether extents are separate ranges of bytes, as in an arena. In an external store they are objects.
         """
         extent, end = self.extents.get((unit, number)), start + nbytes
         low = top = -1
@@ -224,12 +225,12 @@ class ExtentTable:
         return None
 
     def lengthen(self, unit: int, length: int) -> None:
-        """So many bytes more are in extents of a unit, or (below 0) fewer."""
+        """Add this number of bytes, which may be negative, to the length of all extents of a unit."""
         self.leased += length
         self.leased_in[unit] = self.leased_in.get(unit, 0) + length
 
     def shorten(self, places: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
-        """These extents are so long now, where that is less than was known."""
+        """Set the lengths of these extents, where they are less than before."""
         for (unit, number), length in zip(places, lengths):
             extent = self.extents.get((unit, number))
             if extent is not None and length < extent.length:
@@ -243,14 +244,14 @@ class ExtentTable:
         for place in places:
             extent = self.extents.get(place)
             if extent is None:
-                # closed with nothing needed in it: all its blocks are gone already, or there never were any
+                # no needed block is in it: all its blocks were removed, or it never had one
                 self._free(place)
                 continue
             extent.closed = True
             self.free_if_done(place)
 
     def free_if_done(self, place: tuple[int, int]) -> None:
-        """Frees an extent that is closed and in which nothing is needed."""
+        """Free an extent if it is closed and no needed block is in it."""
         extent = self.extents[place]
         if extent.blocks == 0 and extent.closed:
             self._remove(place)
@@ -267,7 +268,7 @@ class ExtentTable:
             self.freed[place] = self.untold[place] = None
 
     def forget(self, places: Iterable[tuple[int, int]]) -> None:
-        """These extents are not leased any more, whatever was in them: free, or gone."""
+        """Remove these extents, whatever is in them: they are free or lost."""
         for place in places:
             self.freed.pop(place, None)
             self.untold.pop(place, None)
@@ -275,11 +276,11 @@ class ExtentTable:
                 self._remove(place)
 
     def tell_again(self, unit: int) -> None:
-        """The unit is to be told anew what it is to free."""
+        """Order the unit again to free its freed extents."""
         self.untold.update((place, None) for place in self.freed if place[0] == unit)
 
     def take_freed(self, units: Container[int], pinned: Container[tuple[int, int]]) -> dict[int, list[int]]:
-        """The extents of which these units are to be told, by unit; pinned ones and those of others stay for later."""
+        """Take the extents that these units must be ordered to free, by unit. Leaves pinned ones and other units'."""
         taken: dict[int, list[int]] = {}
         if self.untold:
             kept: dict[tuple[int, int], None] = {}
@@ -292,7 +293,7 @@ class ExtentTable:
         return taken
 
     def measure(self, unit: np.ndarray, number: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
-        """Finds out anew where in each extent its blocks lie: one of them lies in each of these places."""
+        """Compute again where the blocks lie in their extents. Each row of the arguments is the place of a block."""
         self.spans.clear()
         for extent in self.extents.values():
             extent.low, extent.top, extent.limit, extent.gaps = -1, -1, -1, []

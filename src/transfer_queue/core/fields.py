@@ -1,4 +1,4 @@
-"""What is known of a field over its live values: dtypes, kind, and in which dimensions its rows have differed."""
+"""The type of a field over its live values: kind, dtypes, and the dimensions in which its rows have differed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Field:
         self.mixed_rank = False
 
     def check(self, spec: FieldSpec) -> None:
-        """Raises FieldTypeError where a value of this spec does not go with the live ones."""
+        """Raises FieldTypeError if a value of this spec does not match the live ones."""
         if not self.live or (self.kind, self.dtype) == (spec.kind, spec.dtype):
             return
         if self.kind != spec.kind:
@@ -128,7 +128,7 @@ _REMEDY = {  # by the kind of what is put
     "object": "Put tensors, or NumPy arrays and numbers, which become tensors there",
     NESTED: "Put its fields under names of their own",
     "tensor": "Put every value as a torch.Tensor from the first put on (a NumPy array or a number in the dict of a "
-    "kv_put, and a list of numbers, are stored as Python objects when they come first), put Python objects here, too",
+    "kv_put, and a list of numbers, are stored as Python objects if they come first), put Python objects here, too",
 }
 
 
@@ -148,7 +148,7 @@ def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list
 
 
 def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[int]:
-    """Where the part of each field begins in a block's dims; see `dims_parts`."""
+    """Return where the part of each field begins in a block's dims; see `dims_parts`."""
     starts = []
     at = 0
     for spec in schema:
@@ -159,11 +159,11 @@ def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> lis
 
 
 def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
-    """Where the part of a field ends that begins at `at`."""
+    """Return where the part of a field ends that begins at `at`."""
     if spec.ndim == MIXED_RANK:
         for _ in range(rows):
             if at >= len(dims) or not 0 <= dims[at] <= 64:
-                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before its rows do")
+                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims do not cover all of its {rows} rows")
             at += 1 + int(dims[at])
         return at
     if not 0 <= spec.ndim <= 64:
@@ -172,7 +172,7 @@ def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
 
 
 def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:
-    """Raises InvalidArgumentError unless the parts of all fields, which end here, are the whole of a block's dims."""
+    """Raises InvalidArgumentError unless the parts of all fields end where the block's dims end."""
     if end != len(dims) or (len(dims) and int(dims.min()) < 0):
         raise InvalidArgumentError(f"a block of {rows} rows and {fields} fields cannot have {len(dims)} dims")
 
@@ -186,7 +186,7 @@ def shape_of(block: NewBlock) -> BlockShape:
 
 
 def check_place(block: NewBlock, count: int) -> None:
-    """Raises InvalidArgumentError for a block that is not of so many rows, or can lie nowhere."""
+    """Raises InvalidArgumentError for a block that does not have `count` rows, or whose place is not possible."""
     if block.rows != count or count < 1:
         raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
@@ -195,13 +195,13 @@ def check_place(block: NewBlock, count: int) -> None:
 
 
 def check_kind(spec: FieldSpec) -> None:
-    """Raises InvalidArgumentError for a kind that no field is of."""
+    """Raises InvalidArgumentError for an unknown kind."""
     if spec.kind not in ("tensor", "object", NESTED):
         raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
 
 
 def check_block(block: NewBlock, count: int, known: bool = False) -> None:
-    """Raises InvalidArgumentError for a block that describes itself wrongly. known: its shape is known to be right."""
+    """Raises InvalidArgumentError for a block whose description is wrong. known: its shape was checked before."""
     check_place(block, count)
     if known:
         return
@@ -216,11 +216,11 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
 
 
 class Prepared:
-    """What is known of a wide block before it is put (`core.wide_puts`).
+    """The parts of the put of a wide block that are prepared before the put (`core.wide_puts`).
 
-    fresh: those of its fields that the partition did not have, with the rows of this block counted. names: theirs.
-    others: the rest, with their parts of the block's dims. wide: columns of the fresh fields, for a chunk of its
-    capacity; columns: the same by name. Whoever takes these owns them.
+    fresh: those of its fields that the partition did not have, with the rows of this block counted. names: their names.
+    others: the other fields, with their parts of the block's dims. wide: columns of the fresh fields, for a chunk of
+    its capacity; columns: the same by name. The caller of `take_columns` owns them.
     """
 
     def __init__(self, block: NewBlock) -> None:
@@ -234,12 +234,12 @@ class Prepared:
         self._had = 0
 
     def looks_at(self, fields: Mapping[str, Field]) -> None:
-        """Before the first of its fields is looked for among those of the partition, which only become more."""
+        """Remember the partition's fields and their number, before its own fields are looked up among them."""
         if self._fields is None:
             self._fields, self._had = fields, len(fields)
 
     def take_columns(self, capacity: int) -> tuple[WideColumns, dict[str, Columns]] | None:
-        """The columns, once, where they are for a chunk of this capacity."""
+        """Return the columns if they have this capacity, else None. Returns them only once."""
         wide, columns = self.wide, self.columns
         if wide is None or wide.capacity != capacity:
             return None
@@ -248,11 +248,11 @@ class Prepared:
 
     @property
     def known(self) -> list[FieldSpec]:
-        """The fields that the partition has."""
+        """The fields of the block that the partition has."""
         return [spec for spec, _ in self.others]
 
     def holds_for(self, block: NewBlock, fields: Mapping[str, Field]) -> bool:
-        """Whether it is about this block, and the partition still has none of the fresh fields."""
+        """Whether it was prepared for this block, and the partition still has none of the fresh fields."""
         if self.block is not block:
             return False
         same = not fields or (fields is self._fields and len(fields) == self._had)

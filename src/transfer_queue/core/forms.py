@@ -222,7 +222,7 @@ class PartitionForm(Form):
     dealt: dict[str, DealtForm]
     passed: PassedForm
     version: Count
-    dtypes: dict[str, list[str]] = {}  # further ones of fields, which older releases did not have
+    dtypes: dict[str, list[str]] = {}  # further dtypes of fields; states of older releases do not have them
 
 
 class BlockColumns(Form):

@@ -32,7 +32,7 @@ class Groups:
     """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
 
     broken: declared groups of which a member was cleared and another lives. largest: the most members that any declared
-    group has ever had; what a sampler takes for the size of a group where nobody has said one.
+    group has ever had; the group size for a sampler if no size was given.
     unborn: id of a dropped group -> members that are still to come, which are dropped when they do.
     """
 
@@ -70,7 +70,7 @@ class Groups:
         self.next_number = saved["next_number"]
         self.unborn = dict(saved["unborn"])
         known = max((len(group.members) for group in self.declared.values()), default=0)
-        self.largest = max(known, saved.get("largest", 0))  # older states do not say it
+        self.largest = max(known, saved.get("largest", 0))  # older states do not have it
 
     @property
     def explicit(self) -> bool:

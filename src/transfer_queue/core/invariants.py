@@ -307,7 +307,7 @@ def _spans(state: State) -> None:
             extent, end = state.blocks.extents[place.unit, place.extent], place.offset + nbytes
             inside = extent.low <= place.offset and end <= extent.top
             inside = inside and all(end <= first or last <= place.offset for first, last in extent.gaps)
-            require(inside, f"block {number} lies where its extent has none")
+            require(inside, f"block {number} lies where its extent has no blocks")
 
 
 def _waiting(state: State) -> None:

@@ -84,9 +84,9 @@ def _nothing(state: State, count: int) -> LookupReply:
 def _common(
     partition: Partition, positions: np.ndarray, wanted: list[str] | None, lacking: dict[str, int] | None = None
 ) -> dict[str, Places]:
-    """Where the fields lie that every one of these rows has, sorted, or in the order in which they are wanted.
+    """Return the places of the fields that every one of these rows has, sorted, or in the order of `wanted`.
 
-    lacking: gets the fields that are left out, see `LookupReply`.
+    lacking: is filled with the fields that are left out, see `LookupReply`.
     """
     asked = sorted(partition.fields) if wanted is None else list(dict.fromkeys(wanted))
     names = asked if wanted is None else _with_nested(partition, asked)
@@ -102,7 +102,7 @@ def _common(
 
 
 def _with_nested(partition: Partition, names: list[str]) -> list[str]:
-    """These fields, the leaves of those that are nested, and the nested fields in which they lie themselves."""
+    """Return these fields, the fields inside them, and the nested fields that they are part of."""
     fields = partition.fields
     nested = [name for name in names if name in fields and fields[name].kind == NESTED]
     inside = [name for name in fields if nested and SEPARATOR in name and not set(parents(name)).isdisjoint(nested)]

@@ -129,9 +129,9 @@ class Moves:
         self._orders.append((unit, Drained(draining)))
 
     def answered(self, reply: Moved, now: float) -> list[r.AnyRecord]:
-        """A unit says what became of an order; what to record.
+        """Take a unit's report of an order; return the records.
 
-        Raises ProtocolError where that cannot be; the plan goes on as if the unit had had no room.
+        Raises ProtocolError if the report cannot be right; the plan then goes on as if the unit had had no room.
         """
         if self._job != (reply.move, reply.unit):  # of a plan that is forgotten
             return close_new(self.state, reply.unit, [reply.extent]) if reply.extent else []

@@ -50,7 +50,7 @@ Decision = tuple[list[r.AnyRecord], Callable[[], AnyReply]]
 
 
 def create_partition(core: Controller, client: str, peer: int, request: CreatePartition) -> Decision:
-    """False if it exists. InvalidArgumentError where it was made with other options than are asked for."""
+    """Make a partition; the reply is False if it exists. InvalidArgumentError if it has other options."""
     partition = core.state.partitions.get(request.partition)
     if partition is None:
         return puts.create_partition(core.state, request), lambda: Done(True)
@@ -118,7 +118,7 @@ def reset(core: Controller, client: str, peer: int, request: ResetConsumption) -
 
 def seal(core: Controller, client: str, peer: int, request: Seal) -> Decision:
     """By one of its producers."""
-    effect = "seal makes it, sealed and empty; seal(..., create=True) says that this is meant"
+    effect = "seal makes it, sealed and empty; if this is intended, call seal(..., create=True)"
     warning = None if request.create else _unknown(core, request.partition, effect)
     return puts.seal(core.state, request.partition, core.connections), lambda: Done(None, warning)
 
@@ -131,7 +131,7 @@ def drop(core: Controller, client: str, peer: int, request: Drop) -> Decision:
 
 
 def _unknown(core: Controller, partition: str, effect: str) -> str | None:
-    """A warning about a partition that does not exist; None where it does. effect: what the request does then."""
+    """Return a warning about a partition that does not exist; None if it exists. effect: what the request then does."""
     if partition in core.state.partitions:
         return None
     return f"{no_partition(partition, core.state.partitions)}: {effect}"
@@ -244,7 +244,7 @@ def recalled(core: Controller, client: str, peer: int, request: Recalled) -> Dec
         raise ProtocolError("only the unit itself may say what it has recalled")
     numbers, lengths = indexes_in(request.extents).tolist(), indexes_in(request.lengths).tolist()
     if len(numbers) != len(lengths):
-        raise ProtocolError(f"{len(numbers)} extents were recalled and {len(lengths)} lengths told")
+        raise ProtocolError(f"a report of recalled extents has {len(numbers)} extents but {len(lengths)} lengths")
     return places.close_new(core.state, request.unit, numbers, lengths), Done
 
 

@@ -101,7 +101,9 @@ class Partition:
         self.version = 0
         self.gained: set[str] = set()
         self.learnt: BlockShape | None = None
-        self._listed: tuple[Sequence[FieldSpec], list[Field]] | None = None  # what `fields_of` gave last, where many
+        self._listed: tuple[Sequence[FieldSpec], list[Field]] | None = (
+            None  # the last result of `fields_of`, if it is long
+        )
 
     # ------------------------------------------------------------ reading
 
@@ -222,14 +224,14 @@ class Partition:
         return sorted(common)
 
     def several_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
-        """The dtypes of those fields of the block just published whose rows have several."""
+        """The dtypes of those fields of the block just published whose rows have several dtypes."""
         if block is None or self.learnt is not None:
             return {}
         fields = (self.fields[spec.name] for spec in block.schema)
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
     def fields_of(self, specs: Sequence[FieldSpec]) -> list[Field]:
-        """The fields with these names, which are known."""
+        """The fields with these names. All of them must exist."""
         if self._listed is not None and self._listed[0] is specs:
             return self._listed[1]
         fields = [self.fields[spec.name] for spec in specs]

@@ -1,8 +1,8 @@
-"""Whether what writers and storage units say of places can be: each block in an open extent of its writer's, apart
-from all others. Reads the state, changes nothing.
+"""Checks the places that writers and storage units report: each block must lie in an open extent of its writer, and
+must not overlap another block. Only reads the state.
 
-The unit alone knows what it has leased. The state knows whose an extent is from the first block in it on, and where
-blocks lie; so that is what is checked.
+Only the unit knows all its leases. The state knows the writer of an extent as soon as it has a block, and where blocks
+lie; the checks use this.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from transfer_queue.messages import Move, Moved, NewBlock, Place
 
 
 def check_places(state: State, writer: str, block: NewBlock) -> None:
-    """Raises where a block cannot lie where its writer says."""
+    """Raise an error if a block cannot lie where its writer reports it."""
     places: list[Place | NewBlock] = [block]
     if block.copies:
         places += block.copies
     if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
-        raise InvalidArgumentError(f"a block has {MOST_PLACES} places at most, each in another storage unit")
+        raise InvalidArgumentError(
+            f"a block must have at most {MOST_PLACES} places, each in another storage unit, got units "
+            f"{[place.unit for place in places]}"
+        )
     for place in places:
         if place.unit in state.lost_units:
             raise UnitLostError(
@@ -35,14 +38,14 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
             raise InvalidArgumentError(f"there is no storage unit {place.unit}")
         if place.session and place.session in state.fenced:
             raise UnitLostError(
-                f"storage unit {place.unit} has taken back what its writer on another node had leased, as the "
-                f"connection between them had ended; nothing was put, write it again"
+                f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
+                f"connection between them ended; nothing was put, write it again"
             )
         _check_extent(state, writer, place, block.nbytes)
 
 
 def _check_extent(state: State, writer: str, place: Place | NewBlock, nbytes: int) -> None:
-    """Raises where a block cannot lie in this extent of its writer's, or lies where another one does."""
+    """Raise an error if a block cannot lie in this extent, or overlaps another block."""
     blocks, unit, number = state.blocks, place.unit, place.extent
     extent = blocks.extents.get((unit, number))
     if (
@@ -52,62 +55,67 @@ def _check_extent(state: State, writer: str, place: Place | NewBlock, nbytes: in
         and extent.writer == writer
         and place.generation >= 0
     ):
-        return  # as nearly every block: it comes after those that its writer has put there
+        return  # the usual case: the block comes after all others in its extent
     if extent is None:
         _check_new_extent(state, place, nbytes)
     elif extent.closed or extent.writer != writer:
         raise ProtocolError(
-            f"extent {number} of unit {unit} is closed, or another writer's; "
-            f"a block goes into an open extent of its writer's"
+            f"extent {number} of unit {unit} is closed or belongs to another writer; nothing was put. A block must be "
+            f"in an open extent of its writer"
         )
     if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
-        raise ProtocolError(f"no block of {nbytes} bytes lies at byte {place.offset} of unit {unit}; nothing was put")
+        raise ProtocolError(
+            f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
+            f"{place.generation}; nothing was put"
+        )
     other = blocks.overlapped(unit, number, place.offset, nbytes, not state.units[unit].store)
     if other is not None:
         raise ProtocolError(
-            f"a block of {nbytes} bytes at byte {place.offset} of unit {unit}, in extent {number}, lies beyond the "
-            f"extent's end, or where blocks of extent {other} lie; nothing was put"
+            f"a block of {nbytes} bytes at byte {place.offset} of unit {unit}, in extent {number}, reaches beyond the "
+            f"end of the extent, or overlaps blocks of extent {other}; nothing was put"
         )
 
 
 def _check_new_extent(state: State, place: Place | NewBlock, nbytes: int = 0) -> None:
-    """Raises where a writer cannot have been leased the extent in which it puts a first block."""
+    """Raise an error if the unit cannot have leased this extent, in which a writer puts the first block."""
     blocks, unit = state.blocks, state.units[place.unit]
     if (place.unit, place.extent) in blocks.freed:
-        raise ProtocolError(f"extent {place.extent} of unit {place.unit} was freed; a block goes into a leased extent")
+        raise ProtocolError(f"extent {place.extent} of unit {place.unit} was freed; a block must be in a leased extent")
     most = MOST_BYTES - blocks.leased
     if unit.capacity and not unit.store:
         most = min(most, unit.capacity)
     if not (0 <= place.extent < MOST_EXTENTS and 0 <= place.length <= most and nbytes <= (place.length or most)):
         raise ProtocolError(
-            f"extent {place.extent} of unit {place.unit} cannot be {place.length} bytes long; a block goes into an "
+            f"extent {place.extent} of unit {place.unit} cannot be {place.length} bytes long; a block must be in an "
             f"extent that its unit has leased to its writer"
         )
 
 
 def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> list[r.AnyRecord]:
-    """The writer puts no more into these extents of its own."""
+    """Return the records that close these extents of the writer."""
     for place in extents:
         extent = state.blocks.extents.get(place)
         if extent is not None and extent.writer != writer:
-            raise ProtocolError(f"extent {place[1]} of unit {place[0]} is another writer's, and not to be closed")
+            raise ProtocolError(
+                f"extent {place[1]} of unit {place[0]} belongs to another writer, so this client cannot close it"
+            )
     there = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
     for unit, number in there:
         if unit not in state.units:
-            raise InvalidArgumentError(f"there is no storage unit {unit}, and no extent {number} of it to close")
+            raise InvalidArgumentError(f"extent {number} cannot be closed: there is no storage unit {unit}")
         check_extent_number(number)
     new = [place for place in there if place not in state.blocks.freed]
     return [r.ExtentsClosed(new)] if new else []
 
 
 def check_extent_number(number: int) -> None:
-    """Raises ProtocolError for what is no number of an extent."""
+    """Raises ProtocolError if this is not the number of an extent."""
     if not 0 <= number < MOST_EXTENTS:
-        raise ProtocolError(f"{number} is not the number of an extent; these are from 0 to {MOST_EXTENTS - 1}")
+        raise ProtocolError(f"the number of an extent must be from 0 to {MOST_EXTENTS - 1}, got {number}")
 
 
 def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | None = None) -> list[r.AnyRecord]:
-    """Records that close extents by the word of their unit. lengths: of each, where it is shorter than it was."""
+    """Return the records that close extents as their unit reports. lengths: their new lengths, if these are less."""
     for number in numbers:
         check_extent_number(number)
     if min(lengths or [0]) < 0:
@@ -118,7 +126,7 @@ def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | 
 
 
 def check_moved(state: State, order: Move | None, reply: Moved) -> None:
-    """Raises ProtocolError where a unit cannot have carried out an order as it says."""
+    """Raises ProtocolError if a unit cannot have carried out an order as it reports."""
     assert order is not None
     place = Place(reply.unit, reply.extent, 0, reply.generation, reply.length)
     if (place.unit, place.extent) in state.blocks.extents:
@@ -128,7 +136,10 @@ def check_moved(state: State, order: Move | None, reply: Moved) -> None:
     sizes = np.delete(np.frombuffer(order.blocks.nbytes, "<i8"), repacked)
     offsets = np.frombuffer(reply.offsets, "<i8") if len(reply.offsets) == 8 * len(sizes) else None
     if offsets is None or len(reply.repacked) != len(repacked):
-        raise ProtocolError(f"move {reply.move} was of {len(sizes)} blocks and of rows of {len(repacked)} others")
+        raise ProtocolError(
+            f"move {reply.move} was of {len(sizes)} blocks and of rows of {len(repacked)} others, but the reply has "
+            f"{len(reply.offsets) // 8} and {len(reply.repacked)}"
+        )
     starts, ends = [offsets[offsets >= 0]], [(offsets + sizes)[offsets >= 0]]
     for repack, block in zip(order.repacks, reply.repacked, strict=True):
         if block is not None:
@@ -144,14 +155,16 @@ def check_moved(state: State, order: Move | None, reply: Moved) -> None:
     apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MOST_BYTES
     if not apart or state.blocks.overlapped(place.unit, place.extent, low, top - low) is not None:
         raise ProtocolError(
-            f"blocks were moved to where others lie, between bytes {low} and {top} of unit {place.unit}"
+            f"moved blocks overlap each other or other blocks, between bytes {low} and {top} of unit {place.unit}"
         )
     if place.length and top - low > place.length:
-        raise ProtocolError(f"extent {place.extent} of unit {place.unit} is too short for what was moved there")
+        raise ProtocolError(
+            f"extent {place.extent} of unit {place.unit} has {place.length} bytes, but {top - low} were moved there"
+        )
 
 
 def are_apart(state: State, made: list[NewBlock]) -> bool:
-    """Whether blocks that units have made still are in extents that nobody else uses."""
+    """Whether the blocks that units have made are still in extents that no other blocks use."""
     table = state.blocks
     return not any(
         (place.unit, place.extent) in table.freed
@@ -173,5 +186,5 @@ def _check_repacked(place: Place, fields: list[str], rows: int, block: NewBlock)
     )  # fmt: skip
     if not there or block.copies or {spec.name for spec in block.schema} != set(fields):
         raise ProtocolError(
-            f"rows were moved into a block elsewhere than in extent {place.extent}, or with other fields"
+            f"rows were moved into a block outside extent {place.extent}, or with other fields than ordered"
         )

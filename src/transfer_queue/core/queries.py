@@ -71,7 +71,7 @@ def meta_reply(
 
 
 def row_dtypes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
-    """i1 [rows]: which of `field.dtypes` the value of each row has; 0 where a row has no value."""
+    """i1 [rows]: the position in `field.dtypes` of the dtype of each row; 0 if a row has no value."""
     numbers, _ = partition.blocks_of(field.name, positions)
     unique, inverse = np.unique(numbers, return_inverse=True)
     codes = np.zeros(len(unique), "i1")

@@ -209,7 +209,7 @@ class ReadySet:
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
     def page(self, first: int, limit: int) -> tuple[np.ndarray, int]:
-        """The first `limit` ready positions from this one on, ascending, and where the next begin (-1: nowhere)."""
+        """The first `limit` ready positions from `first` on, ascending, and the next ready one (-1: none)."""
         parts: list[np.ndarray] = []
         left = limit
         for key in self.keys[bisect_left(self.keys, first >> CHUNK_BITS) :]:

@@ -81,7 +81,7 @@ def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
 
 
 def capacity_for(capacity: int, size: int) -> int:
-    """The capacity of a chunk of `capacity` once it has room for `size` rows."""
+    """The capacity that a chunk of `capacity` needs for `size` rows."""
     if size <= capacity:
         return capacity
     capacity = max(16, capacity)
@@ -102,7 +102,7 @@ class Chunk:
     row is held now, and how often it was finished (`core.holds`).
     numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
     keys: by row, None without; saved by the partition, which has them in their order. wide: columns of `field` that
-    were made together (derived).
+    were made together, as rows of one matrix (derived).
 
     What is added here is saved, too (`saved`, `restore`), and grows with the others (`ensure`).
     """
@@ -206,7 +206,7 @@ class Chunk:
         return found
 
     def wide_columns(self, specs: Sequence[FieldSpec]) -> WideColumns | None:
-        """The columns of exactly these fields, where they were made together, in this order."""
+        """The columns of exactly these fields in this order, if they were made together, else None."""
         for wide in self.wide:
             if wide.schema is specs:
                 return wide
@@ -343,7 +343,7 @@ class Rows:
         return runs
 
     def capacity_after(self, count: int) -> int:
-        """The capacity of the chunk of the next row once so many rows have been added."""
+        """The capacity of the chunk of the next row after `count` rows have been added."""
         chunk, first = self.chunks.get(self.end >> CHUNK_BITS), self.end & MASK
         return capacity_for(0 if chunk is None else chunk.capacity, min(first + count, CHUNK))
 

@@ -46,18 +46,18 @@ def saved(state: State) -> dict[str, Any]:
 
 
 def saved_sound(state: State) -> dict[str, Any]:
-    """The same, of a state of which everything was checked that is checked when it is loaded.
+    """Return the saved tree of a state, after all the checks that are made when it is loaded.
 
-    Raises CheckpointError where the state contradicts itself. Takes seconds for a million rows, and the memory that a
-    second state takes, so that it belongs into a process beside the controller's.
+    Raises CheckpointError if the state contradicts itself. Takes seconds for a million rows, and the memory of a second
+    state, so call it in another process than the controller's.
     """
     tree = saved(state)
     try:
         trusted(tree)
     except CheckpointError as error:
         raise CheckpointError(
-            f"the controller's state contradicts itself, so that a checkpoint of it could not be loaded: "
-            f"{error.__cause__}. This is a defect of this package, please report it; go on from an older checkpoint"
+            f"the controller's state contradicts itself, so a checkpoint of it could not be loaded: "
+            f"{error.__cause__}. This is a defect of this package, please report it. Load an older checkpoint to go on"
         ) from error
     return tree
 

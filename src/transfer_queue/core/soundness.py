@@ -106,7 +106,7 @@ class _Blocks:
         for schema in np.flatnonzero(np.bincount(self.schema[at])).tolist():
             dtype = self.dtypes[schema].get(name)
             require(dtype is not None, f"1: a value of {name} of {where} is in a block without that field")
-            require(dtype in (field.dtype, *field.others), f"{name} of {where} has a value of {dtype}, unknown to it")
+            require(dtype in (field.dtype, *field.others), f"{name} of {where} has a value of another dtype, {dtype}")
         low, high = int(at.min()), int(at.max()) + 1
         if high - low <= 8 * len(at):
             self.used[low:high] += np.bincount(at - low, minlength=high - low)
@@ -282,7 +282,10 @@ def _values(partition: Partition, blocks: _Blocks) -> None:
         require(field.live <= field.ever, f"7: {where} has more values than it ever had")
         require((not field.kind) == (not field.live), f"{where} has no type, or an old one")
         dimensions = MIXED_RANK <= field.ndim <= 64 and len(field.shape) == max(field.ndim, 0)
-        require(field.kind in ("", "tensor", "object", NESTED) and dimensions, f"{where} has no type that there is")
+        require(
+            field.kind in ("", "tensor", "object", NESTED) and dimensions,
+            f"{where} has an unknown kind or dimensions that do not match",
+        )
         dtypes = (field.dtype, *field.others)
         apart = len(set(dtypes)) == len(dtypes) and (not field.others or field.kind == "tensor")
         require(apart, f"{where} has the dtypes {dtypes}")

@@ -46,7 +46,7 @@ class Kept:
         return sequence <= self.acknowledged or sequence in self.finished
 
     def advance(self, acknowledged: int, finished: list[tuple[int, int]]) -> None:
-        """Drop the replies that the client does not need any more. Costs what is new, not what is kept."""
+        """Drop the replies that the client does not need any more. The cost depends on these, not on those kept."""
         if acknowledged > self.acknowledged:
             self._drop(self.acknowledged + 1, acknowledged)
             self.acknowledged = acknowledged
@@ -93,8 +93,8 @@ class State:
     aging: the partitions that drop rows by their age (derived). counted: how many rows there are (derived).
     origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
     capacity: most rows at a time, None without limit (configuration, not replayed).
-    prepared: a record that is about to be applied, its tree and the state in it, where somebody has built that already
-    (the same).
+    prepared: a record that is about to be applied, its tree and the state in it, if these were built already (the
+    same).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
     What is added here is saved, too (`core.saving`).

@@ -153,7 +153,7 @@ def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
     """Meets what `run` or `shares` has found."""
     claim = waits[0].claim
     partition = core.state.partitions[claim.partition]
-    sampler = cast(BaseSampler, core.samplers.of(claim, partition))  # `run` and `shares` find no others
+    sampler = cast(BaseSampler, core.samplers.of(claim, partition))  # `run` and `shares` leave out users' samplers
     batches = _dealt_before(partition, sampler, waits)
     if batches is None and _is_enough(core, partition, sampler, waits):
         batches = _deal(partition, sampler, claim, len(waits))

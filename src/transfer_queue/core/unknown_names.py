@@ -1,4 +1,4 @@
-"""Sentences about names that nobody knows: partitions that do not exist, entries that a sampler does not take."""
+"""Sentences about unknown names: partitions that do not exist, and entries that a sampler does not take."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.wrapper import SamplerWrapper, built_in
 
 TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "dp_size", "batch_index"})
-"""What a loader gives to any sampler, and what chooses one."""
+"""The entries that a loader passes to any sampler, and those that choose a sampler."""
 
 
 def no_partition(name: str, partitions: Iterable[str]) -> str:
-    """Return "there is no partition 'x'", with the nearest names that exist, or else the first ones."""
+    """Return "there is no partition 'x'", with the nearest names that exist, otherwise the first ones."""
     return f"there is no partition {name!r} ({others(name, partitions)})"
 
 
 def others(name: str, partitions: Iterable[str]) -> str:
-    """Return "did you mean 'x'?" with the nearest partitions, or else "there are: " with the first ones."""
+    """Return "did you mean 'x'?" with the nearest partitions, otherwise "there are: " with the first ones."""
     there = list(partitions)
     meant = nearest(name, there, most=3)
     if meant:
@@ -32,7 +32,7 @@ def others(name: str, partitions: Iterable[str]) -> str:
 def not_taken(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
     """Return a sentence about entries of a sampling_config that the sampler does not take; None if there are none.
 
-    A sampler of a user's takes any entry.
+    A user's sampler takes any entry.
     """
     if isinstance(sampler, UserSampler) or sampling.keys() <= TAKEN_BY_ALL:
         return None

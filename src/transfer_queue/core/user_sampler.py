@@ -1,7 +1,7 @@
-"""A user's sampler as the core sees it: what it is asked, how its answers are checked against the state.
+"""A user's sampler in the core: makes its calls, and checks its results against the state.
 
-Built-in samplers are trusted. What a user's sampler gives is taken only if it is complete and right: rows that it was
-offered, none of them twice. Otherwise its caller gets a `SamplerError`, and nothing changes.
+The core trusts built-in samplers. It accepts the result of a user's sampler only if it is valid: rows that the sampler
+was offered, none of them twice. Otherwise the claim fails with a `SamplerError`, and nothing changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Column = np.ndarray
 
 
 def copied(value: Any) -> Any:
-    """A value of a message, in dicts and lists of its own."""
+    """Return a copy of the dicts and lists of a value."""
     if type(value) is dict:
         return {key: copied(entry) for key, entry in value.items()}
     return [copied(entry) for entry in value] if type(value) is list else value
@@ -39,17 +39,17 @@ class Runner(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What is known of the sampler without a call."""
+        """The facts about the sampler that need no call."""
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """The sampler's answer. ready: the rows that it is offered."""
+        """Return the sampler's answer. ready: the rows that it is offered."""
 
     def not_ready(self, rows: list[int]) -> None:
-        """These rows of an answer are not ready. Raises RowsTakenError where they were when it was asked."""
+        """Report rows of an answer that are not ready. Raises RowsTakenError if they were ready when it was called."""
 
 
 class InlineRunner:
-    """Calls the sampler at once, in this process. values: makes what was put out of what a message carries of it."""
+    """Calls the sampler at once, in this process. values: decodes a value of a message to the value that was put."""
 
     def __init__(self, sampler: BaseSampler, values: Values) -> None:
         self.facts = describe(sampler)
@@ -58,7 +58,7 @@ class InlineRunner:
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """See `Runner`."""
-        with errors_of(self._sampler):  # values of a class of the user's are made by its code
+        with errors_of(self._sampler):  # decoding a value of a user's class runs the user's code
             request = msgspec.structs.replace(call.request, sampling=self._values(call.request.sampling))
         call = msgspec.structs.replace(call, request=request)
         offered: Sequence[int] = ()
@@ -73,7 +73,7 @@ class InlineRunner:
 
 
 class Ask(Exception):
-    """A user's sampler in a process of its own has to be asked before it is known what becomes of a claim."""
+    """The decision of a claim needs a call of a user's sampler that runs in a process of its own."""
 
     def __init__(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> None:
         super().__init__()
@@ -83,16 +83,16 @@ class Ask(Exception):
 
     @property
     def key(self) -> Hashable:
-        """Calls of one claim with equal keys get one answer."""
+        """Identifies the call: calls of one claim with equal keys get one answer."""
         return self.call.kind, self.call.request.count, self.call.key, self.call.final
 
 
 class RowsTakenError(Exception):
-    """Rows that a sampler was offered were cleared or taken while it looked at them: it is asked again."""
+    """Rows that a sampler was offered were cleared or dealt during its call: the call is repeated."""
 
 
 class Answers:
-    """What a sampler has answered so far, of one claim. offered: the rows that it was shown meanwhile."""
+    """The answers of a sampler for one claim so far. offered: the rows that it was offered for them."""
 
     def __init__(self) -> None:
         self.by_key: dict[Hashable, Any] = {}
@@ -100,12 +100,12 @@ class Answers:
 
 
 class HostedRunner:
-    """Stands for a sampler in a process of its own. It knows answers that have come; others are to be asked for.
+    """Represents a sampler in a process of its own. Returns answers that have arrived, and raises `Ask` for others.
 
     Attributes:
-        facts: As the process has said them.
-        answers: Of the claim that is being decided, None where nothing was asked yet.
-        orders: Calls for which nobody waits, to be made in this order.
+        facts: As the process has reported them.
+        answers: Those of the claim that is being decided; None before its first call.
+        orders: Calls whose result is not needed, to be made in this order.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -114,7 +114,7 @@ class HostedRunner:
         self.orders: list[SamplerCall] = []
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """See `Runner`. Raises Ask where the answer is not there."""
+        """See `Runner`. Raises Ask if the answer has not arrived."""
         if call.kind == "clear_cache":
             self.orders.append(call)
             return None
@@ -137,7 +137,7 @@ class UserSampler:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self._batches: dict[tuple[str, str], int] = {}  # that it keeps of (partition, task)
+        self._batches: dict[tuple[str, str], int] = {}  # how many batches it keeps, by (partition, task)
 
     @property
     def name(self) -> str:
@@ -150,7 +150,7 @@ class UserSampler:
         return self.runner.facts.group_size
 
     def begin(self, claim: Claim) -> Begun:
-        """Shows it a claim. Raises what it says to one that can never be right."""
+        """Return its first answer about a claim. Raises its error if the claim can never be met."""
         if not self.runner.facts.begins and claim.sampling.get("batch_index") is None:
             return Begun(None, False)
         begun: Begun = self.runner.run(SamplerCall("begin", request_of(claim)), None, None)
@@ -161,7 +161,7 @@ class UserSampler:
         return int(self.runner.run(SamplerCall("remainder", request_of(claim)), partition, ready))
 
     def passes_over(self, claim: Claim, partition: Partition, ready: ReadySet) -> dict[str, Column]:
-        """The ready rows that the task shall never be dealt, by reason."""
+        """The ready rows that are never dealt to the task, by reason."""
         if not self.runner.facts.passes:
             return {}
         found = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
@@ -173,7 +173,7 @@ class UserSampler:
     def deal(
         self, claim: Claim, partition: Partition, ready: ReadySet, count: int, key: Key | None, final: bool = False
     ) -> dict[int, tuple[Column, Column]]:
-        """What it deals now, not yet checked: dp_rank -> (sampled, consumed), global indexes."""
+        """Return its deal, not yet checked: dp_rank -> (sampled, consumed), global indexes."""
         dealt = partition.dealt.get(claim.task)
         name = partition.name, claim.task
         kept = None
@@ -189,25 +189,25 @@ class UserSampler:
         }
         if key is None or self.runner.facts.deals:
             return shares
-        # of what it keeps for other ranks some was dealt before
+        # some of the shares that it keeps for other ranks were dealt before
         return {rank: share for rank, share in shares.items() if rank == key[0] or key[1] not in issued.get(rank, ())}
 
     def clear_cache(self, partition: str) -> None:
-        """Has it forget what it keeps of a partition."""
+        """Make it forget what it keeps of a partition."""
         for name in [name for name in self._batches if name[0] == partition]:
             del self._batches[name]
         self.runner.run(SamplerCall("clear_cache", SamplerRequest(partition, "", 0, {})), None, None)
 
     def save_checkpoint(self) -> bytes:
-        """What it keeps, as msgpack."""
+        """Return its state, as msgpack."""
         saved: bytes = self.runner.run(SamplerCall("save_checkpoint", SamplerRequest("", "", 0, {})), None, None)
         return saved
 
     def load_checkpoint(self, state: bytes) -> None:
-        """Replaces what it keeps by what `save_checkpoint` gave."""
+        """Replace its state by one that `save_checkpoint` returned."""
         self.runner.run(SamplerCall("load_checkpoint", SamplerRequest("", "", 0, {}), state=state), None, None)
 
-    # ------------------------------------------------------------ what it gave, checked
+    # ------------------------------------------------------------ checks of its results
 
     def check(
         self,
@@ -221,7 +221,7 @@ class UserSampler:
 
         Args:
             ready: The rows that it was offered.
-            key: The batch that was asked for, if it is to be kept.
+            key: The requested batch, if it is to be kept.
             most: The largest batch_size.
         """
         sampled, consumed = (np.concatenate([NONE, *columns]) for columns in zip(*shares.values(), strict=True))
@@ -231,17 +231,17 @@ class UserSampler:
             missing = np.setdiff1d(rows, taken)
             if len(missing):
                 raise SamplerError(
-                    f"{self.name} sampled the rows {missing[:5].tolist()} for dp_rank {rank} and did not give them as "
-                    f"consumed, but a batch of a (dp_rank, batch_index) is its rank's alone: give all that is sampled "
-                    f"as consumed; nothing was dealt"
+                    f"{self.name} sampled the rows {missing[:5].tolist()} for dp_rank {rank} and did not return them "
+                    f"as consumed, but no other rank may get rows of a (dp_rank, batch_index): return all sampled rows "
+                    f"as consumed, too; nothing was dealt"
                 )
 
     def check_known(
         self, partition: Partition, ready: ReadySet, share: tuple[Column, Column], most: int, next_index: int
     ) -> Column:
-        """The same of a batch that it has dealt before, as it says: rows may be consumed or cleared since.
+        """Check a batch that it reports as dealt before, whose rows may have been consumed or cleared since then.
 
-        next_index: no row has this global index, or a larger one. Returns the rows that are still to be consumed.
+        next_index: no row has this global index, or a larger one. Returns the rows that must still be consumed.
         """
         self._check_numbers(*share, most, 1)
         sampled, consumed = (self._untaken(partition, ready, rows, next_index) for rows in share)
@@ -249,7 +249,7 @@ class UserSampler:
         return consumed
 
     def _untaken(self, partition: Partition, ready: ReadySet, rows: Column, next_index: int) -> Column:
-        """Those of these rows that live and were not given to the task before."""
+        """Return those of these rows that live and were not dealt to the task before."""
         never = (rows < 0) | (rows >= next_index)
         if never.any():
             raise self._not_offered(rows[never].tolist())
@@ -262,13 +262,13 @@ class UserSampler:
             found, counts = np.unique(rows, return_counts=True)
             if len(found) < len(rows):
                 raise SamplerError(
-                    f"{self.name} gave rows more than once as {what}, among them {found[counts > 1][:5].tolist()}; "
-                    f"give each row once; nothing was dealt"
+                    f"{self.name} returned rows more than once as {what}, among them "
+                    f"{found[counts > 1][:5].tolist()}; return each row once; nothing was dealt"
                 )
         if len(sampled) > most * ranks:
             raise SamplerError(
-                f"{self.name} sampled {len(sampled)} rows for {ranks} rank(s), and batch_size is {most}: give no more "
-                f"than that; nothing was dealt"
+                f"{self.name} sampled {len(sampled)} rows for {ranks} rank(s), but batch_size is {most}: return at "
+                f"most {most} rows for each rank; nothing was dealt"
             )
 
     def _check_offered(self, partition: Partition, ready: ReadySet, rows: Column) -> None:
@@ -281,14 +281,15 @@ class UserSampler:
 
     def _not_offered(self, rows: list[int]) -> SamplerError:
         return SamplerError(
-            f"{self.name} gave {len(rows)} rows that it was not offered, among them {rows[:5]}; nothing was dealt"
+            f"{self.name} returned {len(rows)} rows that it was not offered, among them {rows[:5]}; return only rows "
+            f"of ready_indexes; nothing was dealt"
         )
 
 
 def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
-    """A claim as its sampler sees it. count: of the deal, where it is another than the claim's."""
+    """Return the request of a claim to its sampler. count: the size of the deal. Default: that of the claim."""
     sampling = {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
-    sampling.pop("partition", None)  # the view is given under this name
+    sampling.pop("partition", None)  # the sampler gets its view of the partition under this name
     return SamplerRequest(claim.partition, claim.task, claim.count if count is None else count, sampling)
 
 

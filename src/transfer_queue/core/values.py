@@ -69,9 +69,9 @@ def publish(partition: Partition, positions: np.ndarray, number: int, block: New
 def first_values(
     chunk: Chunk, at: np.ndarray | slice, block: NewBlock, number: int, within: Any, ready: Prepared | None
 ) -> Set[str]:
-    """Sets the fields of a block that no row of the chunk has had yet, all at once; their names.
+    """Set the fields of a block that no row of the chunk has had yet, all at once. Returns their names.
 
-    Only where they are many: the columns of fields that were made together are kept until all of them are dropped.
+    Does so only for many fields: columns that were made together are kept until all of these fields are dropped.
     """
     if len(block.schema) < MANY_FIELDS:
         return NONE
@@ -100,14 +100,14 @@ def first_values(
 
 
 def left_of(block: NewBlock, ready: Prepared | None, fresh: Sequence[Set[str]]) -> list[FieldSpec]:
-    """The fields of a block that are not counted yet, or not set in each of its chunks (`first_values`)."""
+    """Return the fields of a block that are not counted yet, or not set in all of its chunks (`first_values`)."""
     if ready is not None and all(added is ready.names or ready.names <= added for added in fresh):
         return ready.known
     return block.schema
 
 
 def made_together(specs: Sequence[FieldSpec], chunks: Sequence[Chunk]) -> list[WideColumns]:
-    """The columns of these fields in each of these chunks; empty unless they were made together in all of them."""
+    """Return the columns of these fields in each chunk; empty unless they were made together in all chunks."""
     if len(specs) < MANY_FIELDS:
         return []
     found = [chunk.wide_columns(specs) for chunk in chunks]
@@ -117,7 +117,7 @@ def made_together(specs: Sequence[FieldSpec], chunks: Sequence[Chunk]) -> list[W
 def put_together(
     fields: Sequence[Field], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
 ) -> list[np.ndarray]:
-    """Values of rows of one chunk are in block `number`, for fields made together; the blocks that they were in."""
+    """Set the values of rows of one chunk to block `number`, for fields made together. Returns their former blocks."""
     old = columns.blocks[:, at]
     held = np.count_nonzero(old, axis=1)
     columns.put(at, number, within)
@@ -184,13 +184,13 @@ def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
 
 
 def learn(partition: Partition, block: NewBlock) -> Prepared | None:
-    """Takes the row shapes of a block into the types of its fields.
+    """Add the row shapes of a block to the types of its fields.
 
-    What was prepared of the block, where it holds: rows of its fresh fields are counted by this.
+    Returns the prepared parts of the block if they could be used, which also count the rows of its fresh fields.
     """
     known = shape_of(block)
     if known == partition.learnt:
-        return None  # the same shapes again, as from one writer's loop, teach nothing
+        return None  # the same shapes as before, for example in the loop of one writer, change nothing
     prepared = partition.blocks.prepared
     if prepared is not None and prepared.holds_for(block, partition.fields):
         partition.fields.update(prepared.fresh)
@@ -204,7 +204,7 @@ def learn(partition: Partition, block: NewBlock) -> Prepared | None:
         if field is None:
             field = partition.fields[spec.name] = Field(spec.name)
         field.add(spec, part)
-    # puts into a field of several dtypes are looked at one by one, so that each client is told once
+    # every put into a field of several dtypes is checked, so that each client can warn once
     looked_at = block.schema if prepared is None else prepared.known  # a fresh field has one dtype
     partition.learnt = None if any(partition.fields[spec.name].others for spec in looked_at) else known
     return prepared
