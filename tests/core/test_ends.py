@@ -216,7 +216,7 @@ def test_ranks_that_do_not_agree_on_their_number() -> None:
     h = Harness(RankAwareSampler())
     h.put(12)
     assert ask(h, 1, 0) == [0, 1, 2, 3]
-    with pytest.raises(InvalidArgumentError, match="must ask with the same dp_size"):
+    with pytest.raises(InvalidArgumentError, match="must pass the same dp_size"):
         ask(h, 0, 0, dp_size=2)
 
 
@@ -227,7 +227,7 @@ def test_a_last_round_gives_no_rank_a_batch_that_it_was_dealt_by_itself(final: b
     h.put(12 if not final else 7)
     assert ask(h, 0, 2) == [0, 1, 2, 3]
     h.ask(Seal("p"))
-    with pytest.raises(InvalidArgumentError, match=r"dealt to the dp_ranks \[0\] by themselves before"):
+    with pytest.raises(InvalidArgumentError, match=r"already dealt to the dp_ranks \[0\] alone"):
         ask(h, 1, 2, dp_size=2)
     assert ask(h, 0, 2) == [0, 1, 2, 3]
     h.ask(ClearPartition("p"))

@@ -1,8 +1,8 @@
 """Calls of a user's sampler that runs in a process of its own: one at a time, in the order in which claims need them.
 
-A claim that needs an answer waits like any other claim that cannot be met. When the answer arrives, the claim is decided
-again with all its answers so far, and the result of the sampler is checked against the current state. None of this is
-part of the state: after a restart the client sends the claim again.
+A claim that needs an answer waits like any other claim that cannot be met. When the answer arrives, the claim is
+decided again with all its answers so far, and the result of the sampler is checked against the current state. None of
+this is part of the state: after a restart the client sends the claim again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PendingCall:
         waiter: The claim that is decided with the answer; None if `done` gets it.
         fresh: Whether this is the first decision of the claim.
         again: Whether the claim must be decided again, because the state has changed since.
-        void: Another state is in place: the answer does not count, and the claim asks again.
+        void: Whether the state was replaced since: then the answer is ignored, and the claim asks again.
     """
 
     def __init__(self, waiter: Waiter | None, fresh: bool = False, done: Done | None = None) -> None:
@@ -55,15 +55,15 @@ class PendingCall:
 
 
 class SamplerAsks:
-    """The calls of the system's sampler. True while there are any.
+    """The calls of the system's sampler that wait or are under way. True while there are any.
 
     Attributes:
-        runner: Knows what the sampler has answered; None if it is in no process of its own, so that it is not asked.
+        runner: Knows the answers of the sampler; None if it does not run in a process of its own.
     """
 
     def __init__(self, sampler: AnySampler) -> None:
         self.runner = _runner_of(sampler)
-        self._begun = 0  # calls so far, also of samplers before this one
+        self._begun = 0  # calls so far, including those of former samplers
         self._active: PendingCall | None = None
         self._claims: dict[Waiter, bool] = {}  # that wait for their turn, and whether they are fresh
         self._orders: deque[tuple[SamplerCall, Done]] = deque()
@@ -113,9 +113,9 @@ class SamplerAsks:
         return effects
 
     def replace(self, sampler: AnySampler) -> list[Effect]:
-        """Another sampler deals from now on, and claims that asked this one are decided with that.
+        """Replace the sampler. Claims that wait for an answer of the old one are decided with the new one.
 
-        What this one was asked for beside claims has failed.
+        Calls of the old sampler that no claim needs have failed.
         """
         error = SamplerError("the system's sampler was replaced meanwhile")
         active, self._active, self.runner = self._active, None, _runner_of(sampler)
@@ -125,11 +125,11 @@ class SamplerAsks:
         if active is not None and active.waiter is not None:
             self._claims = {active.waiter: active.fresh, **self._claims}
         effects = [effect for done in waits for effect in done(error)]
-        self._orders.clear()  # and what those who heard of the error wanted of the sampler that is gone
+        self._orders.clear()  # also the calls of the old sampler that `done` has just queued
         return effects
 
     def void(self) -> None:
-        """Another state is in place: a claim that is being decided is not met with rows of the one before."""
+        """The state was replaced: do not decide the current claim with an answer about the old state."""
         if self._active is not None:
             self._active.void = True
 
@@ -144,7 +144,7 @@ class SamplerAsks:
         return [AskSampler(self._begun, ask.call, shown)]
 
     def go_on(self, core: Controller, pending: PendingCall, ask: Ask) -> list[Effect]:
-        """The claim of a pending call needs a further one."""
+        """Start one more call, which the claim of a pending call needs."""
         if self._active is not None:
             assert pending.waiter is not None
             self._claims.setdefault(pending.waiter, pending.fresh)
@@ -164,7 +164,7 @@ class SamplerAsks:
         else:
             effects = self._decide(core, pending, pending.ask, outcome)
         if pending.again and pending.waiter in core.state.waiting.by_waiter and self._active is not pending:
-            self._claims = {pending.waiter: pending.fresh, **self._claims}  # it came before the others
+            self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, because it came before the others
         return effects
 
     def _decide(self, core: Controller, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
@@ -176,7 +176,7 @@ class SamplerAsks:
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")
             return core.failed(waiting, error)
         if outcome is None or pending.void:
-            pending.answers, pending.void = Answers(), False  # the rows that it read have changed
+            pending.answers, pending.void = Answers(), False  # the rows that the sampler read have changed
         else:
             pending.answers.by_key[ask.key] = outcome
         return claiming.look(core, waiting, pending)
@@ -191,9 +191,9 @@ class SamplerAsks:
 
     def _page(self, pending: PendingCall, partition: Partition, ready: ReadySet, after: int) -> ViewReply:
         positions, behind = ready.page(after, PAGE)
-        return self._told(pending, partition.rows.indexes_of(positions), behind)
+        return self._offer(pending, partition.rows.indexes_of(positions), behind)
 
-    def _told(self, pending: PendingCall, rows: np.ndarray, after: int = -1) -> ViewReply:
+    def _offer(self, pending: PendingCall, rows: np.ndarray, after: int = -1) -> ViewReply:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
@@ -219,7 +219,7 @@ class SamplerAsks:
         offered = partition.offered(ready)
         if question.kind == "groups":
             groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))
-            return self._told(pending, groups.reshape(-1))
+            return self._offer(pending, groups.reshape(-1))
         if question.kind == "orphans":
             return ViewReply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())
         assert question.key is not None

@@ -92,11 +92,11 @@ def look(core: Controller, waiting: Waiting, pending: PendingCall) -> list[Effec
 
 
 def check_again(core: Controller, waiting: Waiting) -> list[Effect]:
-    """Refuses a parked claim that can never be right with the sampler that deals from now on."""
+    """Refuse a parked claim that the new sampler can never meet."""
     try:
         claims.check(core.state, core.samplers, waiting.claim)
     except Ask:
-        pass  # the sampler sees it when its turn comes
+        pass  # the sampler checks it when its turn comes
     except TransferQueueError as error:
         return core.failed(waiting, error)
     return []

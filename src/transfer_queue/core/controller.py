@@ -291,7 +291,7 @@ class Controller:
             self.state.prepared = None
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
-        """From now on this one deals. What was dealt stays as it is; claims that wait are checked and decided anew."""
+        """Replace the sampler. Dealt batches do not change; claims that wait are checked and decided again."""
         self.samplers = claims.Samplers(sampler, self.values, self.samplers.strict)
         effects = self.asks.replace(self.samplers.default)
         self.state.watched = watched_tags(sampler)

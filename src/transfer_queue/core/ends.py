@@ -221,13 +221,13 @@ def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
 
 
 def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
-    """Raises InvalidArgumentError where batches of one deal were dealt before, to a rank that asked by itself."""
+    """Raises InvalidArgumentError if some batches of this deal for all ranks were dealt before to single ranks."""
     dealt = partition.dealt.get(task)
     twice = [key for key in keys if dealt is not None and dealt.was(*key)]
     if twice:
         raise InvalidArgumentError(
-            f"batch {twice[0][1]} was dealt to the dp_ranks {[rank for rank, _ in twice]} by themselves before, and is "
-            f"asked now as one of all ranks; all ranks of task {task!r} must ask with the same dp_size"
+            f"batch {twice[0][1]} was already dealt to the dp_ranks {[rank for rank, _ in twice]} alone, but this "
+            f"claim is for a batch of all ranks; all ranks of task {task!r} must pass the same dp_size"
         )
 
 
