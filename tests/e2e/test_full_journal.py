@@ -78,6 +78,29 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         assert "TROUBLE" not in status()
 
 
+def test_a_load_without_room_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """Its client gets an error at once, and the old state goes on; with room the same checkpoint is loaded."""
+    with started("full-journal"):
+        tq.kv_put("saved", "p", {"x": torch.tensor(1)}, tag={"note": "x" * (4 * segment.ROOM)})
+        tq.save_checkpoint(tmp_path / "ck")
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    with started("full-journal", controller={"journal": {"folder": str(journal)}}):
+        tq.kv_put("now", "p", {"x": torch.tensor(2)})
+        until(lambda: server("controller") is not None)
+        process = server("controller")
+        assert process is not None
+        limit(process, 3 * segment.ROOM)
+        with pytest.raises(tq.CheckpointError, match="make room there and load it again"):
+            tq.load_checkpoint(tmp_path / "ck")
+        assert list(journal.glob("load-*")) == []
+        assert list(tq.kv_list("p")["p"]) == ["now"]
+        assert "TROUBLE" not in status()
+        limit(process, hard_of(process))
+        tq.load_checkpoint(tmp_path / "ck")
+        assert list(tq.kv_list("p")["p"]) == ["saved"]
+
+
 # ---------------------------------------------------------------- when a system is started
 
 

@@ -128,6 +128,47 @@ def test_a_stream_goes_on_over_kills_of_the_controller(durability: str) -> None:
         assert client.check_consumption_status("t", "p")
 
 
+@pytest.mark.parametrize("moment", ["the request", "the copy", "the record"])
+@pytest.mark.parametrize("durability", ["async", "sync"])
+def test_a_controller_that_is_killed_while_it_loads_a_checkpoint_loads_it_once(
+    tmp_path: Path, moment: str, durability: str
+) -> None:
+    """Whenever it dies, its client is answered by the next one; what was not loaded leaves nothing."""
+    names = [f"k{n}" for n in range(5000)]
+    with started("loading"):
+        tq.kv_batch_put(names, "p", values(len(names)))
+        tq.save_checkpoint(tmp_path / "ck")
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    with started("loading", controller={"journal": {"folder": str(journal), "durability": durability}}):
+        tq.kv_put("old", "p", {"x": torch.tensor(1)})
+        system, process = CURRENT.system, server("controller")
+        assert system is not None
+        assert process is not None
+        before = recorded(journal)
+        reached = {
+            "the request": lambda: any(system.states.iterdir()),
+            "the copy": lambda: any(journal.glob("load-*")),
+            "the record": lambda: recorded(journal) > before and any(journal.glob("load-*")),
+        }[moment]
+        thread, found = in_thread(lambda: tq.load_checkpoint(tmp_path / "ck"))
+        while not reached() and thread.is_alive():
+            pass
+        process.kill()
+        thread.join(SECONDS)
+        assert not any(isinstance(outcome, BaseException) for outcome in found), found
+        assert sorted(tq.kv_list("p")["p"]) == sorted(names)
+    kept = list(journal.glob("load-*"))
+    recovered = recover(journal, Clock.now())
+    assert recovered.state.epoch == 1, "it was loaded once"
+    assert [path.name for path in kept] == list(recovered.loaded)
+
+
+def recorded(journal: Path) -> int:
+    """Bytes of the records in a journal."""
+    return sum(path.stat().st_size for path in journal.glob("segment-*"))
+
+
 def test_a_claim_that_waits_notices_nothing_but_keeps_its_deadline() -> None:
     with started("waits"):
         client = tq.get_client()

@@ -8,6 +8,7 @@ import pytest
 
 from simulated import numbers
 from transfer_queue.client.calls import CONTROLLER
+from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.testing import losses
 from transfer_queue.testing.faulty import FaultyCluster
 
@@ -70,3 +71,35 @@ def test_a_crash_replays_a_snapshot_and_what_came_after(tmp_path: Path, survives
         assert list(folder.glob("state-*"))
     cluster.check()
     cluster.close()
+
+
+def test_a_crash_at_any_moment_of_a_load_loads_it_once(tmp_path: Path) -> None:
+    """Before the journal has its copy, between that and the record, and after it; a copy stays if a record names it."""
+    seen = set()
+    for number in range(40):
+        cluster = FaultyCluster(tmp_path / str(number), seed=number)
+        client = cluster.client("a")
+        client.put(numbers(2), partition_id="p")
+        cut = client.begin_checkpoint()
+        client.save_storage_checkpoint(tmp_path / f"ck-{number}", cut=cut)
+        client.save_controller_checkpoint(tmp_path / f"ck-{number}" / STATE, cut=cut)
+        assert client.end_checkpoint(cut)
+        client.put(numbers(3), partition_id="p")
+        client.load_storage_checkpoint(tmp_path / f"ck-{number}")
+        loaded: list[float] = []
+        cluster.on_loaded = loaded.append
+        folder = cluster.folder / "journal"
+
+        def crash(cluster: FaultyCluster = cluster, folder: Path = folder, loaded: list[float] = loaded) -> None:
+            seen.add((len(list(folder.glob("load-*"))), len(loaded)))
+            cluster.crash(CONTROLLER, 0.1)
+
+        cluster.later(cluster.network.random.uniform(0, 0.05), crash)
+        client.load_controller_checkpoint(tmp_path / f"ck-{number}" / STATE)
+        assert cluster.controller.state.partitions["p"].row_count == 2
+        cluster.advance(1.0)
+        assert (len(loaded), cluster.controller.state.epoch) == (1, 1)
+        assert len(list(folder.glob("load-*"))) == 1
+        cluster.check()
+        cluster.close()
+    assert seen == {(0, 0), (1, 0), (1, 1)}

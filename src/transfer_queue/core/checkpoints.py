@@ -3,7 +3,8 @@
     BeginCheckpoint   the cut: the server writes the state as it is now into a file of the name that the client chose,
                       and no extent that holds a value of it is given back until the client has copied all of them
     EndCheckpoint     the client is through with it, and learns whether that was so
-    LoadState         the server reads such a file, which the client has put there; it becomes the state in one record
+    LoadState         the server reads such a file, which the client has put there, and keeps a copy of it beside the
+                      journal; it becomes the state in one record, which names that copy
 
 None of this is part of the state: after a restart of the controller a save in progress has failed, and its client
 notices at its end. Requests name files and never carry a path.
@@ -13,15 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
 from transfer_queue.core import records as r
 from transfer_queue.core.asks import plain_call
-from transfer_queue.core.effects import Effect, ReadState, RemoveState, Send, WriteState
-from transfer_queue.core.packing import pack
+from transfer_queue.core.effects import Effect, ForgetState, ReadState, RemoveState, Send, WriteState
 from transfer_queue.core.saving import saved_sound, trusted
 from transfer_queue.core.state import State
 from transfer_queue.core.user_sampler import AnySampler, Ask, UserSampler, name_of
@@ -54,22 +54,25 @@ class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SavedState(NamedTuple):
-    """A saved tree that is about to be loaded: the tree itself, as bytes for a record, and the state that it holds."""
+    """A saved tree that is about to be loaded: the tree without its state, and the state that it held.
+
+    file: where the journal keeps it, see `records.StateLoaded`; "" where there is no journal.
+    """
 
     tree: dict[str, Any]
-    packed: bytes
     state: State
+    file: str = ""
 
 
-def built(tree: Any) -> SavedState:
+def built(tree: Any, file: str = "", watched: Iterable[str] = ()) -> SavedState:
     """What loading a tree takes long for. Raises CheckpointError where its state is none, or contradicts itself.
 
-    Takes seconds for a million rows, and touches nothing of a controller: for a thread beside its loop.
+    Takes seconds for a million rows, and touches nothing of a controller: for a thread beside its loop. watched: see
+    `State`.
     """
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError("it holds no state of a controller")
-    packed = pack(tree)  # first, as the state owns the arrays of the tree from then on
-    return SavedState(tree, packed, trusted(tree["state"]))
+    return SavedState({**tree, "state": None}, trusted(tree["state"], None, watched), file)
 
 
 REQUESTS = (BeginCheckpoint, EndCheckpoint, LoadState)
@@ -136,7 +139,7 @@ def ask(core: Controller, client: str, peer: int, sequence: int, request: Any) -
     waits = (client, sequence) in ours.loads
     ours.loads.add((client, sequence))
     ours.peers[client, sequence] = peer
-    return [] if waits else [ReadState(request.name, client, sequence)]
+    return [] if waits else [ReadState(request.name, client, sequence, list(core.state.watched))]
 
 
 def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -> list[Effect]:
@@ -220,7 +223,7 @@ def written(core: Controller, name: str, trouble: str | None) -> list[Effect]:
 def record_of(core: Controller, read: SavedState | BaseException) -> r.StateLoaded:
     """The record that makes a saved tree the state. CheckpointError where it is none; SamplerError."""
     if isinstance(read, BaseException):
-        raise CheckpointError(f"the state to load cannot be read: {read}") from read
+        raise CheckpointError(f"the state cannot be loaded: {read}") from read
     tree = read.tree
     if tree.get("format") != FORMAT:
         raise CheckpointError(f"the state to load is not of format {FORMAT}, which is what this release loads")
@@ -230,7 +233,7 @@ def record_of(core: Controller, read: SavedState | BaseException) -> r.StateLoad
             msgspec.msgpack.decode(form.sampler.state)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the state to load is not what a save writes: {error}; nothing was changed") from None
-    return r.StateLoaded(read.packed, core.now)
+    return r.StateLoaded(b"", core.now, read.file)
 
 
 def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
@@ -242,7 +245,7 @@ def read(core: Controller, client: str, sequence: int, found: SavedState | Excep
     """A file was read, for a client that wants it loaded."""
     peer = core.checkpoints.heard(client, sequence)
     if peer is None:
-        return []  # nobody waits for it any more, and nothing is loaded
+        return _unused(found)  # nobody waits for it any more, and nothing is loaded
     try:
         record = record_of(core, found)
         assert not isinstance(found, Exception)
@@ -259,7 +262,12 @@ def read(core: Controller, client: str, sequence: int, found: SavedState | Excep
             sampler.load_checkpoint(before)
             raise
     except TransferQueueError as error:
-        return [core.failure(peer, sequence, error)]
+        return [core.failure(peer, sequence, error), *_unused(found)]
+
+
+def _unused(found: SavedState | Exception) -> list[Effect]:
+    """What was read is not loaded: its file is not to be kept."""
+    return [ForgetState(found.file)] if isinstance(found, SavedState) and found.file else []
 
 
 def _load_with_process(
@@ -269,7 +277,7 @@ def _load_with_process(
 
     def known(before: Any) -> list[Effect]:
         if isinstance(before, BaseException):
-            return [core.failure(peer, sequence, error_of(before))]
+            return [core.failure(peer, sequence, error_of(before)), *_unused(found)]
         core.asks.order(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
         return []
 
@@ -280,7 +288,7 @@ def _load_with_process(
             return core.load_state(client, peer, sequence, record, found)
         except TransferQueueError as error:
             core.asks.order(plain_call("load_checkpoint", before), lambda _: [])
-            return [core.failure(peer, sequence, error)]
+            return [core.failure(peer, sequence, error), *_unused(found)]
 
     core.asks.order(plain_call("save_checkpoint"), known)
     return []

@@ -87,7 +87,7 @@ def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRec
         for blocks, _ in chunk.field.values():
             empty &= blocks[: chunk.size] == 0
         found = np.flatnonzero(empty)
-        if chunk.tags is not None:
+        if len(found) and chunk.tags is not None:  # tags that nobody has looked at stay as they were saved
             found = np.array([at for at in found.tolist() if not chunk.tags[at]], "i8")
         parts.append(found + (key << CHUNK_BITS))
     positions = np.concatenate(parts) if parts else np.zeros(0, "i8")

@@ -37,7 +37,7 @@ from transfer_queue.core import records as r
 from transfer_queue.core.asks import SamplerAsks
 from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, Send, TellUnit
+from transfer_queue.core.effects import Effect, Release, Send, TellUnit
 from transfer_queue.core.epochs import check_epoch
 from transfer_queue.core.explain import explain, timeout_words, waiting_words
 from transfer_queue.core.making import Making
@@ -282,13 +282,14 @@ class Controller:
         self, client: str, peer: int, sequence: int, record: r.StateLoaded, found: checkpoints.SavedState
     ) -> list[Effect]:
         """Replace the state of this controller by a saved one, and reply to the client."""
-        before = list(self.state.partitions)
+        before = list(self.state.partitions.values())
         asked = Envelope(sequence, 0, LoadState(""))
         self.state.prepared = (record, found.tree, found.state)
         try:
-            return self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
+            effects = self.commit(client, peer, asked, [record], lambda: self._taken_over(before))
         finally:
             self.state.prepared = None
+        return [*effects, Release(before)]
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Dealt batches do not change; claims that wait are checked and decided again."""
@@ -494,12 +495,12 @@ class Controller:
         """When the event under way happened, on the server's clock."""
         return self._now
 
-    def _taken_over(self, before: list[str]) -> AnyReply:
+    def _taken_over(self, before: list[Partition]) -> AnyReply:
         """A loaded state is in place, where these partitions were: what the controller knew of them is no more."""
         self.works.void()
         self.asks.void()
         self.warned.clear()
-        for name in {*before, *self.state.partitions}:
+        for name in {*(partition.name for partition in before), *self.state.partitions}:
             self.changed.setdefault(name, Change()).everything = True
         for partition in list(self.state.partitions.values()):
             for record in clears.never_taken(partition):

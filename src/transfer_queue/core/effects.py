@@ -74,11 +74,15 @@ class WriteState(msgspec.Struct, frozen=True):
 
 
 class ReadState(msgspec.Struct, frozen=True):
-    """Read the file of this name, which a client has put there; `Controller.state_read` gets the tree, or the error."""
+    """Read the file of this name, which a client has put there, and keep it where the journal is.
+
+    `Controller.state_read` gets what is in it, or the error. watched: see `State`.
+    """
 
     name: str
     client: str
     sequence: int
+    watched: list[str]
 
 
 class RemoveState(msgspec.Struct, frozen=True):
@@ -87,4 +91,28 @@ class RemoveState(msgspec.Struct, frozen=True):
     name: str
 
 
-Effect = Union[Work, AskSampler, RefuseLeases, Send, FreeExtents, TellUnit, WriteState, ReadState, RemoveState]
+class ForgetState(msgspec.Struct, frozen=True):
+    """Remove this file of the journal's, which was kept for a `ReadState`: what it holds is not loaded."""
+
+    file: str
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Free these partitions in a thread beside the loop (`loading.release`): it takes long if they are large."""
+
+    partitions: list[Any]
+
+
+Effect = Union[
+    Work,
+    AskSampler,
+    RefuseLeases,
+    Send,
+    FreeExtents,
+    TellUnit,
+    WriteState,
+    ReadState,
+    RemoveState,
+    ForgetState,
+    Release,
+]

@@ -363,13 +363,16 @@ class WriterFenced(Record, frozen=True):
 
 
 class StateLoaded(Record, frozen=True):
-    """A checkpoint's state took the place of the state; see `core.loading`. state: `core.packing` of what was saved.
+    """A checkpoint's state took the place of the state; see `core.loading`.
 
+    file: the name of the journal's file that holds what was saved (`journal.loaded_states`). A replay first reads it
+    into `State.prepared`. "": `state` holds it (`core.packing`), as older releases wrote it, or there is no journal.
     time: on the controller's clock.
     """
 
     state: bytes
     time: float
+    file: str = ""
 
 
 class Repacked(msgspec.Struct, array_like=True, frozen=True):

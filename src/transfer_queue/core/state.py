@@ -93,8 +93,8 @@ class State:
     aging: the partitions that drop rows by their age (derived). counted: how many rows there are (derived).
     origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
     capacity: most rows at a time, None without limit (configuration, not replayed).
-    prepared: a record that is about to be applied, its tree and the state in it, if these were built already (the
-    same).
+    prepared: a `StateLoaded` record that is about to be applied, what was saved with its state, and the state itself,
+    if it was built already (the same).
     watched: tags that partitions keep as columns from their beginning, for samplers (the same).
 
     What is added here is saved, too (`core.saving`).

@@ -2,6 +2,7 @@
 
     segment-<n>    records, in order (`segment.py`); a new one is begun with each process and each snapshot
     state-<n>      the state before the first record of segment n (`state_file.py`)
+    load-<hex>     the state of a checkpoint that was loaded, which a record names (`loaded_states.py`)
 
 What is older than the newest complete snapshot is removed. `recover` gives the state that the files tell, `Journal`
 adds to them. Who waits is not written down: he asks again on his new connection.
@@ -9,7 +10,6 @@ adds to them. Who waits is not written down: he asks again on his new connection
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import re
@@ -26,6 +26,7 @@ from transfer_queue.core.retention import at_another_clock
 from transfer_queue.core.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
+from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock, Head, Reading, SegmentWriter, sync_folder
 
 _NAME = re.compile(r"(segment|state)-(\d{12})")
@@ -62,7 +63,7 @@ class Recovered:
     """What a folder told. number: of the segment to go on with. records, nbytes: what was replayed after the snapshot.
 
     torn: bytes at the end that were not whole: of a commit that its process did not survive, so that nobody was
-    answered. fresh: there was nothing.
+    answered. fresh: there was nothing. loaded: files of loaded states -> the segment whose record names them.
     """
 
     state: State
@@ -71,10 +72,11 @@ class Recovered:
     nbytes: int
     torn: int
     fresh: bool
+    loaded: dict[str, int]
 
 
 def recover(folder: Path, clock: Clock, capacity: int | None = None, watched: Iterable[str] = ()) -> Recovered:
-    """The state that the journal in a folder tells; cuts a torn tail off, and removes what is older.
+    """The state that the journal in a folder tells; cuts a torn tail off, and removes what is older or unfinished.
 
     capacity, watched: see `State`. JournalError where the folder is damaged; OSError as the file system does.
     """
@@ -95,9 +97,12 @@ def recover(folder: Path, clock: Clock, capacity: int | None = None, watched: It
     state.watched = list(watched)
     records = nbytes = torn = 0
     next_number = first
+    loaded: dict[str, int] = {}
     for number in segments:
         path = segment_path(folder, number)
-        count, end, size = _replay(state, path, clock, number == segments[-1])
+        count, end, size, files = _replay(state, path, clock, number == segments[-1])
+        loaded.update(dict.fromkeys(files, number))
+        nbytes += sum((folder / name).stat().st_size for name in files)
         records += count
         nbytes += end
         if end < size:
@@ -107,7 +112,11 @@ def recover(folder: Path, clock: Clock, capacity: int | None = None, watched: It
         if not end:
             path.unlink()
             next_number = number
-    return Recovered(state, next_number, records, nbytes, torn, not snapshots and not segments)
+    states = LoadedStates(folder)
+    for name in states.names():
+        if name not in loaded:
+            states.remove(name)
+    return Recovered(state, next_number, records, nbytes, torn, not snapshots and not segments, loaded)
 
 
 def _snapshot(folder: Path, number: int, clock: Clock, capacity: int | None, watched: Iterable[str]) -> State:
@@ -124,19 +133,24 @@ def _snapshot(folder: Path, number: int, clock: Clock, capacity: int | None, wat
     return state
 
 
-def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, int, int]:
-    """How many records a segment had, how many of its bytes are whole, how many it has."""
+def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, int, int, list[str]]:
+    """How many records a segment had, how many of its bytes are whole, how many it has; the loaded states it names."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         # an mmap object of a file without bytes cannot be made
         data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     reading = Reading(path, data, last)
     count = 0
+    files: list[str] = []
+    states = LoadedStates(path.parent)
     shift = 0.0 if reading.head is None else clock.shift_from(reading.head.clock)
     for records in reading.frames():
         for record in records:
             if shift and isinstance(record, (Aged, StateLoaded)):
                 record = msgspec.structs.replace(record, time=record.time + shift)
+            if isinstance(record, StateLoaded) and record.file:
+                _read_loaded(states, state, record, path)
+                files.append(record.file)
             try:
                 state.apply(record)
             except Exception as error:  # whatever a record leads to: it is the record's fault
@@ -145,7 +159,18 @@ def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, in
                     f"({type(record).__name__}: {error!r}). Begin with an empty folder (controller.journal.folder)"
                 ) from error
             count += 1
-    return count, reading.end, size
+    return count, reading.end, size, files
+
+
+def _read_loaded(states: LoadedStates, state: State, record: StateLoaded, path: Path) -> None:
+    try:
+        states.prepare(state, record)
+    except (CheckpointError, OSError, LookupError, TypeError) as error:
+        raise JournalError(
+            f"the journal's file {path} names the state of a checkpoint that was loaded, and its file "
+            f"{states.path(record.file)} cannot be read: {error}. Bring the file back, or begin with an empty folder "
+            f"(controller.journal.folder)"
+        ) from error
 
 
 def _remove_before(folder: Path, number: int) -> None:
@@ -170,7 +195,8 @@ class Journal:
         self.folder = folder
         self.number = recovered.number
         self.records = recovered.records
-        self._before = recovered.nbytes  # written before the segment
+        self._before = recovered.nbytes  # written before the segment, and states that were loaded
+        self._loaded = dict(recovered.loaded)
         self._clock = clock
         self._durable = durable
         self._segment = self._begin()
@@ -193,12 +219,15 @@ class Journal:
 
     def measure(self) -> None:
         """Looks at how large the older files are."""
-        total = 0
-        for path in self.folder.iterdir():
-            if _NAME.fullmatch(path.name) and path != self._segment.path:
-                with contextlib.suppress(FileNotFoundError):
-                    total += path.stat().st_size
-        self._old_bytes = total
+        names = [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+        names = [*names, *self._loaded]
+        self._old_bytes = sum(self._size_of(name) for name in names if name != self._segment.path.name)
+
+    def _size_of(self, name: str) -> int:
+        try:
+            return (self.folder / name).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def append(self, records: Sequence[AnyRecord]) -> None:
         """Adds what happened; the next `commit` writes it, all of it or nothing."""
@@ -206,6 +235,16 @@ class Journal:
         if kept:
             self._segment.append(kept)
             self.records += len(kept)
+            for record in kept:
+                if type(record) is StateLoaded and record.file:
+                    self._add_loaded(record.file)
+
+    def _add_loaded(self, name: str) -> None:
+        """A record names this state from now on: it is as much to replay as if it were in the record."""
+        size = self._size_of(name)
+        self._loaded[name] = self.number
+        self._before += size
+        self._old_bytes += size
 
     def commit(self) -> None:
         """Writes what was added. OSError: not all of it could be; to be called again."""
@@ -231,6 +270,10 @@ class Journal:
         if self._durable:
             sync_folder(self.folder)
         _remove_before(self.folder, number)
+        states = LoadedStates(self.folder)
+        for name in [name for name, segment in self._loaded.items() if segment < number]:
+            states.remove(name)
+            del self._loaded[name]
         self.measure()
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.offload import Watermarks
 from transfer_queue.core.user_sampler import AnySampler, watched_tags
 from transfer_queue.journal.journal import Journal, Recovered, recover
+from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock
 from transfer_queue.net.secrecy import server_context
 from transfer_queue.net.server import Server
@@ -79,11 +80,13 @@ def build_controller(
         strict=settings.strict,
         values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
-    journaling = None
+    journaling = loaded = None
     if journal is not None and recovered is not None:
         durable = settings.journal_durability == "sync"
+        loaded = LoadedStates(journal, durable)
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
-    service = ControllerService(controller, StateFiles(system.states), journaling, Departed(system.clients), files)
+    states = StateFiles(system.states, loaded)
+    service = ControllerService(controller, states, journaling, Departed(system.clients), files)
     server = Server(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
     service.attach(server.call_soon)
     service.use_host(host, server)

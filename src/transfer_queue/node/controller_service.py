@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Union
 
 from transfer_queue.core.checkpoints import checked_name
@@ -13,15 +14,18 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import (
     AskSampler,
     Effect,
+    ForgetState,
     FreeExtents,
     ReadState,
     RefuseLeases,
+    Release,
     RemoveState,
     Send,
     TellUnit,
     Work,
     WriteState,
 )
+from transfer_queue.core.loading import release
 from transfer_queue.core.queries import QUERIES
 from transfer_queue.core.user_sampler import AnySampler, HostedRunner, UserSampler
 from transfer_queue.errors import TransferQueueError
@@ -283,7 +287,7 @@ class ControllerService(EnvelopeService):
             now = time.monotonic
             call_soon(lambda: self._carried_out(self._controller.state_read(read.client, read.sequence, tree, now())))
 
-        self._worker.begin(lambda: self._states.read(read.name), done)
+        self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
 
     def _use_sampler(self, peer: int, sequence: int, samplers: SamplerFiles, name: str) -> None:
         """Reads a user's code, which may import for seconds, beside the loop."""
@@ -318,6 +322,10 @@ class ControllerService(EnvelopeService):
                 self._read(effect)
             elif isinstance(effect, RemoveState):
                 self._states.remove(effect.name)
+            elif isinstance(effect, ForgetState):
+                self._worker.begin(partial(self._states.forget, effect.file), _nothing)
+            elif isinstance(effect, Release):
+                self._worker.begin(partial(release, effect.partitions), _nothing)
             elif isinstance(effect, FreeExtents):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
@@ -330,6 +338,10 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, Refuse(effect.words))
+
+
+def _nothing(outcome: object) -> None:
+    """Nobody waits for what the worker did."""
 
 
 def core_sampler(made: AnyMade) -> AnySampler:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.records import AnyRecord, StateLoaded
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
 from transfer_queue.metrics.snapshot import JournalMeasures
@@ -91,7 +92,7 @@ class Journaling:
             self._behind = False
             self.find_room()
             self._count()
-        if records and self.trouble is None and self._is_due():
+        if records and self.trouble is None and self._is_due() and not _loads(records):
             self._snapshot()
         return True
 
@@ -186,3 +187,8 @@ class Journaling:
         except OSError as failure:
             logger.error("old files of the journal cannot be removed: %s", failure)
         self._count()
+
+
+def _loads(records: Sequence[AnyRecord]) -> bool:
+    """Whether a checkpoint was loaded in this turn of the loop, which a fork would make longer than others may wait."""
+    return any(isinstance(record, StateLoaded) for record in records)

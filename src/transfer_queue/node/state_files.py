@@ -6,32 +6,52 @@ Requests name the files and the core has looked at the names: 32 hex digits, no 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from transfer_queue.core.checkpoints import SavedState, built, checked_name
 from transfer_queue.journal import state_file
+from transfer_queue.journal.loaded_states import LoadedStates
 
 
 class StateFiles:
-    """State files by name, in a folder that is there. What killed clients have left goes with the system."""
+    """State files by name, in a folder that is there. What killed clients have left goes with the system.
 
-    def __init__(self, folder: Path) -> None:
+    loaded: where the journal keeps those that are loaded; None: there is no journal.
+    """
+
+    def __init__(self, folder: Path, loaded: LoadedStates | None = None) -> None:
         self.folder = folder
+        self._loaded = loaded
 
     def path(self, name: str) -> Path:
         """Where a file lies."""
         return self.folder / name
 
-    def read(self, name: str) -> SavedState | Exception:
+    def read(self, name: str, watched: Iterable[str] = ()) -> SavedState | Exception:
         """Return the state in a file, or the exception that reading it raised: CheckpointError for an invalid state.
 
-        Anybody with the key may have written the file. It is looked at here, in the thread that reads, as that takes
-        seconds for a million rows.
+        Anybody with the key may have written the file. It is copied for the journal and looked at here, in the thread
+        that reads, as that takes seconds for a million rows. Of a file that cannot be read no copy is left.
         """
+        kept = ""
         try:
-            return built(state_file.read(self.folder / name))
+            path = self.folder / name
+            if self._loaded is not None:
+                kept = self._loaded.add(path)
+                path = self._loaded.path(kept)
+            return built(state_file.read(path), kept, watched)
         except Exception as error:
+            if kept:
+                self.forget(kept)
             return error
+
+    def forget(self, kept: str) -> None:
+        """Removes the journal's copy of a file: what it holds is not loaded."""
+        assert self._loaded is not None
+        with suppress(OSError):  # then it is removed at the next start
+            self._loaded.remove(kept)
 
     def piece(self, name: str, start: int, length: int) -> tuple[int | None, bytes]:
         """How many bytes a file has from `start` on, None where it is not there, and `length` of them."""

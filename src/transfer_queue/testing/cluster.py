@@ -22,9 +22,10 @@ from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.offload import Watermarks
-from transfer_queue.core.records import AnyRecord
+from transfer_queue.core.records import AnyRecord, StateLoaded
 from transfer_queue.core.state import State
 from transfer_queue.journal import state_file
+from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages import (
     DISK,
     MEMORY,
@@ -130,8 +131,10 @@ class Cluster:
             StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), Slots(n, self.held))
             for n, (tier, size) in enumerate(tiers)
         ]
-        self.states = StateFiles(folder / "states")
-        self.states.folder.mkdir(parents=True)
+        self.loaded = LoadedStates(folder / "loaded", sync=False)
+        self.states = StateFiles(folder / "states", self.loaded)
+        for each in (self.states.folder, self.loaded.folder):
+            each.mkdir(parents=True)
         self.records: list[AnyRecord] = []
         self._clients: list[Client] = []
         self._readers: dict[int, FrameReader] = {}
@@ -254,6 +257,8 @@ class Cluster:
         self.records += self.controller.take_records()
         replayed = State(self.controller.state.capacity)
         for record in self.records:
+            if isinstance(record, StateLoaded):
+                self.loaded.prepare(replayed, record)
             replayed.apply(record)
         if replayed.snapshot() != self.controller.state.snapshot():
             raise AssertionError("replaying the records gives another state than live operation had")
@@ -336,6 +341,8 @@ class Cluster:
                 self._read_state(effect)
             elif isinstance(effect, core_effects.RemoveState):
                 self.states.remove(effect.name)
+            elif isinstance(effect, core_effects.ForgetState):
+                self.states.forget(effect.file)
             elif isinstance(effect, core_effects.FreeExtents):
                 self._to_unit(effect.unit, Free(effect.extents))
             elif isinstance(effect, core_effects.TellUnit):
@@ -376,9 +383,13 @@ class Cluster:
         self._soon(lambda: self._core(self.controller.state_written(write.name, trouble, self.clock.now)))
 
     def _read_state(self, read: core_effects.ReadState) -> None:
+        """The journal has its copy after a while, and the controller what is in it after another."""
+
         def done() -> None:
-            tree = self.states.read(read.name)
-            self._core(self.controller.state_read(read.client, read.sequence, tree, self.clock.now))
+            found = self.states.read(read.name, read.watched)
+            self._soon(
+                lambda: self._core(self.controller.state_read(read.client, read.sequence, found, self.clock.now))
+            )
 
         self._soon(done)
 

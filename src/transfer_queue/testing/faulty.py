@@ -20,9 +20,10 @@ import msgspec
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.packing import unpack
 from transfer_queue.core.records import AnyRecord, Parked, StateLoaded, UnitLost, Unparked
+from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path
+from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock
 from transfer_queue.messages import (
     Answer,
@@ -38,6 +39,7 @@ from transfer_queue.messages import (
 )  # fmt: skip
 from transfer_queue.net.session import Target
 from transfer_queue.node.journaling import Journaling
+from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.arena import Arena
@@ -87,6 +89,20 @@ class Place:
         return "unit", self.index
 
 
+class RememberedStates(LoadedStates):
+    """Those of the journal, which removes them some time; `all` has them for ever, for replays of all records."""
+
+    def __init__(self, folder: Path, all: LoadedStates) -> None:
+        super().__init__(folder, sync=False)
+        self._all = all
+
+    def add(self, source: Path) -> str:
+        """See `LoadedStates.add`."""
+        name = super().add(source)
+        os.link(self.path(name), self._all.path(name))
+        return name
+
+
 class FaultyCluster(Cluster):
     """See the module. stopped: the servers that do nothing, and why. apart: the clients that reach no server.
 
@@ -127,6 +143,7 @@ class FaultyCluster(Cluster):
         self._journal_folder = folder / "journal"
         self._journal_folder.mkdir(parents=True)
         super().__init__(folder, seed, self._sampler, **others)
+        self.states = StateFiles(self.states.folder, RememberedStates(self._journal_folder, self.loaded))
         recovered = recover(self._journal_folder, CLOCK, self.controller.state.capacity, ranked_tags(self._sampler))
         self._keep_journal(recovered)
         self.controller.records = self.records  # what was done before there was a journal is its beginning
@@ -357,7 +374,7 @@ class FaultyCluster(Cluster):
         self.records += records
         for record in records:
             if isinstance(record, StateLoaded):
-                self.on_loaded(unpack(record.state)["time"])
+                self.on_loaded(state_file.read(self.loaded.path(record.file))["time"])
 
     def _write_state(self, write: core_effects.WriteState) -> None:
         super()._write_state(write)

@@ -1,0 +1,356 @@
+"""Loaded checkpoints in the journal: the record is small, and a death at any step leaves the old or the new state."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from transfer_queue.core import saving
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.effects import Effect, ForgetState, ReadState, Send
+from transfer_queue.core.records import StateLoaded
+from transfer_queue.errors import JournalError
+from transfer_queue.journal import loaded_states, state_file
+from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
+from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.journal.segment import Clock
+from transfer_queue.messages import Done, Envelope, Failure, LoadState, Publish
+from transfer_queue.node.journaling import Journaling
+from transfer_queue.node.state_files import StateFiles
+from transfer_queue.sampler import SequentialSampler
+
+CLOCK = Clock(b"b" * 16, 1000.0)
+NAME = "ab" * 16
+LOAD = 100  # the sequence number of the request that loads
+
+
+class Server:
+    """A controller process: what it finds, what it writes, and what its client is answered."""
+
+    def __init__(self, folder: Path, sync: bool = False) -> None:
+        self.folder = folder / "journal"
+        self.folder.mkdir(exist_ok=True)
+        (folder / "states").mkdir(exist_ok=True)
+        self.found = recover(self.folder, CLOCK)
+        self.journal = Journal(self.folder, self.found, CLOCK, sync)
+        self.controller = Controller(SequentialSampler(), restored=self.found.state, boot=os.urandom(4).hex())
+        self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)
+        self.states = StateFiles(folder / "states", LoadedStates(self.folder, sync))
+        self.controller.opened("c", 1)
+
+    def ask(self, sequence: int, request: Any) -> list[Effect]:
+        effects = self.controller.handle("c", 1, Envelope(sequence, 0, request), 1.0)
+        assert self.journaling.commit()
+        return effects
+
+    def put(self, sequence: int, key: str) -> None:
+        self.ask(sequence, Publish("p", 1, keys=[key], tags=[{"n": key}], pre_allocate=0))
+
+    def read(self, read: ReadState) -> Any:
+        return self.states.read(read.name, read.watched)
+
+    def load(self, sequence: int = LOAD) -> Any:
+        """The answer to the request that loads."""
+        effects = self.ask(sequence, LoadState(NAME))
+        if isinstance(effects[0], ReadState):
+            effects = self.controller.state_read("c", sequence, self.read(effects[0]), 2.0)
+            assert self.journaling.commit()
+        for effect in effects:
+            if isinstance(effect, ForgetState):
+                self.states.forget(effect.file)
+        (reply,) = [effect.reply for effect in effects if isinstance(effect, Send)]
+        return reply
+
+    def snapshot(self) -> int:
+        number = self.journal.rotate()
+        state_file.write(snapshot_path(self.folder, number), snapshot_of(self.controller.state, CLOCK))
+        return number
+
+    @property
+    def keys(self) -> list[str]:
+        partition = self.controller.state.partitions.get("p")
+        return [] if partition is None else list(partition.keys)
+
+    def kept(self) -> list[str]:
+        return self.states._loaded.names() if self.states._loaded is not None else []
+
+
+def saved_tree(rows: int) -> dict[str, Any]:
+    """What a client puts there to be loaded: a partition of so many rows."""
+    controller = Controller(SequentialSampler())
+    controller.opened("w", 1)
+    keys = [f"saved-{n}" for n in range(rows)]
+    request = Publish("p", rows, keys=keys, tags=[{"of": key} for key in keys], pre_allocate=0)
+    controller.handle("w", 1, Envelope(1, 0, request), 0.0)
+    return {"format": 1, "time": 0.0, "sampler": None, "origin": "elsewhere-0", "state": saving.saved(controller.state)}
+
+
+def offered(folder: Path, rows: int = 3) -> Server:
+    """A server with a row, before which a state of other rows lies to be loaded."""
+    server = Server(folder)
+    server.put(1, "old")
+    state_file.write(server.states.path(NAME), saved_tree(rows), sync=False)
+    return server
+
+
+# ---------------------------------------------------------------- what the loop writes
+
+
+def test_the_record_is_as_small_for_many_rows_as_for_few(tmp_path: Path) -> None:
+    """So what the loop writes, checksums and copies does not grow with the state."""
+    sizes = []
+    for rows in (1, 5000):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        server = offered(folder, rows)
+        before = server.journal._segment.size
+        assert isinstance(server.load(), Done)
+        assert len(server.keys) == rows
+        sizes.append(server.journal._segment.size - before)
+    assert max(sizes) < 256
+    assert max(sizes) - min(sizes) <= 16
+
+
+def test_the_turn_that_loads_takes_no_snapshot_and_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork in the same turn would hold up others twice as long."""
+
+    begun: list[Path] = []
+
+    class Writer:
+        busy = False
+
+        def begin(self, path: Path, *_: object) -> None:
+            begun.append(path)
+
+    monkeypatch.setattr("transfer_queue.node.journaling.SNAPSHOT_BYTES", 5000)
+    server = offered(tmp_path, 1000)
+    server.journaling.attach(Writer())
+    assert isinstance(server.load(), Done)
+    assert begun == []
+    server.put(LOAD + 1, "later")
+    assert begun == [snapshot_path(server.folder, 2)]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_state_is_on_the_disk_before_its_record_if_commits_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    states = LoadedStates(tmp_path, sync)
+    (tmp_path / "source").write_bytes(b"state")
+    monkeypatch.setattr(os, "fsync", noted)
+    name = states.add(tmp_path / "source")
+    assert synced == ([name, tmp_path.name] if sync else [])
+    assert states.path(name).read_bytes() == b"state"
+
+
+# ---------------------------------------------------------------- deaths
+
+
+def steps(server: Server) -> Iterator[tuple[str, int]]:
+    """Does what a load and the snapshot after it do to the disk, step by step; after each: the state, loaded files."""
+    yield "old", 0
+    (read,) = server.ask(LOAD, LoadState(NAME))
+    assert isinstance(read, ReadState)
+    part = server.folder / ("load-" + "0" * 32)
+    part.write_bytes(server.states.path(NAME).read_bytes()[:100])  # killed while it copied
+    yield "old", 0
+    part.unlink()
+    found = server.read(read)
+    assert len(server.kept()) == 1
+    yield "old", 0
+    server.controller.state_read("c", LOAD, found, 2.0)
+    yield "old", 0
+    assert server.journaling.commit()
+    yield "loaded", 1
+    number = server.journal.rotate()
+    yield "loaded", 1
+    state_file.write(snapshot_path(server.folder, number), snapshot_of(server.controller.state, CLOCK))
+    yield "loaded", 0
+    segment_path(server.folder, number - 1).unlink()  # killed while it removed what is older
+    yield "loaded", 0
+    server.journal.forget_before(number)
+    assert server.kept() == []
+    yield "loaded", 0
+
+
+@pytest.mark.parametrize("death", range(9))
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_death_after_any_step_leaves_one_of_both_states_and_its_client_is_answered_once(
+    tmp_path: Path, death: int, sync: bool
+) -> None:
+    server = offered(tmp_path)
+    server.states = StateFiles(server.states.folder, LoadedStates(server.folder, sync))
+    going = steps(server)
+    for _ in range(death):
+        next(going)
+    state, files = next(going)
+    server.journal.close()
+
+    after = Server(tmp_path, sync)
+    assert after.keys == (["old"] if state == "old" else ["saved-0", "saved-1", "saved-2"])
+    assert len(after.kept()) == files
+    assert after.journal.size == sum(path.stat().st_size for path in after.folder.iterdir())
+    epoch = after.controller.state.epoch
+    assert epoch == (0 if state == "old" else 1)
+    if state == "loaded":  # the request that comes again is answered, also when its file is not there any more
+        after.states.remove(NAME)
+    assert after.load() == Done(1)
+    assert after.controller.state.epoch == 1, "it was loaded once"
+    assert after.keys == ["saved-0", "saved-1", "saved-2"]
+    after.journal.close()
+    assert recover(after.folder, CLOCK).state.snapshot() == after.controller.state.snapshot()
+
+
+def test_a_record_that_is_torn_at_any_byte_loads_nothing(tmp_path: Path) -> None:
+    server = offered(tmp_path)
+    before = server.journal._segment.size
+    assert isinstance(server.load(), Done)
+    server.journal.close()
+    segment = segment_path(server.folder, 1)
+    (file,) = server.kept()
+    whole, state = segment.read_bytes(), server.states._loaded.path(file).read_bytes()  # type: ignore[union-attr]
+    for size in range(len(whole) - 1, before - 1, -7):
+        os.truncate(segment, size)
+        (server.folder / file).write_bytes(state)
+        found = recover(server.folder, CLOCK)
+        assert list(found.state.partitions["p"].keys) == ["old"]
+        assert (found.loaded, server.kept()) == ({}, [])
+
+
+def test_files_of_loads_go_with_the_segments_that_name_them(tmp_path: Path) -> None:
+    """A load while a snapshot is being written stays until the next one."""
+    server = offered(tmp_path)
+    assert isinstance(server.load(), Done)
+    number = server.snapshot()
+    assert isinstance(server.load(LOAD + 1), Done)
+    assert len(server.kept()) == 2
+    server.journal.forget_before(number)
+    assert len(server.kept()) == 1
+    assert server.journal.size == sum(path.stat().st_size for path in server.folder.iterdir())
+    server.journal.close()
+    again = Server(tmp_path)
+    assert again.controller.state.snapshot() == server.controller.state.snapshot()
+    assert again.journal.written >= (again.folder / again.kept()[0]).stat().st_size, "it counts as what was replayed"
+    again.journal.forget_before(again.snapshot())
+    assert again.kept() == []
+
+
+# ---------------------------------------------------------------- what is not loaded
+
+
+def fails(name: str) -> Callable[..., None]:
+    def failing(*_: object) -> None:
+        raise OSError(errno.ENOSPC, f"No space left on device in {name}")
+
+    return failing
+
+
+@pytest.mark.parametrize("step", ["take_room", "copyfileobj", "fsync", "sync_folder"])
+def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    server = offered(tmp_path)
+    server.states = StateFiles(server.states.folder, LoadedStates(server.folder, sync=True))
+    owner = {"copyfileobj": loaded_states.shutil, "fsync": os}.get(step, loaded_states)
+    with monkeypatch.context() as full:
+        full.setattr(owner, step, fails(step))
+        answer = server.load()
+    assert isinstance(answer, Failure)
+    assert answer.kind == "CheckpointError"
+    assert f"No space left on device in {step}" in answer.message
+    assert "make room there and load it again" in answer.message
+    assert (server.keys, server.kept()) == (["old"], [])
+    assert server.journaling.trouble is None, "all else goes on"
+    server.put(2, "other")
+    assert isinstance(server.load(LOAD + 1), Done)
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "no state", "unsound", "another format", "nobody waits"])
+def test_of_what_is_not_loaded_no_copy_stays(tmp_path: Path, how: str) -> None:
+    server = offered(tmp_path)
+    path, tree = server.states.path(NAME), saved_tree(3)
+    if how == "damaged":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif how == "missing":
+        path.unlink()
+    elif how == "no state":
+        state_file.write(path, {"format": 1}, sync=False)
+    elif how == "unsound":
+        tree["state"]["next_index"] = 1
+        state_file.write(path, tree, sync=False)
+    elif how == "another format":
+        state_file.write(path, {**tree, "format": 2}, sync=False)
+    if how == "nobody waits":
+        (read,) = server.ask(LOAD, LoadState(NAME))
+        assert isinstance(read, ReadState)
+        found = server.read(read)
+        server.controller.closed("c", 1, 1.0)
+        server.controller.checkpoints.left("c")
+        (effect,) = server.controller.state_read("c", LOAD, found, 2.0)
+        assert isinstance(effect, ForgetState)
+        server.states.forget(effect.file)
+    else:
+        assert isinstance(server.load(), Failure)
+    assert (server.keys, server.kept()) == (["old"], [])
+
+
+# ---------------------------------------------------------------- journals of others
+
+
+def packed(tree: Any) -> bytes:
+    """A tree as releases before this one had it in the record itself."""
+
+    def array(value: np.ndarray) -> msgspec.msgpack.Ext:
+        return msgspec.msgpack.Ext(1, value.dtype.str.encode() + b"\0" + value.tobytes())
+
+    return msgspec.msgpack.Encoder(enc_hook=array).encode(tree)
+
+
+def test_a_journal_with_the_state_in_the_record_is_replayed(tmp_path: Path) -> None:
+    server = offered(tmp_path)
+    old = ["StateLoaded", packed(saved_tree(3)), 2.0]  # without the field that is new
+    record = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=StateLoaded)
+    server.journal.append([record])
+    server.journal.commit()
+    server.journal.close()
+    again = Server(tmp_path)
+    assert again.keys == ["saved-0", "saved-1", "saved-2"]
+    assert again.found.loaded == {}
+    again.put(2, "later")
+    assert again.keys[-1] == "later"
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "not a name"])
+def test_a_state_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
+    server = offered(tmp_path)
+    assert isinstance(server.load(), Done)
+    (file,) = server.kept()
+    path = server.folder / file
+    if how == "damaged":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif how == "missing":
+        path.unlink()
+    else:
+        file = "../states/" + NAME
+        server.journal.append([StateLoaded(b"", 3.0, file)])
+        server.journal.commit()
+    server.journal.close()
+    with pytest.raises(JournalError, match="names the state of a checkpoint that was loaded") as error:
+        recover(server.folder, CLOCK)
+    assert file in str(error.value)
