@@ -1,4 +1,4 @@
-"""Rows that carry a checksum of every value in a field beside it: whoever reads them can tell whose bytes they are.
+"""Rows with a checksum of every value in a second field, so that a reader can check that it got the row's own bytes.
 
 A `Writer` puts, replaces, clears and reads rows of its own, at random: ragged ones of a few elements, and now and then
 large ones, in every container and layout. A `Reader` reads the rows of all writers. A checksum covers the number of the
@@ -49,7 +49,7 @@ def checksum(number: int, field: str, value: Any) -> list[int]:
 
 
 class Reader:
-    """Reads rows and looks at every byte. rows: how many it has looked at so far."""
+    """Reads rows and checks every byte. rows: how many it has checked so far."""
 
     def __init__(self, client: Any, partition: str, seed: int) -> None:
         self.client = client
@@ -80,7 +80,7 @@ class Reader:
     def check(
         self, found: TensorDict, fields: Sequence[str], layout: str, wanted: Sequence[int], whole: bool = False
     ) -> None:
-        """Looks at what was read. wanted: the numbers of the rows, in order, of which some may be missing."""
+        """Check the rows that were read. wanted: their numbers, in order; some of them may be missing."""
         numbers = [int(row) for row in rows_of(found.get(NUMBER))]
         left = iter(wanted)
         assert all(number in left for number in numbers), f"rows {numbers} came where {list(wanted)} were asked for"
@@ -104,7 +104,7 @@ class Reader:
         return [str(name) for name in self.random.choice(names, count, replace=False)]
 
     def selection(self, numbers: Sequence[int]) -> list[int]:
-        """Some of these rows: neighbours, few ones again and again, or any in any order."""
+        """Return some of these rows: neighbours, a few rows many times, or any rows in any order."""
         how, count = self.random.integers(0, 3), len(numbers)
         if how == 0:
             start = int(self.random.integers(0, count))
@@ -128,7 +128,7 @@ class Writer(Reader):
         self._most = most
 
     def step(self) -> None:
-        """Does one thing."""
+        """Do one random step."""
         what = self.random.random()
         if not self.live or (what < 0.3 and len(self.live) < self._most):
             self._put()
@@ -183,7 +183,7 @@ class Writer(Reader):
         return [self._value(dtype, tuple(size)) for size in sizes.tolist()]
 
     def _value(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """Of few distinct values where it is small."""
+        """Return a value; a small one has few distinct elements."""
         count = int(np.prod(shape, dtype=np.int64))
         high = 2 if dtype is torch.bool or count < 4 else 256
         raw = self.random.integers(0, high, count * dtype.itemsize, dtype=np.uint8)

@@ -60,7 +60,7 @@ LONGEST = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make chaos` asks for more schedules, `make fuzz` for more examples."""
+    """`make chaos` runs more schedules, `make fuzz` more examples."""
     parser.addoption("--schedules", type=int, default=500, help="how many schedules are drawn for equal ends")
     parser.addoption("--examples-factor", type=int, default=1, help="multiplies the examples of differential tests")
 

@@ -1,4 +1,4 @@
-"""Differential tests: a shortcut of the data path beside an implementation of a few lines, on inputs that coincide.
+"""Differential tests compare a shortcut of the data path with a few simple lines, on inputs with many coincidences.
 
 A shortcut that is taken under a wrong condition gives the right bytes for nearly all inputs. Its tests therefore draw
 what makes the conditions of shortcuts hold by accident: lengths of 0, 1 and 2, repeated rows, empty rows at both ends,
@@ -39,7 +39,7 @@ small = st.integers(0, 2)
 
 
 def row_lengths(count: int) -> st.SearchStrategy[list[int]]:
-    """Lengths of so many rows: small ones, equal ones, and small ones with empty rows first and last."""
+    """Lengths of `rows` rows: small ones, equal ones, and small ones with empty rows first and last."""
     any_of_them = st.lists(small, min_size=count, max_size=count)
     equal = small.map(lambda length: [length] * count)
     bordered = any_of_them.map(lambda found: [0, *found[1:-1], 0] if count > 1 else found)

@@ -18,7 +18,7 @@ class FirstOnes(BaseSampler):
 
 
 class Gated(BaseSampler):
-    """Deals the first ready rows once the file `gate` is there, where its caller names one; counts its deals.
+    """Deals the first ready rows, and counts its deals. If its caller names a file `gate`, waits until it exists.
 
     It makes a file "<gate> is asked for" when it begins to wait.
     """

@@ -73,7 +73,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_the_demo_installs_what_it_needs_and_says_how_much_that_is(tree: Tree) -> None:
+def test_the_demo_installs_what_it_needs_and_prints_its_size(tree: Tree) -> None:
     (call,), said = tree.run("demo")
     assert call.endswith("--editable .[demo]")
     assert "--constraint constraints.txt" in call
@@ -95,7 +95,7 @@ def test_another_version_of_python_makes_it_again(tree: Tree) -> None:
 
 
 @pytest.mark.skipif(GPU, reason="a machine with a GPU takes the build with CUDA")
-def test_without_a_gpu_the_cpu_build_of_torch_is_taken_where_the_index_offers_one(tree: Tree, tmp_path: Path) -> None:
+def test_without_a_gpu_the_cpu_build_of_torch_is_taken_if_the_index_offers_one(tree: Tree, tmp_path: Path) -> None:
     (call,), said = tree.run("demo")
     assert f" {TORCH}+cpu " in call
     assert "about 250 MB" in said

@@ -40,7 +40,7 @@ class TestUnknownKeys:
     def test_every_documented_key_is_known(self):
         assert unknown_keys(None) == unknown_keys({}) == unknown_keys(merge()) == []
 
-    def test_what_init_returns_can_be_given_to_it_again(self):
+    def test_the_result_of_init_can_be_passed_to_it_again(self):
         assert unknown_keys(merge({"system": {"folder": "/tmp/x"}})) == []
 
     @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ class TestUnknownKeys:
             {"security": {"tls": {"certificate": "/a", "private_key": "/b", "authority": "/c"}}},
         ],
     )
-    def test_keys_of_sections_that_are_the_users_own_are_known(self, conf):
+    def test_any_key_of_a_section_whose_keys_users_choose_is_known(self, conf):
         assert unknown_keys(conf) == []
 
     def test_with_strict_an_unknown_key_is_an_error(self):
@@ -65,7 +65,7 @@ class TestUnknownKeys:
 
 class TestKeysOfThePyPIPackage:
     @pytest.mark.parametrize(("theirs", "ours"), sorted(ALIASES.items()))
-    def test_a_key_with_another_name_here_is_taken_for_it(self, theirs, ours):
+    def test_a_key_with_another_name_here_sets_that_key(self, theirs, ours):
         value = {"enabled": True, "path": "/ssd", "required_node_resource": "mem"}[theirs.rpartition(".")[2]]
         merged = merge(nested(theirs, value))
         for path in (theirs, ours):
@@ -75,7 +75,7 @@ class TestKeysOfThePyPIPackage:
             assert section == value
         assert unknown_keys(nested(theirs, value)) == []
 
-    def test_the_name_here_goes_before_theirs(self):
+    def test_the_value_under_the_name_here_counts(self):
         conf = {"backend": {"SimpleStorage": {"ssd_offload": {"path": "/theirs"}, "offload": {"path": "/ours"}}}}
         assert merge(conf).backend.SimpleStorage.offload.path == "/ours"
 
@@ -92,21 +92,21 @@ class TestKeysOfThePyPIPackage:
         assert said == f"{path}: a key of TransferQueue 0.1.11 that has no effect here; {advice}"
 
     @pytest.mark.parametrize("value", [None, False, 0, "", {}, {"enabled": False, "path": "/x"}])
-    def test_one_that_is_off_is_not_spoken_of(self, value):
+    def test_a_key_that_is_off_is_not_reported(self, value):
         assert unknown_keys({"backend": {"MooncakeStore": {"offload": value}}}) == []
 
 
 class TestDifferences:
     IN_FORCE = as_json(merge({"controller": {"polling_mode": True, "sampler": RankAwareSampler}}))
 
-    def test_each_setting_that_was_asked_for_and_is_not_so_is_named(self):
+    def test_each_requested_setting_that_differs_is_named(self):
         conf = {"controller": {"polling_mode": False}, "metrics": {"enabled": True, "port": 0}}
         assert differences(conf, self.IN_FORCE) == [
             "controller.polling_mode: requested false, in force true",
             "metrics.enabled: requested true, in force false",
         ]
 
-    def test_defaults_and_unknown_keys_do_not_count(self):
+    def test_defaults_and_unknown_keys_are_not_compared(self):
         assert differences(None, self.IN_FORCE) == differences({"mine": 5}, self.IN_FORCE) == []
 
     @pytest.mark.parametrize(
@@ -116,6 +116,6 @@ class TestDifferences:
     def test_a_sampler_is_the_same_as_class_instance_and_path(self, sampler):
         assert differences({"controller": {"sampler": sampler}}, self.IN_FORCE) == []
 
-    def test_which_system_is_meant_does_not_count(self):
+    def test_settings_that_name_the_system_are_not_compared(self):
         conf = {"system": {"name": "x", "folder": "/y"}, "runtime": "local", "timeouts": {"start": 5}}
         assert differences(conf, self.IN_FORCE) == []

@@ -1,4 +1,4 @@
-"""What is built out of the repository for others: the source distribution, and its metadata."""
+"""The source distribution that is built from the repository, and its metadata."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: copies over two threads; of the sampler that balances lengths the warnings that users are promised, and
-# how it reads lengths that travel as arrays of one element.
+# Exceptions: copies over two threads; the warnings of the sampler that balances lengths, and its decoding of lengths
+# that are arrays of one element.
 EXCUSED = {
     ("wire/copies.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.utils.logging_utils"),

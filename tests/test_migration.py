@@ -1,4 +1,4 @@
-"""What code that migrates relies on: message fragments that it matches, and names that it imports."""
+"""Message fragments that migrating code matches, and names that it imports."""
 
 import importlib
 import re

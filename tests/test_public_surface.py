@@ -119,7 +119,7 @@ def test_dir_lists_the_public_names():
 
 
 def test_the_version_is_known_without_an_installation():
-    """`__version__` stands in the package, where pyproject.toml reads it: a source tree needs no metadata."""
+    """`__version__` is defined in the package, and pyproject.toml reads it there: a source tree needs no metadata."""
     root = Path(transfer_queue.__file__).resolve().parent.parent
     code = f"import sys; sys.path.insert(0, {str(root)!r}); import transfer_queue; print(transfer_queue.__version__)"
     found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What `tq` answers to typing errors: a message that says what is wrong and what was meant, never a traceback."""
+"""Typing errors in the arguments of `tq`: a message says what is wrong and suggests a name, without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOBODY = "a-system-that-nobody-has-started"
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """The exit code of `tq` with these words, and what it says on stderr."""
+    """Return the exit code of `tq` with these arguments, and its output on stderr."""
     try:
         code = main(words)
     except SystemExit as error:  # of argparse
@@ -63,7 +63,7 @@ def test_a_folder_in_place_of_a_file_of_settings_is_an_error(
         (("strat",), "invalid choice: 'strat'"),
     ],
 )
-def test_words_that_a_command_does_not_take_are_usage_errors(
+def test_arguments_that_a_command_does_not_take_are_usage_errors(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     code, said = told(capsys, *words)

@@ -129,7 +129,7 @@ def test_datasets(a: Client) -> None:
         StreamingDataset(**good).load_state_dict(None)  # type: ignore[arg-type]
 
 
-def test_what_the_controller_warns_of_is_in_the_log_once(a: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_of_the_controller_is_logged_once(a: Client, caplog: pytest.LogCaptureFixture) -> None:
     a.kv_put("k", "train_0", {"x": 1})
     for _ in range(2):
         assert a.reset_consumption("tarin_0")

@@ -1,4 +1,4 @@
-"""Which files a checkpoint shares with older ones, and which of their blocks a load takes: always those of the state.
+"""The files that a checkpoint shares with older ones: a load takes only those of their blocks that the state needs.
 
 The model is a dict of each system's blocks. Systems go on from checkpoints of each other, under the same numbers.
 """

@@ -419,7 +419,7 @@ class TestIncremental:
         assert values(other, list("abcdf")) == [0, 0, 0, 0, 70]
 
     def test_blocks_of_another_system_in_a_shared_file_are_not_loaded(self, start, a, tmp_path):
-        """Earlier releases shared such files: of what they saved the right blocks are loaded."""
+        """Earlier releases shared such files: the right blocks are loaded from their checkpoints."""
         for key in "abcd":
             a.kv_batch_put([key], "p", numbers(1))
         older = save(a, tmp_path / "older")
@@ -884,7 +884,7 @@ def test_a_state_that_contradicts_itself_is_not_saved(cluster, a, put, tmp_path,
 
 
 class TestLostUnits:
-    def test_who_only_saves_goes_on_after_a_unit_was_lost(self, cluster, a, b, put, tmp_path, monkeypatch):
+    def test_a_client_that_only_saves_can_save_after_a_unit_was_lost(self, cluster, a, b, put, tmp_path, monkeypatch):
         monkeypatch.setattr(interface, "_checkpoint_client", lambda: b)
         put("ab")
         interface.save_checkpoint(tmp_path / "ck")
@@ -917,7 +917,7 @@ class TestLostUnits:
         if when == "begin_checkpoint":
             assert values(a, ["c", "d"]) == [0, 1]
 
-    def test_units_that_are_lost_again_and_again(self, cluster, a, put, tmp_path, monkeypatch):
+    def test_a_save_fails_if_units_are_lost_in_every_attempt(self, cluster, a, put, tmp_path, monkeypatch):
         put("ab")
 
         class Losing:
@@ -953,7 +953,7 @@ RUN: list[str] = []
 
 
 class Runs:
-    """An object of which the pickled form calls a function when it is read."""
+    """An object whose pickled form calls a function when it is read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -980,7 +980,7 @@ class TestWithoutPickle:
         RUN.clear()
         return tmp_path / "ck"
 
-    def test_what_needs_no_pickle_is_loaded_and_the_rest_is_refused_by_name(self, a, b, saved):
+    def test_values_that_need_pickle_are_refused_by_name_and_all_others_are_loaded(self, a, b, saved):
         interface.load_checkpoint(saved, allow_pickle=False)
         assert values(b, list("abcd")) == [0, 1, 2, 3]
         assert b.kv_batch_get(["a", "c"], "p", ["o"])["o"] == [{"b": [1, 2]}, "word"]
@@ -991,7 +991,7 @@ class TestWithoutPickle:
             b.kv_list("p")
         assert RUN == []
 
-    def test_what_was_refused_stays_so_in_later_checkpoints(self, a, b, saved):
+    def test_refused_values_stay_refused_in_later_checkpoints(self, a, b, saved):
         interface.load_checkpoint(saved, allow_pickle=False)
         interface.save_checkpoint(saved.with_name("again"))
         interface.load_checkpoint(saved.with_name("again"))
@@ -999,7 +999,7 @@ class TestWithoutPickle:
             b.kv_batch_get(["b"], "p", ["o"])
         assert RUN == []
 
-    def test_with_pickle_all_of_it_is_read(self, a, b, saved):
+    def test_with_pickle_all_values_can_be_read(self, a, b, saved):
         interface.load_checkpoint(saved)
         assert b.kv_batch_get(["b"], "p", ["o"])["o"] == ["one"]
         assert b.kv_list("p")["p"]["a"] == {"t": "tag"}
@@ -1016,7 +1016,7 @@ class TestWithoutPickle:
             with pytest.raises(InvalidArgumentError, match=f"allow_pickle is {value!r}; allowed: true or false"):
                 load(path, allow_pickle=value)
 
-    def test_samples_and_state_are_loaded_alike(self, a, saved):
+    def test_samples_and_state_must_be_loaded_with_the_same_allow_pickle(self, a, saved):
         a.load_storage_checkpoint(saved)
         with pytest.raises(CheckpointError, match="loaded with allow_pickle=True; load both with the same"):
             a.load_controller_checkpoint(saved / STATE, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Whatever lies in the folder of a checkpoint: it is loaded, or a documented error says what is wrong with it."""
+"""Damaged checkpoints: each is loaded, or raises a documented error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_flipped_and_missing_bytes(a, saved, name):
 
 
 def another(path: Path, how: str) -> None:
-    """Puts something else into the place of a file or folder."""
+    """Replace a file or folder by something else."""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     if how == "folder":
         path.mkdir()
@@ -129,7 +129,7 @@ def test_a_folder_that_its_reader_may_not_look_into(saved):
         os.seteuid(0)
 
 
-def test_a_manifest_that_is_no_text(saved):
+def test_a_manifest_that_is_not_text(saved):
     (saved / STORAGE / MANIFEST).write_bytes(b'[{"position": 0, "storage_unit_id": "\xff\xfe"}]')
     with pytest.raises(CheckpointError, match=MANIFEST):
         interface.load_checkpoint(saved)

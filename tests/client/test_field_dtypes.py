@@ -79,7 +79,7 @@ def test_one_warning_a_field_and_client(a: Client, b: Client, caplog: pytest.Log
     assert len(caplog.records) == 2
 
 
-def test_metadata_says_the_dtype_of_each_row_and_of_a_get(a: Client) -> None:
+def test_metadata_has_the_dtype_of_each_row_and_of_a_get(a: Client) -> None:
     mixed(a)
     meta = a.get_meta(["x"], 4, "p", task_name="t")
     wide, narrow = torch.int64, torch.float32
@@ -120,7 +120,7 @@ def test_dtypes_are_forgotten_with_the_last_row(a: Client) -> None:
     assert a.get_meta(["x"], 2, "p", task_name="t").get_dtypes("x") == [torch.int64] * 2
 
 
-def test_what_torch_does_not_promote_is_refused(a: Client) -> None:
+def test_dtypes_that_torch_does_not_promote_are_refused(a: Client) -> None:
     a.kv_put("a", "p", {"x": torch.ones(2, dtype=torch.uint16)})
     with pytest.raises(FieldTypeError, match=r"tensors of uint16.*tensors of int32.*torch.promote_types has no dtype"):
         a.kv_put("b", "p", {"x": torch.ones(2, dtype=torch.int32)})
@@ -132,7 +132,7 @@ def test_what_torch_does_not_promote_is_refused(a: Client) -> None:
         a.kv_put("b", "p", {"f": torch.ones(2)})
 
 
-def test_the_controller_knows_what_torch_promotes() -> None:
+def test_the_controller_knows_which_dtypes_torch_promotes() -> None:
     for one, other in itertools.combinations(sorted(DTYPES), 2):
         if promotes(one, other):
             assert promotes(other, one)

@@ -1,4 +1,4 @@
-"""A field that holds tensors takes arrays and numbers as tensors; what comes first decides what a field holds."""
+"""A field that holds tensors takes arrays and numbers as tensors; the first put decides what a field holds."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_numbers_take_the_dtype_of_the_field_where_they_fit_it(a: Client) -> Non
     assert a.get_data(meta)["n"].tolist() == [0, 255, 256]
 
 
-def test_what_is_no_number_is_refused_with_cause_and_remedy(a: Client, cluster: Cluster) -> None:
+def test_a_value_that_is_not_a_number_is_refused_with_cause_and_remedy(a: Client, cluster: Cluster) -> None:
     a.kv_put("k", "p", {"x": torch.zeros(2)})
     leased = cluster.unit.table.leased
     for value in ("text", [1.0, 2.0], None, {"n": 1}, np.array(["s"]), 2**70):
@@ -104,7 +104,7 @@ def test_a_field_of_objects_takes_no_tensors(a: Client) -> None:
 
 
 class TestWhatAClientHasLearned:
-    """A refused put is repeated; the next ones are right at once; nothing is wrong when what was learned is old."""
+    """A refused put is repeated, and later puts are not refused. Outdated knowledge of a client does no harm."""
 
     def publishes(self, a: Client, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[Publish]:
         seen: list[Publish] = []

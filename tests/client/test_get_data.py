@@ -315,7 +315,7 @@ class TestNoRows:
                 assert (mine.dtype, mine.ndim, mine.is_nested) == (other.dtype, other.ndim, other.is_nested), name
 
     def test_of_an_answer_without_samples(self, start: Start) -> None:
-        """What the system knows of the fields, and nothing of a partition that is not there."""
+        """The metadata has the known fields of the partition; no fields if the partition does not exist."""
         client = start(seed=1, conf={"controller": {"polling_mode": True}}).client("c")
         self.fill(client)
         fields = ["scalar", "row", "never"]
@@ -331,11 +331,11 @@ class TestNoRows:
         assert list(client.get_data(BatchMeta()).keys()) == []
 
 
-def test_the_reward_loop_of_the_tutorial_survives_a_lull(start: Start) -> None:
+def test_the_reward_loop_of_the_tutorial_survives_empty_batches(start: Start) -> None:
     cluster = start(seed=1)
     client, names = cluster.client("c"), runpy.run_path(str(TUTORIAL))
     client.put(table(answer=torch.ones(4, 6, dtype=torch.int64)), partition_id="train_0")
-    for seconds in (200.0, 400.0):  # a lull is longer than a wait of the loop
+    for seconds in (200.0, 400.0):  # longer than one wait of the loop
         late = table(answer=torch.ones(4, 6, dtype=torch.int64))
         cluster.later(seconds, lambda data=late: client.start(client.operations.put(data, partition_id="train_0")))
     cluster.later(600.0, lambda: client.start(client.operations.seal("train_0")))

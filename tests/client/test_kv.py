@@ -241,7 +241,7 @@ class TestGet:
             a.kv_batch_get_by_meta(meta, selected)
 
     def test_scattered_rows_whose_mean_length_is_the_first_ones(self, a: Client) -> None:
-        """Pieces of 1, 2 and 0 bytes are as many bytes as pieces of one byte each, and are not taken for these."""
+        """Pieces of 1, 2 and 0 bytes have the same sum as pieces of one byte each, but must not be read as these."""
         rows = [[95], [], [], [], [188, 52], []]
         for keys, some in ((["x"], rows[:1]), ([f"y{n}" for n in range(5)], rows[1:])):
             column = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.uint8) for row in some],

@@ -77,7 +77,7 @@ class TestAcks:
         assert consumed(a) == [1] * 6
 
     def test_of_a_batch_that_was_cleared_in_part(self, start: Start) -> None:
-        """The batch stays what it was: its cleared rows have no delivery, its others are delivered again."""
+        """The batch has the same rows: the cleared ones have no delivery, the others are delivered again."""
         cluster = start(seed=1, sampler=RankAwareSampler())
         a, b = cluster.client("a"), cluster.client("b")
         a.put(numbers(3), partition_id="p")

@@ -1,4 +1,4 @@
-"""Gets by keys say what they leave out; puts of no rows do nothing."""
+"""Gets by keys log a warning about what they leave out; puts of no rows do nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def keys(a: Client) -> list[str]:
 
 
 class TestWhatAGetLeavesOut:
-    def test_nothing_is_said_of_a_whole_answer(self, a: Client, keys: list[str], caplog: Any) -> None:
+    def test_a_complete_answer_is_not_warned_about(self, a: Client, keys: list[str], caplog: Any) -> None:
         a.kv_batch_get("k", "p", ["x", "z"], missing="error")
         a.kv_batch_get(keys, "p", "x", missing="error")
         assert caplog.records == []
@@ -71,7 +71,7 @@ class TestWhatAGetLeavesOut:
         with pytest.raises(ValueError, match=words):
             a.kv_batch_get(wanted, "p", select, missing="error")
 
-    def test_another_word_is_refused(self, a: Client, keys: list[str]) -> None:
+    def test_another_value_of_missing_is_refused(self, a: Client, keys: list[str]) -> None:
         with pytest.raises(ValueError, match=r"missing must be 'drop' or 'error', got 'raise'"):
             a.kv_batch_get(keys, "p", missing="raise")
 

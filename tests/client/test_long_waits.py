@@ -1,4 +1,4 @@
-"""What waits for long says so in the log: the fetch of a client, in virtual time."""
+"""A fetch that waits for long is logged, in virtual time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestRanks:
         assert text.startswith("Task 't' waits for 2 samples with fields ['x'] in partition 'p' (batch 0 of dp_rank 1)")
         assert words in text
 
-    def test_explain_of_a_task_knows_of_ranks_that_wait(self, cluster: Cluster, a: Client, b: Client) -> None:
+    def test_explain_of_a_task_includes_ranks_that_wait(self, cluster: Cluster, a: Client, b: Client) -> None:
         a.put(numbers(2), partition_id="p")
         a.get_meta(["x"], 2, "p", task_name="t", sampling_config={"dp_rank": 0, "batch_index": 0}, timeout=0)
         sampling = {"dp_rank": 1, "batch_index": 0}

@@ -42,7 +42,7 @@ def end_connections(cluster: Cluster, number: int) -> None:
 
 
 def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) -> None:
-    """The first unit is killed and its arena gone; one in its place answers at its address, under a new number.
+    """Kill the first unit and remove its arena; another unit replaces it at its address, under a new number.
 
     kept: clients whose connections, which are to the controller, stay.
     """

@@ -110,7 +110,7 @@ def test_rows_that_are_stacked_lazily(a: Client) -> None:
     check(a.kv_batch_get(["k", "l"], "p"), [0, 1])
 
 
-def test_a_data_parser_gets_it_as_it_is(a: Client) -> None:
+def test_a_data_parser_gets_it_unchanged(a: Client) -> None:
     a.kv_batch_put(["k", "l"], "p", nested(), data_parser=lambda columns: columns)
     check(a.kv_batch_get(["k", "l"], "p"), [0, 1])
 

@@ -38,7 +38,7 @@ objects = st.recursive(
 
 
 def promoted(values: list[Any]) -> list[Any]:
-    """What a get over these values returns: tensors in the dtype that torch promotes theirs to."""
+    """Return the expected result of a get of these values: tensors in the dtype that torch promotes theirs to."""
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if len(dtypes) < 2:
         return values

@@ -1,4 +1,4 @@
-"""What a user's sampler gets of what users have put: the values themselves."""
+"""A user's sampler gets the values that users have put, not their encoded form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES = {
 
 
 class Seeing(BaseSampler):
-    """Deals in order, and keeps what it was shown."""
+    """Deals in order, and records the values that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_a_users_sampler_gets_the_values_that_were_put(tmp_path: Path, around: b
         assert same_value(again.custom_meta[0], VALUES), "what was put stays as it is"
 
 
-def test_what_it_raises_is_a_runtime_error_at_its_caller(tmp_path: Path) -> None:
+def test_an_exception_of_a_sampler_is_a_runtime_error_for_the_caller(tmp_path: Path) -> None:
     class Raises(Seeing):
         def sample(self, *args: Any, **config: Any) -> Any:
             raise {"value": ValueError, "exit": SystemExit, "key": KeyError}[config["how"]]("as asked")

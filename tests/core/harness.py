@@ -131,14 +131,14 @@ class Harness:
     """
 
     isolated = False
-    """Whether a user's sampler is asked as if it were in a process of its own: through effects and messages."""
+    """Whether a user's sampler is called as if it were in a process of its own: through effects and messages."""
 
     def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
         self.users = sampler or SequentialSampler()
         self.sampler: AnySampler = self.users
         if self.isolated and not built_in(self.users):
             self.sampler = UserSampler(HostedRunner(describe(self.users)))
-        self.asks: list[AskSampler] = []  # given away and not answered; one at a time
+        self.asks: list[AskSampler] = []  # emitted and not answered; one at a time
         self.asks_wait = False  # until `answer` is called
         self.controller = Controller(self.sampler, capacity=capacity)
         self.now = 0.0
@@ -193,7 +193,7 @@ class Harness:
             self.answer()
 
     def answer(self) -> None:
-        """The sampler answers the call that it was given, in a process of its own."""
+        """Answer the current call, as the process of the sampler does."""
         (ask,) = self.asks
         ask = msgspec.msgpack.decode(encode(ask), type=AskSampler)
         self.asks.clear()
@@ -245,7 +245,7 @@ class Harness:
         self.replies.pop((client.peer, sequence), None)
         try:
             envelope = msgspec.msgpack.decode(sent, type=Envelope)
-        except msgspec.ValidationError as error:  # it does not come to the controller, see `node.service`
+        except msgspec.ValidationError as error:  # `node.service` does not pass it to the controller
             self.replies[client.peer, sequence] = Failure("ProtocolError", str(error))
             return sequence
         self.take(self.controller.handle(name, client.peer, envelope, self.now))

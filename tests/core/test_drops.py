@@ -143,7 +143,7 @@ class TestSpanningGroups:
         assert g.result(g.claim(2), "r").warning is None
 
 
-def test_of_a_dropped_group_no_more_than_its_missing_members_are_put(h: Harness) -> None:
+def test_a_put_of_more_than_the_missing_members_of_a_dropped_group_is_refused(h: Harness) -> None:
     h.create(group_size=2)
     h.put(1, groups=["g"])
     assert h.ask(Drop("p", "stale", groups=["g"])).value == 1

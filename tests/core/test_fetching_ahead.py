@@ -1,4 +1,4 @@
-"""Batches that a rank fetches ahead of need, where nobody has said how many ranks there are."""
+"""Batches that a rank fetches ahead of need, if the number of ranks is not known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ranks(request: pytest.FixtureRequest) -> Harness:
 
 
 def test_a_rank_that_still_needs_its_first_batch_takes_no_second(ranks: Harness) -> None:
-    """Others may be about to come. Once it needs the second it is alone, as far as anybody can know."""
+    """Other ranks may still be starting. When it needs the second batch, no other rank is known."""
     ranks.put(12)
     assert ask(ranks, 0, 0) == [0, 1]
     assert ask(ranks, 0, 1, ahead=1) == []
@@ -28,7 +28,7 @@ def test_a_rank_that_still_needs_its_first_batch_takes_no_second(ranks: Harness)
     assert ask(ranks, 0, 3, ahead=2) == [6, 7]
 
 
-def test_what_a_rank_that_is_behind_needs_is_left_to_it(ranks: Harness) -> None:
+def test_a_rank_that_is_behind_is_left_the_rows_that_it_needs(ranks: Harness) -> None:
     ranks.put(8)
     assert (ask(ranks, 0, 0), ask(ranks, 1, 0)) == ([0, 1], [2, 3])
     assert ask(ranks, 0, 1, ahead=1) == [4, 5]
@@ -52,7 +52,7 @@ def test_a_rank_that_waits_is_known(ranks: Harness) -> None:
     assert ranks.parked(ahead, "r0")
 
 
-def test_a_batch_that_is_needed_waits_for_nobody(ranks: Harness) -> None:
+def test_a_batch_that_is_needed_now_does_not_wait_for_other_ranks(ranks: Harness) -> None:
     ranks.put(6)
     ask(ranks, 1, 0)
     assert [ask(ranks, 0, number) for number in range(2)] == [[2, 3], [4, 5]]
@@ -71,7 +71,7 @@ def test_a_rank_that_was_declared_gone_needs_nothing(ranks: Harness) -> None:
 
 
 @pytest.mark.parametrize("sampler", [RankAwareSampler(dp_size=2), GRPOGroupNSampler(2, dp_size=2)])
-def test_where_the_number_is_known_a_deal_is_for_all(sampler: BaseSampler) -> None:
+def test_if_the_number_of_ranks_is_known_a_deal_is_for_all(sampler: BaseSampler) -> None:
     h = Harness(sampler)
     h.put(8)
     assert (ask(h, 0, 0), ask(h, 0, 1, ahead=1)) == ([0, 1], [4, 5])
@@ -85,7 +85,7 @@ def test_after_a_seal_ends_are_equal(ranks: Harness) -> None:
     assert (ask(ranks, 0, 1, ahead=1), ask(ranks, 1, 1, ahead=1)) == (None, None)
 
 
-def test_without_ranks_nobody_is_behind() -> None:
+def test_without_ranks_a_batch_ahead_is_dealt() -> None:
     h = Harness()
     h.put(4)
     assert (ask(h, 0, 0), ask(h, 0, 1, ahead=1)) == ([0, 1], [2, 3])

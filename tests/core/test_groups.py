@@ -246,7 +246,7 @@ def test_without_a_size_one_can_be_declared_by_the_partition_or_named_by_the_cla
     assert grpo.dealt(3) == [0, 1, 2]
 
 
-def test_without_a_size_a_claim_that_waits_learns_of_the_groups() -> None:
+def test_without_a_size_a_claim_that_waits_takes_the_size_of_new_groups() -> None:
     h = Harness(GRPOGroupNSampler())
     fits, does_not = h.claim(4, wait=10), h.claim(3, "u", wait=10)
     h.put(3, groups=["a", "b", "b"])
@@ -269,8 +269,8 @@ def test_without_a_size_the_size_outlives_the_groups() -> None:
     assert h.dealt(2) == [2, 3]
 
 
-def test_what_is_left_of_a_group_is_explained() -> None:
-    """Its first sample came alone, when nothing showed how many there would be."""
+def test_explain_names_a_group_of_which_samples_were_already_dealt() -> None:
+    """Its first sample was put alone, when the size of the group was not known."""
     h = Harness(GRPOGroupNSampler())
     h.put(1, groups=["a"])
     assert h.dealt(1) == [0]

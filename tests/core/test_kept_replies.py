@@ -1,4 +1,4 @@
-"""Which replies are kept for retries, against a few lines that keep a set of finished sequences."""
+"""The replies that are kept for retries, compared with a few lines that keep a set of finished sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_reply_is_kept_until_its_sequence_is_finished(requests: list[tuple[int
 
 
 @given(st.lists(runs, max_size=8), runs)
-def test_gaps_are_what_is_not_there(there: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+def test_gaps_are_the_missing_parts_of_a_range(there: list[tuple[int, int]], asked: tuple[int, int]) -> None:
     intervals, first, last = Intervals(), *asked
     for run in there:
         intervals.add(*run)

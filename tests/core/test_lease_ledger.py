@@ -313,7 +313,7 @@ def test_the_ledger_at_its_plainest(late: bool) -> None:
 
 
 def test_the_ledger_of_a_batch_that_is_cleared_in_part_and_then_whole() -> None:
-    """What the machine has found once: one row of a kept batch is cleared after its lease has expired."""
+    """A case that the state machine has found: one row of a kept batch is cleared after its lease has expired."""
     ledger = Ledger()
     ledger.begin("rank_aware", 0)
     ledger.put(1)

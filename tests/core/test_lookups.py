@@ -1,4 +1,4 @@
-"""Lookups name the block and the row of each value that was put last, and the types of all live values.
+"""Lookups return the block and the row of each value that was put last, and the types of all live values.
 
 The model is a dict a row. Between it and what is compared stand interned schemas and dims, the short ways of puts of
 new rows, of blocks like the one before, of rows in one chunk or one block, and of fields that lie alike.
@@ -25,7 +25,7 @@ DTYPES = {"a": "int8", "b": "float32", "c": "object"}
 
 @dataclass(frozen=True)
 class Value:
-    """Where it was put: the block's offset, which names the block, and the row in it."""
+    """The place of a value: the block's offset, which identifies the block, and the row in it."""
 
     offset: int
     slot: int
@@ -116,7 +116,7 @@ def check_rows(h: Harness, model: Model, rows: list[int]) -> None:
 
 
 def check_shapes(h: Harness, model: Model, names: list[str]) -> None:
-    """The shapes that metadata of all rows has of fields whose rows differ."""
+    """Return the expected shapes in the metadata of all rows, for fields whose rows differ."""
     shown = h.look(Show("p", names))
     assert isinstance(shown, ClaimReply)
     live = np.frombuffer(shown.rows, "<i8").tolist()

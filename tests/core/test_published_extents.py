@@ -1,4 +1,4 @@
-"""Blocks lie in open extents of their writers, inside of these and apart from all others; all else is refused."""
+"""A block must lie inside an open extent of its writer and must not overlap other blocks; others are refused."""
 
 import random
 
@@ -68,7 +68,7 @@ def test_a_block_goes_no_further_than_its_extent(h: Harness) -> None:
         put(h, 1, EXTENT + LENGTH, 2 * BYTES)
 
 
-def test_a_second_place_is_looked_at_like_the_first(h: Harness) -> None:
+def test_a_second_place_is_checked_like_the_first(h: Harness) -> None:
     assert h.ask(RegisterUnit("other.sock", "/other"), "unit-1") == Done(1)
     h.ask(Publish("p", 1, block=block(1, EXTENT, copies=[Place(1, 4, EXTENT, 1, LENGTH)])))
     for place in (Place(1, 4, EXTENT + 64, 1, LENGTH), Place(1, 5, EXTENT, 1, LENGTH), Place(1, 5, -64, 1, LENGTH)):
@@ -86,7 +86,7 @@ def test_no_block_goes_into_an_extent_that_was_freed(h: Harness) -> None:
     put(h, 2, EXTENT)
 
 
-def test_the_bytes_of_an_extent_that_is_gone_are_free(h: Harness) -> None:
+def test_the_bytes_of_a_removed_extent_are_free(h: Harness) -> None:
     put(h, 1, EXTENT, closes=[(0, 1)])
     h.clear([0])
     put(h, 2, EXTENT, name="v")
@@ -100,13 +100,13 @@ def test_an_extent_is_no_longer_than_its_unit(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("place", [(0, -1), (0, 1 << 40), (7, 1)])
-def test_what_is_no_extent_cannot_be_closed(h: Harness, place: tuple[int, int]) -> None:
+def test_an_extent_that_cannot_exist_cannot_be_closed(h: Harness, place: tuple[int, int]) -> None:
     with pytest.raises((ProtocolError, InvalidArgumentError)):
         h.ask(CloseExtents([place]))
     assert h.freed == []
 
 
-def test_an_extent_cannot_be_recalled_to_less_than_nothing(h: Harness) -> None:
+def test_an_extent_cannot_be_recalled_to_a_negative_length(h: Harness) -> None:
     put(h, 1, EXTENT)
     with pytest.raises(ProtocolError):
         h.ask(Recalled(0, column([1]), column([-1])), "unit-0")
@@ -116,7 +116,7 @@ def test_an_extent_cannot_be_recalled_to_less_than_nothing(h: Harness) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5)), max_size=60))
-def test_places_are_taken_and_refused_as_a_list_of_all_of_them_says(tries: list[tuple[int, int, int]]) -> None:
+def test_places_are_taken_and_refused_as_by_a_list_of_all_places(tries: list[tuple[int, int, int]]) -> None:
     table = ExtentTable()
     taken: list[tuple[int, int, int]] = []  # first cell, one past the last, extent
 

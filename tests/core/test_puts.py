@@ -128,7 +128,7 @@ def test_what_is_named_twice_is_said(h: Harness) -> None:
         h.put(14, rows=[*range(8), *range(1, 7)])
 
 
-def test_numbers_of_rows_that_cannot_be(h: Harness) -> None:
+def test_impossible_numbers_of_rows_are_refused(h: Harness) -> None:
     kind, many = type(h.publish(1, None, tags=[{}])), 1 << 40
     for wrong in (
         kind("p", 0, tags=[]),

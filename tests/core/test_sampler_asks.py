@@ -1,4 +1,4 @@
-"""A user's sampler that is asked elsewhere: what may happen until it answers, and what becomes of its answer then."""
+"""A user's sampler in a process of its own: events during a call, and their effect on its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSamp
 
 
 class Mine(BaseSampler):
-    """Deals the first rows, if there are enough that `picks` likes."""
+    """Deals the first rows that `picks` accepts, if there are enough."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def h(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> Harness:
     return harness
 
 
-def test_others_are_served_meanwhile(h: Harness) -> None:
+def test_other_requests_are_served_during_a_call(h: Harness) -> None:
     h.put(4)
     slow = h.claim(2)
     assert h.parked(slow)
@@ -52,7 +52,7 @@ def test_others_are_served_meanwhile(h: Harness) -> None:
     assert h.got(slow) == [0, 1]
 
 
-def test_rows_that_were_taken_meanwhile_make_it_ask_again(h: Harness, mine: Mine) -> None:
+def test_the_call_is_repeated_if_its_rows_were_taken_meanwhile(h: Harness, mine: Mine) -> None:
     h.put(4)
     slow = h.claim(2)
     assert h.dealt(1, name="b", sampler="SequentialSampler") == [0]
@@ -77,7 +77,7 @@ def test_an_answer_that_was_never_right_is_refused_though_rows_were_taken(h: Har
         h.result(slow, "r")
 
 
-def test_a_partition_that_is_dropped_and_made_anew(h: Harness) -> None:
+def test_a_partition_that_is_dropped_and_made_again(h: Harness) -> None:
     h.put(2)
     slow = h.claim(2, wait=10)
     h.send(ClearPartition("p"))
@@ -89,7 +89,7 @@ def test_a_partition_that_is_dropped_and_made_anew(h: Harness) -> None:
     assert h.got(slow) == [2, 3]
 
 
-def test_it_is_asked_by_one_claim_at_a_time_in_their_order(h: Harness) -> None:
+def test_one_claim_at_a_time_calls_it_in_the_order_of_the_claims(h: Harness) -> None:
     h.put(4)
     first, second = h.claim(2, name="a"), h.claim(1, name="b")
     third = h.claim(1, "u", name="c")
@@ -103,8 +103,8 @@ def test_it_is_asked_by_one_claim_at_a_time_in_their_order(h: Harness) -> None:
     assert not h.asks
 
 
-def test_a_change_while_it_says_no_is_looked_at(h: Harness, mine: Mine) -> None:
-    """It is asked again after a change, and not again and again after none."""
+def test_a_change_during_a_call_that_deals_nothing_is_not_missed(h: Harness, mine: Mine) -> None:
+    """The sampler is called again after a change, and not again without one."""
     mine.picks = lambda row: row >= 2
     h.put(2)
     first, second = h.claim(2, wait=10, name="a"), h.claim(2, wait=10, name="b")
@@ -116,7 +116,7 @@ def test_a_change_while_it_says_no_is_looked_at(h: Harness, mine: Mine) -> None:
     assert len(mine.calls) <= 4
 
 
-def test_a_wait_that_ends_or_a_connection_that_is_cut_while_it_is_asked(h: Harness) -> None:
+def test_a_wait_that_ends_or_a_connection_that_is_cut_during_a_call(h: Harness) -> None:
     h.put(4)
     late = h.claim(2, wait=1, name="a")
     h.tick(2)
@@ -150,7 +150,7 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     assert h.got(slow) == [0]
 
 
-def test_a_reset_while_it_is_asked(h: Harness) -> None:
+def test_a_reset_during_a_call(h: Harness) -> None:
     h.put(2)
     slow = h.claim(2)
     h.ask(ResetConsumption("p", "t"))
@@ -158,7 +158,7 @@ def test_a_reset_while_it_is_asked(h: Harness) -> None:
     assert h.got(slow) == [0, 1]
 
 
-def test_a_sampler_that_is_replaced_while_it_is_asked(h: Harness) -> None:
+def test_a_sampler_that_is_replaced_during_a_call(h: Harness) -> None:
     h.put(2)
     slow = h.claim(1, wait=10)
     saving = h.send(BeginCheckpoint("0" * 32), "s")
@@ -172,7 +172,7 @@ def test_a_sampler_that_is_replaced_while_it_is_asked(h: Harness) -> None:
 
 
 def test_a_claim_that_does_not_wait_is_answered_when_its_sampler_is_replaced(h: Harness) -> None:
-    """Also of a partition that does not exist: its sampler is asked whether the claim can be right."""
+    """This holds also for a partition that does not exist: the sampler checks whether the claim is allowed."""
     keyed = h.claim(1, partition="nowhere", name="a", dp_rank=0, batch_index=0)
     queued = h.claim(1, partition="later", name="b", dp_rank=0, batch_index=0)
     assert (h.parked(keyed, "a"), h.parked(queued, "b")) == (True, True)
@@ -214,12 +214,12 @@ def test_claims_that_the_next_sampler_refuses_fail_alone(h: Harness, mine: Mine,
 
 
 def test_a_claim_that_is_decided_again_ends_nothing_that_its_client_got_meanwhile(h: Harness, mine: Mine) -> None:
-    """A claim marks what its client was given before as finished once, and nothing that it was given since."""
+    """A claim marks the earlier batches of its client as finished once, and no later ones."""
     mine.picks = lambda row: row > 100
     h.create(free_when=["t"])
     h.put(4)
     h.claim(1, wait=10)
-    h.put(1)  # so that it is looked at again
+    h.put(1)  # so that the claim is decided again
     h.answer()
     assert h.dealt(2, sampler="SequentialSampler", hold=True) == [0, 1]
     while h.asks:
@@ -228,7 +228,9 @@ def test_a_claim_that_is_decided_again_ends_nothing_that_its_client_got_meanwhil
     assert held.of("t", "r", 0).tolist() == [0, 1]
 
 
-def test_a_million_rows_come_as_far_as_they_are_read(h: Harness, mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_million_rows_only_those_that_are_read_are_sent(
+    h: Harness, mine: Mine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("transfer_queue.core.asks.PAGE", 4)
     h.put(10)
     h.clear([3])
@@ -239,7 +241,7 @@ def test_a_million_rows_come_as_far_as_they_are_read(h: Harness, mine: Mine, mon
     assert mine.calls == [[0, 1, 2, 4, 5, 6, 7, 8, 9]]
 
 
-def test_its_cost_is_what_its_callers_wait(h: Harness) -> None:
+def test_its_reported_time_is_the_time_that_claims_wait(h: Harness) -> None:
     h.controller.timer = iter([1.0, 3.5]).__next__
     h.put(1)
     h.claim(1)

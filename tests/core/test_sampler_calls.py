@@ -1,4 +1,4 @@
-"""Built-in samplers and subclasses of them through the controller: tasks apart, group sizes per claim."""
+"""Built-in samplers and their subclasses in the controller: separate tasks, and a group size for each claim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ForwardingGroups(GRPOGroupNSampler):
 
 
 class ForwardingBalance(SeqlenBalancedSampler):
-    """The same of the balanced sampler."""
+    """The same with the balanced sampler."""
 
     def sample(
         self, ready_indexes: Any, batch_size: int, task_name: str = "", partition_id: str = "", *args: Any, **more: Any
@@ -31,7 +31,7 @@ class ForwardingBalance(SeqlenBalancedSampler):
 
 
 class ForwardingRanks(RankAwareSampler):
-    """The same of the sampler for ranks."""
+    """The same with the sampler for ranks."""
 
     def sample(
         self, ready_indexes: Any, batch_size: int, task_name: str = "", partition_id: str = "", *args: Any, **more: Any
@@ -53,7 +53,7 @@ def test_a_subclass_that_forwards_by_position_serves_two_tasks(sampler: Any) -> 
 
 
 class TestGroupSizePerClaim:
-    def test_a_claim_says_the_size(self) -> None:
+    def test_a_claim_can_have_the_size(self) -> None:
         h = Harness(GRPOGroupNSampler())
         h.put(6)
         assert h.dealt(4, n_samples_per_prompt=4) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Names that nobody knows: partitions that do not exist, and entries of a sampling_config that no sampler takes."""
+"""Unknown names: partitions that do not exist, and entries of a sampling_config that the sampler does not take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transfer_queue.sampler import (
 
 
 class Mine(BaseSampler):
-    """A sampler of a user's, which takes any entry."""
+    """A user's sampler, which takes any entry."""
 
     def sample(self, ready_indexes, batch_size, *args, **kwargs):
         return ready_indexes[:batch_size], ready_indexes[:batch_size]
@@ -37,7 +37,7 @@ class TestPartitions:
             (lambda name: Seal(name), None),
         ],
     )
-    def test_a_request_about_a_partition_that_does_not_exist_is_warned_of(
+    def test_a_request_about_a_partition_that_does_not_exist_logs_a_warning(
         self, h: Harness, request_of: Any, value: object
     ) -> None:
         h.put(1, partition="train_0")
@@ -49,14 +49,14 @@ class TestPartitions:
         assert unknown.value == value
         assert (unknown.warning or "").startswith("there is no partition 'tarin_0' (did you mean 'train_0'?): ")
 
-    def test_where_no_name_is_near_those_that_exist_are_listed(self, h: Harness) -> None:
+    def test_if_no_name_is_near_the_existing_ones_are_listed(self, h: Harness) -> None:
         assert "(there are: none)" in h.ask(ResetConsumption("tarin_0")).warning
         for number in range(12):
             h.put(1, partition=f"p{number}")
         assert "(there are: 'p0', 'p1'," in h.ask(ResetConsumption("validation")).warning
         assert h.ask(ResetConsumption("validation")).warning.endswith("'p9', ...): reset_consumption has no effect")
 
-    def test_a_seal_still_makes_the_partition_and_is_silent_where_that_is_meant(self, h: Harness) -> None:
+    def test_a_seal_still_makes_the_partition_and_logs_nothing_with_create(self, h: Harness) -> None:
         assert h.ask(Seal("p")).warning is not None
         assert h.ask(Seal("q", create=True)).warning is None
         assert all(h.state.partitions[name].sealed for name in ("p", "q"))
@@ -72,7 +72,7 @@ class TestPartitions:
     def test_a_second_creation_with_other_settings_is_an_error_that_names_both(self, h: Harness) -> None:
         assert h.create("p", group_size=2, free_when=["t"])
         assert not h.create("p", group_size=2, free_when=["t"])
-        assert not h.create("p")  # asks for nothing
+        assert not h.create("p")  # requests only defaults
         with pytest.raises(InvalidArgumentError, match=r"group_size: requested 4, but it was made with 2"):
             h.create("p", group_size=4)
         h.put(1, partition="q")
@@ -107,17 +107,17 @@ class TestSamplingConfig:
             (PrioritySampler(inner=Mine()), {"anything": 1}),
         ],
     )
-    def test_what_a_sampler_takes_is_not_warned_of(self, sampler: BaseSampler, entries: dict[str, Any]) -> None:
+    def test_entries_that_a_sampler_takes_log_no_warning(self, sampler: BaseSampler, entries: dict[str, Any]) -> None:
         assert told(sampler, **entries) is None
 
-    def test_a_claim_that_gets_nothing_is_warned_of_too(self) -> None:
+    def test_a_claim_that_gets_no_rows_logs_the_warning_too(self) -> None:
         h = Harness()
         assert "'n_sampels'" in h.result(h.claim(1, n_sampels=2), "r").warning
         parked = h.claim(1, n_sampels=2, wait=5.0)
         h.put(1)
         assert "'n_sampels'" in h.result(parked, "r").warning
 
-    def test_where_the_system_is_strict_it_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_in_a_strict_system_it_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(harness, "Controller", lambda *a, **k: Controller(*a, strict=True, **k))
         h = Harness()
         h.put(2)

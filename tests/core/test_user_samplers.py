@@ -43,7 +43,7 @@ class Mine(BaseSampler):
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["inline", "process"])
 def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it is so for a sampler in the controller's process and for one in a process of its own."""
+    """Every test runs with a sampler in the controller's process and with one in a process of its own."""
     monkeypatch.setattr(Harness, "isolated", request.param)
 
 
@@ -113,7 +113,7 @@ def test_more_consumed_than_sampled(u: Harness, mine: Mine) -> None:
     ],
     ids=repr,
 )
-def test_what_it_gives_is_checked_completely(u: Harness, mine: Mine, wrong: object, words: str) -> None:
+def test_every_part_of_its_result_is_checked(u: Harness, mine: Mine, wrong: object, words: str) -> None:
     mine.act = lambda ready, size, **_: wrong
     u.put(4)
     before = u.state.snapshot()
@@ -123,7 +123,7 @@ def test_what_it_gives_is_checked_completely(u: Harness, mine: Mine, wrong: obje
 
 
 class Deals(RankAwareSampler):
-    """Gives the shares of `act`."""
+    """Returns the shares of `act`."""
 
     act: Any = None
 
@@ -156,7 +156,7 @@ def test_no_row_is_in_the_shares_of_two_ranks(shares: object, words: str) -> Non
 
 
 def test_rows_that_another_task_was_leased_are_not_taken_again(u: Harness, mine: Mine) -> None:
-    """A batch that it says it has dealt before may name rows under a lease: they stay claimed."""
+    """A batch that it reports as dealt before may have rows under a lease: these stay claimed."""
     u.put(3)
     reply = u.lease(2)
     mine.cached = True
@@ -187,7 +187,7 @@ GARBAGE = st.one_of(
 
 
 class Garbage(RankAwareSampler):
-    """Gives what is drawn, at every call that it gets."""
+    """Returns a drawn value in every call."""
 
     drawn: Any = None
 
@@ -219,7 +219,7 @@ class GarbageDeals(Garbage):
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.sampled_from([GarbageSamples, GarbageDeals]))
-def test_whatever_a_sampler_gives_the_state_stays_sound(data: st.DataObject, kind: type[Garbage]) -> None:
+def test_the_state_stays_sound_whatever_a_sampler_returns(data: st.DataObject, kind: type[Garbage]) -> None:
     """The harness recounts the state after each event, and replays and saves it at the end."""
     sampler = kind()
     h = Harness(sampler)
@@ -256,7 +256,7 @@ def test_whatever_a_sampler_gives_the_state_stays_sound(data: st.DataObject, kin
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")], ids=repr)
-def test_one_that_ends_its_process_fails_its_caller_alone(u: Harness, mine: Mine, error: BaseException) -> None:
+def test_a_sampler_that_exits_fails_only_its_claim(u: Harness, mine: Mine, error: BaseException) -> None:
     def act(ready: list[int], size: int, **_: object) -> None:
         raise error
 
@@ -276,14 +276,14 @@ def test_it_may_exit_in_any_of_its_functions(method: str) -> None:
     h = Harness(type("Leaves", (Mine,), {method: leave})())
     h.put(1)
     if method == "clear_cache" and h.isolated:
-        h.ask(ClearPartition("p"))  # it is told afterwards, and its error is logged
+        h.ask(ClearPartition("p"))  # the sampler is called afterwards, and its error is logged
         return
     with pytest.raises(SamplerError, match="the sampler Leaves raised SystemExit"):
         h.ask(ClearPartition("p")) if method == "clear_cache" else h.dealt(1)
     assert h.state.partitions["p"].tasks == {}
 
 
-def test_an_interrupt_is_the_servers_own(u: Harness, mine: Mine) -> None:
+def test_a_keyboard_interrupt_is_not_an_error_of_the_sampler(u: Harness, mine: Mine) -> None:
     def act(ready: list[int], size: int, **_: object) -> None:
         raise KeyboardInterrupt
 

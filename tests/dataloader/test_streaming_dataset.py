@@ -806,7 +806,7 @@ def test_chunks_of_jagged_columns(size: int) -> None:
 
 
 class Group:
-    """What a process group and a device mesh have in common."""
+    """The method that a process group and a device mesh have in common."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -823,7 +823,7 @@ class TestNumberOfRanks:
         assert values(take(iter(ranks[0]), 3)) == [0, 1, 4, 5, 8, 9]
         assert values(take(iter(ranks[1]), 3)) == [2, 3, 6, 7, 10, 11]
 
-    def test_is_said_to_a_custom_fetch_only_if_it_was_given(self, a: Client, dataset: Build) -> None:
+    def test_is_passed_to_a_custom_fetch_only_if_it_was_given(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
         said = []
 
@@ -835,8 +835,8 @@ class TestNumberOfRanks:
         take(iter(dataset(batch_size=2, fetch_batch_fn=fetch, dp_size=2, task_name="other")), 1)
         assert said == [{"dp_rank": 0, "task_name": "train"}, {"dp_rank": 0, "task_name": "other", "dp_size": 2}]
 
-    def test_may_be_said_to_any_sampler(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
-        """One that deals to nobody in particular takes it as it takes the rank."""
+    def test_may_be_passed_to_any_sampler(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+        """A sampler that does not deal to ranks accepts it, like the rank, and ignores it."""
         client = start(conf={"strict": True}).client("c")
         client.put(numbers(4), partition_id="p")
         client.seal("p")
@@ -855,7 +855,7 @@ class TestNumberOfRanks:
             ({"dp_size": 2, "dp_rank": 2}, "dp_rank must be less than dp_size, got dp_rank 2 and dp_size 2"),
         ],
     )
-    def test_that_cannot_be(self, dataset: Build, more: dict[str, Any], words: str) -> None:
+    def test_that_is_not_possible_is_refused(self, dataset: Build, more: dict[str, Any], words: str) -> None:
         with pytest.raises(InvalidArgumentError, match=words):
             dataset(**more)
 
@@ -865,7 +865,7 @@ class TestLongWaits:
     def test_are_reported_at_doubling_intervals(
         self, cluster: Cluster, a: Client, dataset: Build, caplog: pytest.LogCaptureFixture, custom: bool
     ) -> None:
-        """The rank that waits names the one that is ahead, and what its wait is for."""
+        """The log of the rank that waits names the rank that is ahead, and says why it waits."""
         a.put(numbers(4), partition_id="p")
         more = {"fetch_batch_fn": default_fetch_batch_fn} if custom else {}
         ahead = dataset(should_check_consumption_status=False, **more)

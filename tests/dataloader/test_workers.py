@@ -97,7 +97,7 @@ def shown(items: Any) -> list[tuple[list[int], list[int], list[str]]]:
 
 
 def test_batches_with_nested_tables(system: Any, partition: str, dataset: Build) -> None:
-    """They come, are cut, replayed and resumed with workers as without."""
+    """With workers they are delivered, cut, replayed and resumed as without workers."""
     inner = table(w=torch.arange(10), t=ragged(*range(1, 11)), s=[f"row {i}" for i in range(10)])
     data = table(n=torch.arange(10))
     data["u"] = table(v=torch.arange(10) + 0.5)
@@ -332,7 +332,7 @@ class TestPlace:
     def test_step_from_another_thread_just_before_one_waits(
         self, monkeypatch: pytest.MonkeyPatch, dataset: Build, partition: str, filled: str
     ) -> None:
-        """The thread has looked where the dataset is, and does not wait yet."""
+        """The thread has read the position of the dataset, and does not wait yet."""
         empty = partition + "empty"
         loader = StreamingDataLoader(dataset(partition_id=empty), num_workers=2, persistent_workers=True)
         found: list[int] = []
@@ -351,12 +351,12 @@ class TestPlace:
         waiting.start()
         waiting.join(60)
         came = list(found)
-        tq.get_client().seal(empty, create=True)  # nobody waits any more, even if the test has failed
+        tq.get_client().seal(empty, create=True)  # ends all waits, even if the test has failed
         assert came == list(range(ROWS))
 
 
 class TestRanks:
-    """A fixed number of rows, and workers that would fetch all of them for the rank that comes first."""
+    """A fixed number of rows, and workers that would fetch all of them for the first rank."""
 
     def test_a_known_number_of_ranks(self, dataset: Build, partition: str) -> None:
         tq.get_client().put(numbers(16), partition_id=partition)
@@ -365,7 +365,7 @@ class TestRanks:
         assert got == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]
 
     def test_an_unknown_number_of_ranks_in_step(self, dataset: Build, partition: str) -> None:
-        """Each rank needs a batch when all have had the one before, as in training; none has fetched it for itself."""
+        """As in training, each rank needs a batch after all ranks had the one before."""
         tq.get_client().put(numbers(16), partition_id=partition)
         loaders = [StreamingDataLoader(dataset(dp_rank=rank, task_name="train"), num_workers=2) for rank in range(2)]
         streams = [iter(loader) for loader in loaders]

@@ -114,7 +114,7 @@ def test_the_starter_gets_the_same_settings_from_every_call(caplog: pytest.LogCa
         tq.close()
 
 
-def test_a_program_says_whether_it_wants_a_system_of_its_own(systems: Any) -> None:
+def test_attach_decides_whether_init_starts_or_attaches(systems: Any) -> None:
     with pytest.raises(tq.AttachError, match=f"no system is running under the name '{NAME}'"):
         tq.init(attach="require")
     system = systems()
@@ -127,14 +127,14 @@ def test_a_program_says_whether_it_wants_a_system_of_its_own(systems: Any) -> No
         tq.init(attach="perhaps")  # type: ignore[arg-type]
 
 
-def test_with_strict_an_unknown_key_keeps_init_from_starting(systems: Any) -> None:
+def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:
     with pytest.raises(tq.InvalidArgumentError, match=r"controller\.samplr: unknown; did you mean controller\.sampler"):
         tq.init({"strict": True, "controller": {"samplr": "RankAwareSampler"}})
     with pytest.raises(tq.NotInitializedError):
         tq.get_client()
 
 
-def test_init_warns_of_the_pypi_package_over_the_same_import_name(
+def test_init_warns_about_the_pypi_package_with_the_same_import_name(
     systems: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "TransferQueue-0.1.11.dist-info"

@@ -106,7 +106,7 @@ def test_a_load_without_room_for_its_state_is_refused_and_changes_nothing(tmp_pa
 
 @contextlib.contextmanager
 def files_of_at_most(most: int) -> Iterator[None]:
-    """What this process starts may write no file beyond so many bytes."""
+    """Limit the size of the files that child processes of this process can write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
@@ -136,7 +136,7 @@ def full_disk() -> Iterator[Path]:
 
 
 def refused(folder: Path) -> None:
-    """A system with its journal there is not started, and the reason is the journal: nobody waits for a unit."""
+    """Check that a system with its journal there fails to start because of the journal, without waiting for a unit."""
     with pytest.raises(tq.StartError) as error:
         tq.init({"system": {"name": "no-room"}, "controller": {"journal": {"folder": str(folder)}}})
     assert f"the journal in {folder} cannot be written" in str(error.value)
@@ -144,7 +144,7 @@ def refused(folder: Path) -> None:
     assert "unit-0" not in str(error.value)
 
 
-def test_a_start_without_room_for_the_journal_says_so_at_once(tmp_path: Path) -> None:
+def test_a_start_without_room_for_the_journal_fails_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     folder.mkdir(mode=0o700)
     with files_of_at_most(segment.ROOM // 2):
@@ -153,5 +153,5 @@ def test_a_start_without_room_for_the_journal_says_so_at_once(tmp_path: Path) ->
         tq.kv_put("k", "p", {"x": torch.tensor(1)})
 
 
-def test_a_start_with_the_journal_on_a_full_disk_says_so_at_once(full_disk: Path) -> None:
+def test_a_start_with_the_journal_on_a_full_disk_fails_at_once(full_disk: Path) -> None:
     refused(full_disk / "journal")

@@ -168,7 +168,7 @@ def test_servers_have_neither_torch_nor_ray(system: Any) -> None:
 
 
 def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand tasks that find the open extent full, one leases another for all of them."""
+    """If a thousand tasks find the open extent full, one of them leases another one for all."""
     session, leased = tq.get_client().storage_manager.session, 0
     begin = session.begin
 

@@ -190,7 +190,7 @@ def test_init_starts_an_actor_and_close_ends_it() -> None:
 
 @ray.remote(num_cpus=0)
 def attached_with(conf: dict[str, Any]) -> tuple[Any, list[str]]:
-    """What `init` with this conf returns in another process, and what it warns of."""
+    """Return the result of `init` with this conf in another process, and its warnings."""
     told: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
@@ -203,7 +203,7 @@ def attached_with(conf: dict[str, Any]) -> tuple[Any, list[str]]:
         tq.close()
 
 
-def test_a_process_that_attaches_learns_which_settings_are_not_as_it_asked() -> None:
+def test_a_process_that_attaches_is_warned_about_settings_that_differ_from_its_conf() -> None:
     conf = tq.init({"controller": {"polling_mode": True}, "ray": {"detached": True}})
     try:
         found, told = ray.get(attached_with.remote({"controller": {"polling_mode": False}}), timeout=SECONDS)

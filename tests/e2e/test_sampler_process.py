@@ -1,4 +1,4 @@
-"""A user's sampler that is slow, hangs or dies, in a real system: only those who wait for it wait."""
+"""A user's sampler that is slow, hangs or dies, in a real system: only claims that use it wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("client", [300], indirect=True)
-def test_nobody_waits_for_a_sampler_that_others_wait_for(client: Any, tmp_path: Path) -> None:
+def test_requests_that_do_not_use_a_slow_sampler_do_not_wait(client: Any, tmp_path: Path) -> None:
     """Puts, key-value calls, status and claims with built-in samplers are answered while it does not return."""
     put(client, "p", 4)
     gate = tmp_path / "gate"
@@ -62,7 +62,7 @@ def test_nobody_waits_for_a_sampler_that_others_wait_for(client: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("client", [2], indirect=True)
-def test_one_that_hangs_or_dies_fails_its_caller_and_is_made_anew(client: Any, tmp_path: Path) -> None:
+def test_a_sampler_that_hangs_or_dies_fails_its_claim_and_is_restarted(client: Any, tmp_path: Path) -> None:
     put(client, "p", 4)
     checkpoint = tmp_path / "checkpoint"
     assert rows(client, "p", 1) == [0]

@@ -70,7 +70,7 @@ import json, torch, transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import BaseSampler
 
-class Again(BaseSampler):  # the first ready rows, which stay ready: sampled, not consumed
+class Again(BaseSampler):  # deals the first ready rows, which stay ready: they are sampled and not consumed
     wants_list = True
     def sample(self, ready_indexes, batch_size, *args, fail=False, **kwargs):
         if fail:

@@ -39,7 +39,7 @@ INTS = (
     -(2**63),
 )
 WIDE = (2**63, 2**64 - 1)
-"""What travels as an int and fits into no column."""
+"""Integers that msgpack can carry and that do not fit into any column."""
 FLOATS = (0.0, 0.5, 1.0, 60.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), float("-inf"))
 NAMES = (
     "p",

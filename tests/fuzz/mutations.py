@@ -1,4 +1,4 @@
-"""Recorded requests of every kind, sent to a controller again with one field changed; the state stays sound.
+"""Sends recorded requests of every kind to a controller again, with one field changed; the state stays sound.
 
 A run draws an honest life of clients and storage units. Before an honest request one that was recorded may be sent
 with a field changed: a number near it or at an edge, another extent, another row, a list shorter or longer. What
@@ -113,7 +113,7 @@ def column(rows: typing.Iterable[int]) -> bytes:
 
 
 def mutated(rng: random.Random, request: AnyRequest, numbers: list[int]) -> AnyRequest | None:
-    """The request with one of its fields changed; None where that is no message any more.
+    """Return the request with one of its fields changed; None if the result is not a valid message.
 
     numbers: that mean something in the run: of extents, rows, units, offsets.
     """
@@ -184,7 +184,7 @@ def _bytes(rng: random.Random, value: bytes, numbers: list[int]) -> bytes:
 
 
 class Life:
-    """Clients and storage units around a controller. share: of requests before which a changed one is sent."""
+    """Clients and storage units of a controller. share: the share of requests before which a changed one is sent."""
 
     def __init__(self, rng: random.Random, share: float = 0.5) -> None:
         self.rng = rng
@@ -214,7 +214,7 @@ class Life:
     # ------------------------------------------------------------ requests
 
     def ask(self, request: AnyRequest, client: str) -> Any:
-        """The reply to a request, before which another one may come with a field changed."""
+        """Return the reply to a request. A request with a changed field may be sent before it."""
         self.recorded.setdefault(type(request), []).append((client, request))
         if self.rng.random() < self.share:
             of_kind = self.recorded[self.rng.choice(list(self.recorded))]
@@ -225,7 +225,7 @@ class Life:
         return self.send(request, client)
 
     def send(self, request: AnyRequest, client: str) -> Any:
-        """Sends a request; its reply, None while it waits. Then the state is recounted."""
+        """Send a request, then recount the state. Returns the reply; None while it waits."""
         self.kinds.add(type(request))
         if client not in self.peers:
             self.peers[client] = len(self.peers) + 1
@@ -236,7 +236,7 @@ class Life:
         return self.replies.get((client, sequence))
 
     def take(self, effects: list[Effect]) -> None:
-        """What the server does with effects; then the state is recounted."""
+        """Carry out effects as the server does, then recount the state."""
         waits = list(effects)
         names = {peer: client for client, peer in self.peers.items()}
         while waits:
@@ -259,7 +259,7 @@ class Life:
             else:
                 assert isinstance(effect, (RefuseLeases, RemoveState))
         self.records += self.controller.take_records()
-        if self.share:  # who is honest is tested elsewhere
+        if self.share:  # other tests check runs without changed requests
             invariants.check(self.state)
             soundness.check(self.state)
             soundness.check_apart(self.state)
@@ -273,7 +273,7 @@ class Life:
             self.take(self.controller.worked(work.number, work.run(), self.now))
 
     def numbers(self) -> list[int]:
-        """What numbers of this run mean something."""
+        """Return the numbers that have a meaning in this run."""
         found = [self.next_extent, self.state.next_index, self.state.next_block, BYTES, LENGTH]
         for (unit, extent), of in list(self.state.blocks.extents.items())[-6:]:
             found += [unit, extent, of.low, of.top, of.top - BYTES]
@@ -283,7 +283,7 @@ class Life:
     # ------------------------------------------------------------ what clients and units do
 
     def step(self) -> None:
-        """Something honest."""
+        """Do a valid step."""
         name = self.rng.choice(STEPS)
         getattr(self, name)()
         if self.rng.random() < 0.2:
@@ -448,7 +448,7 @@ class Life:
             self.ask(WriterGone(f"w{self.rng.randrange(2)}/1", unit, extents[:1]), f"unit-{unit}")
 
     def units_work(self) -> None:
-        """Units free what they were told to, and carry out orders."""
+        """Let units free the extents that they were ordered to free, and carry out other orders."""
         told, self.told = self.told, []
         for unit in sorted({unit for unit, _ in told}):
             numbers = [extent for of, extent in told if of == unit]
@@ -496,7 +496,7 @@ def _copied(tree: Any) -> Any:
 
 
 def run(seed: object, steps: int, share: float = 0.5) -> Life:
-    """One life, with everything checked; raises where the state is unsound, or the controller fails."""
+    """Run one life with all checks. Raises if the state becomes unsound, or the controller fails."""
     before, puts.MAX_RESERVED = puts.MAX_RESERVED, MAX_ROWS
     spare, moves.SPARE = moves.SPARE, 0
     try:

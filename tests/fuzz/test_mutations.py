@@ -1,4 +1,4 @@
-"""Requests of every kind with one field changed leave the state sound, so that what is saved of it can be loaded.
+"""After requests of every kind with one field changed, the state is sound, so that its checkpoint can be loaded.
 
 `make fuzz` runs many more of these lives, and longer ones.
 """
@@ -19,14 +19,14 @@ def test_changed_requests_leave_the_state_sound(number: int) -> None:
     mutations.run(f"a life of {number}", 40)
 
 
-def test_lives_hold_requests_of_every_kind_that_changes_something() -> None:
+def test_lives_contain_every_kind_of_request_that_changes_the_state() -> None:
     kinds: set[type] = set()
     for number in range(8):
         kinds |= mutations.run(f"kinds {number}", 200, share=0.0).kinds
     assert not mutations.KINDS - kinds
 
 
-def test_every_field_of_a_request_is_changed_at_some_time() -> None:
+def test_every_field_of_every_request_is_changed_in_some_life() -> None:
     rng = random.Random(1)
     block = NewBlock(
         0, 1, 64, 1, 64, 1, [FieldSpec("x", "tensor", "float32", 1, False)], bytes(8), 4096, [Place(1, 5, 64, 1)]

@@ -51,7 +51,7 @@ PAUSE = 0.002  # of the writer, seconds between two puts: readers on two cores a
 MIB = 1 << 20
 ROOM = 192 * MIB  # of an external store
 WRITERS = 2  # processes of the mode `rows` that put, and as many that only read
-LISTED = 20  # reads between two looks at which rows there are
+LISTED = 20  # reads between two listings of the rows
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "SimpleStorage": ("", {"SimpleStorage": {"arena_bytes": 64 * MIB, "num_data_storage_units": 2}}),
     "disk": ("", {"SimpleStorage": {"arena_bytes": 8 * MIB, "offload": {"enabled": True}}}),
@@ -227,7 +227,7 @@ def reads(arguments: argparse.Namespace) -> None:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """What one of the processes does."""
+    """Run one of the processes."""
     torch.set_num_threads(1)
     logging.getLogger("transfer_queue").setLevel(logging.ERROR)  # a warning for each read of rows that were cleared
     tq.init()
@@ -242,7 +242,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs the modes that are asked for."""
+    """Run the modes of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mode", choices=["reads", "rows"], help="default: both")
     parser.add_argument("--reads", type=int, default=10_000_000, help="rows that the mode `reads` reads")

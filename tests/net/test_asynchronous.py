@@ -334,7 +334,7 @@ def test_the_deadline_covers_the_time_to_connect(tmp_path: Path) -> None:
 
 
 def test_of_calls_of_one_turn_only_the_first_is_made(running: Running, session: Session) -> None:
-    """The others learn that it has its reply, and may then find that they need nothing any more."""
+    """The others are informed that it has its reply, and may not need a call of their own any more."""
 
     def need(name: str) -> Generator[Call, AnyReply, AnyReply]:
         return (yield Call(CONTROLLER, ask(name), 10.0, turn="t"))
@@ -349,7 +349,7 @@ def test_of_calls_of_one_turn_only_the_first_is_made(running: Running, session: 
     assert asyncio.run(main())[0] == Done("p0")  # the turn is over
 
 
-def test_after_a_call_that_failed_each_of_its_turn_is_made(running: Running, session: Session) -> None:
+def test_after_a_call_that_failed_the_others_of_its_turn_are_made(running: Running, session: Session) -> None:
     def need(request: AnyRequest) -> Generator[Call, AnyReply, AnyReply]:
         return (yield Call(CONTROLLER, request, 10.0, turn="t"))
 
@@ -367,7 +367,7 @@ def test_after_a_call_that_failed_each_of_its_turn_is_made(running: Running, ses
 
 
 def test_every_call_ends_at_its_own_deadline(running: Running) -> None:
-    """Though one timer serves all calls of a connection, in whatever order their deadlines come."""
+    """One timer serves all calls of a connection, whatever the order of their deadlines is."""
     session = running.session(grace=0.0)
     ended: list[int] = []
 

@@ -71,7 +71,7 @@ def test_nothing_is_kept_of_what_is_finished() -> None:
 
 @given(steps=st.lists(st.one_of(st.none(), st.integers(1, 40)), max_size=80))
 def test_every_finished_sequence_is_named_once_and_no_unfinished_one_ever(steps: list[int | None]) -> None:
-    """A step begins a request (None) or finishes one; `known` is what a server has been told by all envelopes."""
+    """A step begins a request (None) or finishes one; `known` are the sequences in all envelopes so far."""
     session = new_session()
     begun, finished, known = 0, set[int](), set[int]()
     for step in [*steps, *[None] * 40]:
@@ -101,7 +101,7 @@ def test_a_request_that_waits_for_long_holds_up_nothing() -> None:
 
 
 def test_what_a_request_costs_does_not_grow_with_the_number_of_unfinished_ones() -> None:
-    """Counted in steps of the interpreter, so that no clock decides."""
+    """The cost is counted in steps of the interpreter, so that the test does not depend on a clock."""
 
     def steps(unfinished: int) -> int:
         session = new_session()

@@ -1,4 +1,4 @@
-"""When a server that has ended is forked again, and when it is given up."""
+"""When a server that has ended is restarted, and when it is given up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def child(patience: float = 60.0) -> Child:
 
 
 def forked(each: Child, up: bool) -> None:
-    """A process that comes up, or does not."""
+    """A process that comes up or fails to."""
     ready, say = os.pipe()
     each.forked(1, ready, 0.0)
     if up:
@@ -60,7 +60,7 @@ def test_a_server_is_given_up_by_time_and_not_by_the_number_of_its_failures(cloc
     assert tries > 10
 
 
-def test_one_that_was_up_for_long_begins_to_count_anew(clock: Clock) -> None:
+def test_failures_are_counted_from_0_after_a_long_time_up(clock: Clock) -> None:
     each = child(patience=5.0)
     for _ in range(10):
         forked(each, up=True)
@@ -73,7 +73,7 @@ def test_one_that_was_up_for_long_begins_to_count_anew(clock: Clock) -> None:
     assert each.failing_since == clock.now
 
 
-def test_one_that_ends_by_itself_soon_after_it_is_up_is_given_up_too(clock: Clock) -> None:
+def test_a_server_that_ends_by_itself_soon_after_it_is_up_is_given_up_too(clock: Clock) -> None:
     each = child(patience=5.0)
     for _ in range(100):
         forked(each, up=True)
@@ -84,7 +84,7 @@ def test_one_that_ends_by_itself_soon_after_it_is_up_is_given_up_too(clock: Cloc
         pytest.fail("it is tried for ever")
 
 
-def test_one_that_is_killed_while_it_serves_is_forked_again_at_once(clock: Clock) -> None:
+def test_a_server_that_is_killed_while_it_serves_is_restarted_at_once(clock: Clock) -> None:
     each = child()
     for _ in range(100):
         forked(each, up=True)

@@ -1,4 +1,4 @@
-"""Numbers at the edges of what can travel, in every field of every request: an error reply or a dropped connection.
+"""Numbers at the limits of the encoding, in every field of every request: an error reply or a dropped connection.
 
 A controller and a storage unit are wired together, so that an order of one which the other cannot carry out would be
 seen to go round.
@@ -64,7 +64,7 @@ FLOATS = (-1.0, 1e9, 1e300, float("nan"), float("inf"), float("-inf"))
 COLUMNS = tuple(np.array([number], "<i8").tobytes() for number in INTS if abs(number) < 2**63)
 REQUESTS: tuple[type[Request], ...] = typing.get_args(AnyRequest)
 UNIT, CONTROLLER, CLIENT, OTHER = 1, 2, 3, 4  # peers
-MOST_MESSAGES = 50  # between the two that one request may lead to
+MOST_MESSAGES = 50  # that one request may cause between controller and unit
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -106,7 +106,7 @@ class System:
         return NewBlock(0, lies.extent, lies.offset, lies.generation, 32, 2, schema, dims, lies.length)
 
     def ask(self, service: Any, request: Any, peer: int = CLIENT) -> Any:
-        """The answer to a request; None where it costs the connection, or waits."""
+        """Return the answer to a request; None if the connection is dropped, or the request waits."""
         self.sequence += 1
         before = len(self.answers[peer])
         self.messages = 0
@@ -133,7 +133,7 @@ class System:
         self._pass((CONTROLLER, each) for each in outgoing)
 
     def _pass(self, outgoing: Iterator[tuple[int, Any]]) -> None:
-        """Carries messages until there are no more. way: which peer number means the other server."""
+        """Carry messages until there are no more. way: the peer number of the other server."""
         left = deque(outgoing)
         while left:
             way, (peer, body, _) = left.popleft()
@@ -149,7 +149,7 @@ class System:
         self.core.take_records()
 
     def check(self) -> None:
-        """Both still serve, and are sound."""
+        """Check that both servers still serve, and that their states are sound."""
         assert isinstance(self.ask(self.controller, Status(), OTHER), SystemStatus)
         assert isinstance(self.ask(self.unit, UnitStatus(), OTHER), UnitStatusReply)
         invariants.check(self.core.state)
@@ -157,16 +157,16 @@ class System:
 
 
 def array(message: Any) -> Any:
-    """A message as the array that travels, without the tag."""
+    """Return the encoded array of a message, without the tag."""
     found = msgspec.to_builtins(message, builtin_types=(bytes,))
     return found[1:] if isinstance(message, Request) else found
 
 
-Examples = dict[type, Any]  # type of a message -> one that makes sense, as an array
+Examples = dict[type, Any]  # type of a message -> a valid message, as an array
 
 
 def plain(kind: Any) -> Any:
-    """A value of this type that is as good as any."""
+    """Return any valid value of this type."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if type(None) in inside:
         return plain(next(each for each in inside if each is not type(None)))
@@ -183,7 +183,7 @@ def plain(kind: Any) -> Any:
 
 
 def variants(kind: Any, examples: Examples) -> Iterator[Any]:
-    """Values of this type with one number, or column, at an edge each."""
+    """Return values of this type, each with one number, or one column, at a limit."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if type(None) in inside:
         yield from variants(next(each for each in inside if each is not type(None)), examples)
@@ -233,7 +233,7 @@ def system(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[System]
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-def test_a_number_at_the_edge_in_any_field_costs_an_error_at_most(kind: type[Request], system: System) -> None:
+def test_a_number_at_a_limit_in_any_field_causes_at_most_an_error(kind: type[Request], system: System) -> None:
     for body in bodies(kind, system.examples):
         for service, peers in ((system.controller, (UNIT, CLIENT)), (system.unit, (CONTROLLER, CLIENT))):
             for peer in peers:
@@ -248,7 +248,7 @@ def test_an_extent_that_no_unit_can_have_is_not_closed(system: System, number: i
     reply = system.ask(system.controller, CloseExtents([(0, number)]))
     assert isinstance(reply, Failure)
     assert reply.kind == "ProtocolError"
-    assert system.messages == 0  # the unit is not told to free it
+    assert system.messages == 0  # the unit is not ordered to free it
     system.check()
 
 
@@ -258,7 +258,7 @@ def test_an_extent_that_was_never_leased_is_freed_once(system: System) -> None:
     system.check()
 
 
-def test_a_value_is_read_after_all_of_it(system: System) -> None:
+def test_a_value_can_be_read_after_all_extreme_requests(system: System) -> None:
     for body in bodies(CloseExtents, system.examples):
         system.send(system.controller, OTHER, encode([1, 0, body]))
     assert not isinstance(system.ask(system.controller, Lookup("p", rows=bytes(8) * 0, fields=["x"])), Failure)
@@ -304,7 +304,7 @@ def test_every_number_of_a_request_has_a_range() -> None:
 
 
 def numbers(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All numbers in a type, with what they are annotated as."""
+    """Return all numbers in a type, with their annotations."""
     if kind in (int, float):
         yield name, kind
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What servers let go of is freed at once: no collection of all objects is needed, and none is made."""
+"""Servers free their objects by reference counts: no collection of all objects is needed, and none is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_in_a_server() -> Iterator[None]:
 
 @pytest.fixture
 def collections() -> Iterator[list[int]]:
-    """The generations of the collections that are made."""
+    """The generations of the garbage collections during the test."""
     found: list[int] = []
 
     def note(phase: str, about: dict[str, int]) -> None:
@@ -41,7 +41,7 @@ def collections() -> Iterator[list[int]]:
 
 
 def used(h: Harness, name: str) -> None:
-    """A partition through which rows go in every way: dealt, leased, waited for, cleared."""
+    """Make a partition whose rows are dealt, leased, waited for and cleared."""
     h.put(4, partition=name)
     h.dealt(1, partition=name)
     h.lease(1, partition=name)

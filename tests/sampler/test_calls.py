@@ -86,7 +86,7 @@ def test_a_balanced_sampler_is_a_sampler_of_groups():
 class TestPartition:
     @pytest.mark.parametrize("kind", [Mock, MagicMock])
     @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
-    def test_a_mock_of_a_partition_is_asked_for_tags_alone(self, build, kind):
+    def test_a_sampler_reads_only_the_tags_of_a_mock(self, build, kind):
         given = partition_of(kind, total_lengths=3, tokens=3)
         sampled, consumed = build().sample(READY, 4, "t", "p", dp_rank=0, batch_index=0, partition=given)
         assert sampled
@@ -110,7 +110,7 @@ class TestWarnings:
     def _records(self, caplog):
         caplog.set_level(logging.WARNING)
 
-    def test_no_partition_is_an_equal_split_and_warned_of_once(self, caplog):
+    def test_without_a_partition_the_split_is_equal_and_one_warning_is_logged(self, caplog):
         sampler = SeqlenBalancedSampler(1, 2)
         for batch in range(3):
             shares = [sampler.sample(range(4), 2, "t", "p", batch_index=batch, dp_rank=rank)[0] for rank in range(2)]
@@ -119,14 +119,14 @@ class TestWarnings:
             "SeqlenBalancedSampler: no partition was given"
         ]
 
-    def test_no_lengths_are_an_equal_split_and_warned_of_once(self, caplog):
+    def test_without_lengths_the_split_is_equal_and_one_warning_is_logged(self, caplog):
         sampler, partition = SeqlenBalancedSampler(1, 2), partition_of(other=1)
         for batch in range(3):
             assert sampler.sample(range(4), 2, "t", "p", batch_index=batch, partition=partition)[0] == [0, 1]
         (record,) = caplog.records
         assert "'total_lengths' is missing in 4 of the 4 samples" in record.getMessage()
 
-    def test_a_missing_length_counts_one_and_is_warned_of_once(self, caplog):
+    def test_a_missing_length_counts_as_1_and_one_warning_is_logged(self, caplog):
         sampler, partition = SeqlenBalancedSampler(1, 2), Mock()
         partition.get_custom_meta.return_value = {0: {"total_lengths": 3}, 3: {"total_lengths": 3}}
         for batch in range(3):
@@ -135,7 +135,7 @@ class TestWarnings:
         (record,) = caplog.records
         assert "missing in 2 of the 4 samples of a deal, first in row 1" in record.getMessage()
 
-    def test_lengths_of_all_samples_are_no_warning(self, caplog):
+    def test_no_warning_is_logged_if_all_samples_have_lengths(self, caplog):
         SeqlenBalancedSampler(1, 2).sample(range(4), 2, "t", "p", partition=partition_of(total_lengths=2))
         assert not caplog.records
 
@@ -166,7 +166,7 @@ class TestGroupSizePerClaim:
         sampler, ready = build(), [0, 2, 3, 4, 5, 7, 8]
         assert sorted(sampler.sample(ready, 4, "t", "p", **who(), n_samples_per_prompt=4)[0]) == [2, 3, 4, 5]
         assert sorted(sampler.sample(ready, 2, "u", "p", **who(), n_samples_per_prompt=2)[0]) == [2, 3]
-        if not isinstance(sampler, TokenBudgetSampler):  # it packs what is left by itself
+        if not isinstance(sampler, TokenBudgetSampler):  # this one packs the remaining samples itself
             assert sampler.remainder(ready, n_samples_per_prompt=4, **who()) == 4
         with pytest.raises(InvalidArgumentError, match=r"must be a multiple of n_samples_per_prompt.*\(4\)"):
             sampler.validate(6, {"n_samples_per_prompt": 4, "dp_rank": 0, "batch_index": 0})
@@ -189,6 +189,6 @@ class TestGroupSizePerClaim:
         assert len(sampler.sample(READY, 4, "t", "p", **config)[0]) == 4
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, "4"])
-    def test_a_claim_with_nonsense_is_refused(self, wrong):
+    def test_a_claim_with_an_invalid_size_is_refused(self, wrong):
         with pytest.raises(InvalidArgumentError, match="n_samples_per_prompt must be positive"):
             GRPOGroupNSampler().sample(READY, 4, n_samples_per_prompt=wrong)

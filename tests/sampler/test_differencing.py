@@ -1,4 +1,4 @@
-"""Balancing is never worse than largest differencing, which is written here once more, from the published algorithm.
+"""Balancing is never worse than largest differencing, of which this file has a second implementation, as published.
 
 Karmarkar & Karp, "The differencing method of set partitioning", 1982; for k parts a state is a tuple of k sums. With
 equal counts the values are dealt to the first states k at a time, in order of size.
@@ -112,14 +112,14 @@ class Lengths:
         ([100, 3, 40, 79, 29, 11, 96, 29, 36, 88, 81, 44], 3, False, 213),
     ],
 )
-def test_cases_that_were_worse(lengths, k, equal, best):
+def test_cases_that_used_to_be_worse(lengths, k, equal, best):
     assert heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths) == best
 
 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 10**6), min_size=2, max_size=24, unique=True), data=st.data())
 def test_the_plain_method_is_the_published_one(lengths, data):
-    """Spreads that differ leave no choice, so that both divide alike."""
+    """If all spreads differ, there are no ties, so both divide in the same way."""
     k = data.draw(st.integers(2, min(5, len(lengths))))
     equal = data.draw(st.booleans())
     if equal:

@@ -120,7 +120,7 @@ def test_a_length_of_one_element_counts_as_its_number(one, travelling):
 
 
 @pytest.mark.parametrize("more", [np.arange(2), torch.ones(2), (1, 2), torch.ones(100_000), {1: 2}], ids=type)
-def test_what_travels_with_several_elements_is_not_a_length(more):
+def test_an_encoded_value_of_several_elements_is_not_a_length(more):
     partition = lengths_of([msgspec.msgpack.decode(msgspec.msgpack.encode(encode_tag_value(more)))] * 2)
     with pytest.raises(InvalidArgumentError, match="row 0 must be a finite number"):
         SeqlenBalancedSampler(1, 2).deal(range(2), 1, batch_index=0, partition=partition)

@@ -169,9 +169,9 @@ def test_columns_that_do_not_fit_together_are_refused(h: Harness) -> None:
 def test_a_copy_holds_its_block_as_long_as_its_generation_lasts(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whoever asks, whatever comes or does not, and whatever makes way for what."""
+    """For any order of requests, arrivals, failures and evictions."""
     h = Harness(tmp_path_factory.mktemp("kept"))
-    told: list[tuple[int, int, int]] = []  # block, and the place and generation of its copy
+    told: list[tuple[int, int, int]] = []  # (block, place, generation) of each returned copy
     asked: dict[int, list[int]] = {}  # connection -> the blocks that it waits for
     coming: list[Fetch] = []
 

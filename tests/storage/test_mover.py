@@ -1,4 +1,4 @@
-"""Blocks that a unit moves or makes smaller hold the bytes of their rows, however many steps the copies take."""
+"""Blocks that a unit moves or repacks keep the bytes of their rows, however many steps the copies take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(room: ArenaRoom, columns: list[Rows]) -> NewBlock:
 
 
 def moved(room: ArenaRoom, blocks: list[NewBlock], repacks: list[Repack]) -> Moved:
-    """What a unit answers to an order."""
+    """Return the answer of a unit to an order."""
     work = Mover(
         0, room.arena, Move(1, blocks_message(blocks), {}, repacks, {}), lambda nbytes: room.lease(0, nbytes, 0)
     )
@@ -99,8 +99,8 @@ def test_the_rows_are_those_that_were_written(tmp_path_factory: pytest.TempPathF
     arena.close()
 
 
-def test_a_block_that_is_shorter_than_its_rows_is_not_made_smaller(tmp_path: Path) -> None:
-    """There are no bytes to copy: a block of whatever lay there before must not pass for it."""
+def test_a_block_that_is_shorter_than_its_rows_is_not_repacked(tmp_path: Path) -> None:
+    """Some of its bytes do not exist: the unit must not copy other bytes instead."""
     arena = Arena.create(tmp_path / "arena", CAPACITY)
     room = ArenaRoom(arena)
     block = msgspec.structs.replace(written(room, [[b"a" * 40, b"b" * 40]]), nbytes=64)

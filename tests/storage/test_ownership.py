@@ -168,7 +168,7 @@ def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: py
         hold_slot(Path(folder.path(1)))
 
 
-# C code forks, so that no hook of Python runs, and the parent dies. Which lock it held is said by the first argument.
+# C code forks, so that no hook of Python runs, and the parent dies. The first argument chooses the kind of its lock.
 C_ORPHANER = """
 import ctypes, fcntl, os, struct, sys
 from pathlib import Path

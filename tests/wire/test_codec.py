@@ -31,7 +31,7 @@ def through(column, rows=None, wanted=None, layout="jagged", in_table=True):
     """The column as it comes back; wanted: which rows."""
     rows = rows or (column.size(0) if isinstance(column, torch.Tensor) else len(column))
     if in_table and isinstance(column, list):
-        column = NonTensorStack(*column)  # what tensordict makes of it, from 0.11 on
+        column = NonTensorStack(*column)  # tensordict makes this of it, since 0.11
     fields = TensorDict({"x": column}, batch_size=[rows]) if in_table else {"x": column}
     block = encode_columns(fields, rows)
     assert block.nbytes == block_nbytes(block.schema, np.frombuffer(block.dims, np.int64), rows)
@@ -415,7 +415,7 @@ def test_result_can_be_used_like_any_table():
     arenas = Arenas()
     arenas.write(encode_columns({"r": column, "x": torch.arange(3), "o": ["a", "b", "c"]}, 3))
     table = gather(arenas.reply(), arenas.memory)
-    part = table.exclude("r")[1:]  # torch slices no jagged tensor before 2.7
+    part = table.exclude("r")[1:]  # torch cannot slice jagged tensors before 2.7
     assert (part["x"].tolist(), part.get("o").tolist()) == ([1, 2], ["b", "c"])
     if Version(torch.__version__) >= Version("2.7"):  # nor does it index one by a list
         assert [row.tolist() for row in rows_of(table[[2, 0]]["r"])] == [[0], [0, 1]]

@@ -79,7 +79,7 @@ def test_gather_of_pieces_of_few_lengths(seed, limits):
 
 
 def test_gather_of_pieces_whose_mean_length_is_the_first_ones():
-    """Pieces of 1, 2 and 0 cells sum up to as many cells as pieces of one cell each, and are not taken for these."""
+    """Pieces of 1, 2 and 0 cells have the same sum as pieces of one cell each, but must not be copied as these."""
     lengths = np.array([1, 1, 2, 0, 1, 2, 0, 2, 0] * 3)
     starts = np.array([95, 95, 188, 7, 95, 188, 0, 188, 3] * 3)
     assert gather_pieces(MEMORY, starts, lengths).tolist() == naive(MEMORY, starts, lengths).tolist()

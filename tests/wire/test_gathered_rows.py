@@ -1,7 +1,7 @@
-"""Rows of many small blocks come back as they were put, by every way that bytes take from a block to a reader.
+"""Rows of many small blocks come back as they were put, on every path from a block to a reader.
 
-The model is the list of rows that were put. Encoding, layouts, runs, joined pieces, cells, cuts, pieces that come from
-elsewhere and rows that are received in place all stand between it and what is compared.
+The model is the list of rows that were put. The paths include encoding, layouts, runs, joined pieces, cells, cuts,
+pieces of other nodes, and rows that are received in place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OBJECTS = ["", "a", "bb", None, {"k": 1}, [1], b"\0", 7]
 
 @dataclass(frozen=True)
 class Kind:
-    """What the rows of a field are like. dtype: None for objects. free: the dimensions in which rows may differ.
+    """The kind of the rows of a field. dtype: None for objects. free: the dimensions in which rows may differ.
 
     mixed: rows differ in rank.
     """
@@ -66,7 +66,7 @@ def kinds(draw: st.DrawFn) -> Kind:
 
 @st.composite
 def rows_of_kind(draw: st.DrawFn, kind: Kind, count: int, seed: int) -> list[Any]:
-    """So many values, each with bits of its own."""
+    """Return this number of values, each with different bits."""
     if kind.dtype is None:
         return [draw(st.sampled_from(OBJECTS)) for _ in range(count)]
     if kind.mixed:
@@ -135,7 +135,7 @@ def contained(rows: list[Any], kind: Kind, how: str) -> Any:
 
 @dataclass
 class Case:
-    """What was put, and what is asked for. values: by field and block, the rows; pairs: by field, (block, row)s."""
+    """The rows that were put, and those to get. values: by field and block, the rows; pairs: by field, (block, row)."""
 
     arenas: Arenas
     kinds: dict[str, Kind]
@@ -152,7 +152,7 @@ class Case:
 
 @st.composite
 def selections(draw: st.DrawFn, sizes: list[int]) -> list[tuple[int, int]]:
-    """Rows that are asked for: some of any blocks and often again, all, all in another order, or a run of a block."""
+    """Rows to get: some of any blocks, often repeated; all; all in another order; or a run of a block."""
     every = [(block, row) for block, size in enumerate(sizes) for row in range(size)]
     how = draw(st.sampled_from(["any", "few", "all", "permuted", "run"]))
     if how == "any":
@@ -225,7 +225,7 @@ def possible(case: Case, name: str, layout: str) -> bool:
 
 @contextlib.contextmanager
 def thresholds(**given_: int) -> Iterator[None]:
-    """Other limits at which shortcuts begin, so that small inputs take them."""
+    """Lower limits of the shortcuts, so that small inputs take them."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given_.items():
             for module in (copies, tensors, encode, gathering, ranges):
@@ -271,7 +271,7 @@ def test_rows_that_two_threads_copy(case: Case, given_: dict[str, int]) -> None:
 @given(cases(), layouts, limits, st.sets(st.integers(0, 1), min_size=1))
 @differential(40)
 def test_rows_of_blocks_that_are_received(case: Case, layout: str, given_: dict[str, int], away: set[int]) -> None:
-    """Only the pieces that were asked for come into the reader's buffer, where whole fields stay."""
+    """Only the requested pieces come into the reader's buffer, where whole fields stay."""
     names = [name for name in case.kinds if possible(case, name, layout)]
     case.pairs = {name: case.pairs[name] for name in names}
     found = elsewhere(case.reply, away) if names else None
@@ -291,7 +291,7 @@ def test_rows_of_blocks_that_are_received(case: Case, layout: str, given_: dict[
 @given(cases(), layouts, limits)
 @differential(30)
 def test_rows_of_blocks_that_are_received_on_a_device(case: Case, layout: str, given_: dict[str, int]) -> None:
-    """The host's memory stands for a device's."""
+    """The host's memory is used in place of a device's."""
     names = [name for name, kind in case.kinds.items() if kind.dtype is not None and possible(case, name, layout)]
     case.pairs = {name: case.pairs[name] for name in names}
     found = elsewhere(case.reply, {0, 1}) if names else None

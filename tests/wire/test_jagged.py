@@ -76,8 +76,8 @@ def jagged_tensors(draw):
 
 @given(st.lists(jagged_tensors(), min_size=2, max_size=8))
 @differential(40)
-def test_kept_cuts_and_shapes_give_the_tensors_that_were_asked_for(wanted):
-    """Whatever was made before, and whatever its owners have done to it."""
+def test_kept_cuts_and_shapes_give_the_requested_tensors(wanted):
+    """This holds whatever was made before, and whatever its owners have done to it."""
     for number, (sizes, at, others, dtype, owner_writes) in enumerate(wanted):
         shape = [*others[:at], sum(sizes), *others[at:]]
         values = pattern(dtype, shape, number)

@@ -144,7 +144,7 @@ def test_blocks_of_mixed_rank_one_at_a_time():
 
 @st.composite
 def alike_descriptors(draw):
-    """(schema, dims, blocks, rows) out of few, many of which differ in one thing alone; some make no sense."""
+    """(schema, dims, blocks, rows) out of few, many of which differ in only one value; some are invalid."""
     dtypes = st.sampled_from(["int8", "bool", "int16", "bfloat16", "complex128"])
     specs = st.builds(tensor, st.sampled_from(["x", "y"]), st.sampled_from([0, 1, 1, 2]), st.booleans(), dtypes)
     schema = draw(st.lists(specs, min_size=1, max_size=2, unique_by=lambda spec: spec.name))
@@ -157,7 +157,7 @@ def alike_descriptors(draw):
 @given(st.lists(alike_descriptors(), min_size=2, max_size=12))
 @differential(60)
 def test_kept_layouts_are_those_that_would_be_made(asked):
-    """Whatever descriptors were laid out before."""
+    """This holds whatever descriptors were laid out before."""
     for schema, dims, blocks, rows in asked:
         made = many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
         kept = locate._laid_out(schema, dims, blocks, rows)
