@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from transfer_queue.core import acks, claims, demand, lookups
+from transfer_queue.core import acks, claim_samplers, claims, demand, lookups
 from transfer_queue.core import records as r
 from transfer_queue.core.effects import Effect, Send, Work
 from transfer_queue.core.partition import Partition
@@ -146,7 +146,7 @@ def _give(
     if rows is None:  # the end, at which others were dealt what is left, or it was passed over
         return core.commit(client, peer, envelope, records, lambda: nothing(core, claim, outcome.ended))
     core.movers.given(client, demand.consumer_of(claim))
-    unit = claims.unit(core.samplers.of(claim, partition), partition)
+    unit = claim_samplers.unit(core.samplers.of(claim, partition), partition)
     leased = acks.grant(core.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.Leased) else 0
     handed = demand.handed(partition, client, claim, rows) if not token else []
@@ -212,7 +212,7 @@ def warning_of(core: Controller, partition: Partition, claim: Claim, rows: np.nd
 
 def spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
-    size = claims.group_size(core.samplers.of(claim, partition))
+    size = claim_samplers.group_size(core.samplers.of(claim, partition))
     if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:
         return None
     words = demand.spanning(partition, rows, size)

@@ -22,8 +22,8 @@ import numpy as np
 from transfer_queue.core import (
     acks,
     checkpoints,
+    claim_samplers,
     claiming,
-    claims,
     clears,
     deadlock,
     demand,
@@ -35,6 +35,7 @@ from transfer_queue.core import (
 )
 from transfer_queue.core import records as r
 from transfer_queue.core.asks import SamplerAsks
+from transfer_queue.core.claim_samplers import Samplers
 from transfer_queue.core.clearing import Clearing
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.effects import Effect, Release, Send, TellUnit
@@ -126,7 +127,7 @@ class Controller:
         self.max_deliveries = max_deliveries
         self.state.watched = watched_tags(sampler)
         self.values = values
-        self.samplers = claims.Samplers(sampler, values, strict)
+        self.samplers = Samplers(sampler, values, strict)
         self.config = config
         self.timer = timer
         self.boot = boot
@@ -293,7 +294,7 @@ class Controller:
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Dealt batches do not change; claims that wait are checked and decided again."""
-        self.samplers = claims.Samplers(sampler, self.values, self.samplers.strict)
+        self.samplers = Samplers(sampler, self.values, self.samplers.strict)
         effects = self.asks.replace(self.samplers.default)
         self.state.watched = watched_tags(sampler)
         for waiting in list(self.state.waiting.by_waiter.values()):
@@ -460,7 +461,7 @@ class Controller:
         if isinstance(request, Claim):
             if request.probe or request.quiet:
                 return claiming.nothing(self, request, ended=False)
-            dealt = claims.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
+            dealt = claim_samplers.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
             waited = request.waited + now - waiting.since
             return Failure("WaitTimeoutError", timeout_words(self.state, request, waited, dealt))
         if isinstance(request, Wanted):
@@ -476,7 +477,7 @@ class Controller:
             return explain(self.state, request, self.group_size_of(request.partition))
         claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
         sampler = self.samplers.of(claim, self.state.partitions.get(request.partition))
-        return waiting_words(self.state, claim, claims.group_size(sampler))
+        return waiting_words(self.state, claim, claim_samplers.group_size(sampler))
 
     def settle(self) -> list[Effect]:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""
@@ -513,12 +514,12 @@ class Controller:
     @property
     def group_size(self) -> int:
         """Samples in a group where a partition does not say it."""
-        return claims.group_size(self.samplers.default) or 1
+        return claim_samplers.group_size(self.samplers.default) or 1
 
     def group_size_of(self, name: str) -> int | None:
         """Samples in a group that the system's sampler deals of this partition; None if it deals single samples."""
         partition = self.state.partitions.get(name)
-        return claims.group_size(self.samplers.for_partition(self.samplers.default, partition))
+        return claim_samplers.group_size(self.samplers.for_partition(self.samplers.default, partition))
 
     def missing(self, request: Wanted) -> int:
         """How many groups its task wants beyond those that are there or on their way."""

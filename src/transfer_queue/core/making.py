@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer_queue.core import claims
+from transfer_queue.core import claim_samplers
+from transfer_queue.core.claim_samplers import Samplers
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.retries import Change
 from transfer_queue.core.user_sampler import UserSampler
@@ -46,13 +47,13 @@ class Needs(NamedTuple):
     keys: tuple[tuple[Key, bool], ...]
 
 
-def needs(samplers: claims.Samplers, partition: Partition, claim: Claim) -> Needs:
+def needs(samplers: Samplers, partition: Partition, claim: Claim) -> Needs:
     """A user's sampler may ask for anything, which is then made at once."""
     sampler = samplers.of(claim, partition)
     size = 0
     keys: tuple[tuple[Key, bool], ...] = ()
     if not isinstance(sampler, UserSampler):
-        size, keys = claims.unit(sampler, partition), tuple(ranked_keys(sampler))
+        size, keys = claim_samplers.unit(sampler, partition), tuple(ranked_keys(sampler))
     return Needs(claim.task, tuple(claim.fields), size, keys)
 
 
@@ -86,7 +87,7 @@ class Making:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def waits(self, samplers: claims.Samplers, partition: Partition, claim: Claim) -> bool:
+    def waits(self, samplers: Samplers, partition: Partition, claim: Claim) -> bool:
         """Whether a claim has to wait for what it needs, which is made from here on."""
         if len(partition.rows.chunks) <= SMALL:
             return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.core import acks, admission, claims, clears, demand, places, puts, reconciling
+from transfer_queue.core import acks, admission, claim_samplers, clears, demand, places, puts, reconciling
 from transfer_queue.core import records as r
 from transfer_queue.core.queries import meta_reply
 from transfer_queue.core.rows import indexes_in
@@ -102,7 +102,7 @@ def clear_keys(core: Controller, client: str, peer: int, request: ClearKeys) -> 
 
 def clear_partition(core: Controller, client: str, peer: int, request: ClearPartition) -> Decision:
     """With all its rows; an unknown one is fine."""
-    claims.forget(core.samplers.default, request.partition)
+    claim_samplers.forget(core.samplers.default, request.partition)
     known = request.partition in core.state.partitions
     return [r.PartitionDropped(request.partition)] if known else [], Done
 

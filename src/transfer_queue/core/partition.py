@@ -6,7 +6,6 @@ everything else only reads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -487,20 +486,9 @@ class Partition:
             self.fewer(name, count)
         if released:
             self.nbytes -= self.blocks.release(np.concatenate(released))
-        tags = chunk.tags
-        if tags is not None:
-            for a in at.tolist():
-                tags[a] = None
-            for tag, numbers in chunk.numbers.items():
-                numbers[at] = math.nan
-                chunk.wrong[tag].difference_update(at.tolist())
-        names, keys = chunk.keys, self.keys
-        if names is not None:
-            for a in at.tolist():
-                key = names[a]
-                if key is not None:
-                    del keys[key]
-                    names[a] = None
+        chunk.clear_tags(at)
+        for key in chunk.take_keys(at):
+            del self.keys[key]
 
     def seal(self) -> None:
         """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
@@ -547,8 +535,7 @@ class Partition:
         """See `core.saving`. The partition was made with the saved options."""
         for name in ("number", "nbytes", "seals", "admitted", "policy_version", "freed", "version"):
             setattr(self, name, saved[name])
-        parts = ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed", "leases")
-        for name in parts:
+        for name in ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed", "leases"):
             getattr(self, name).restore(saved[name])
         for name in ("owners", "tasks", "claimed", "consumed_ever"):
             setattr(self, name, dict(saved[name]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from transfer_queue.core import claims, together
+from transfer_queue.core import claim_samplers, claims, together
 from transfer_queue.core import records as r
+from transfer_queue.core.claim_samplers import Samplers
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.user_sampler import AnySampler
 from transfer_queue.core.waiting import Queue, ShareKey, Waiter, Waiting
@@ -58,7 +59,7 @@ class Change:
 
 
 def worth_a_try(
-    samplers: claims.Samplers,
+    samplers: Samplers,
     partition: Partition,
     task: str,
     queue: Queue,
@@ -78,7 +79,7 @@ def worth_a_try(
     yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
         yield from [[queue.claims[waiter]] for waiter in queue.finite]
-    others = not claims.deals_itself(samplers.default)  # a user's sampler may look at anything
+    others = not claim_samplers.deals_itself(samplers.default)  # a user's sampler may look at anything
     if not gained and not others:
         return
     hopes: dict[tuple[tuple[str, ...], AnySampler], bool] = {}
@@ -92,14 +93,14 @@ def worth_a_try(
         claim = waiting.claim
         fields = tuple(claim.fields)
         sampler = samplers.of(claim, partition)
-        if others and not claims.deals_itself(sampler):
+        if others and not claim_samplers.deals_itself(sampler):
             yield [waiting]
             continue
         ready = partition.ready_set(task, fields)
         alike = fields, claim.count, _but_for_its_share(claim)
         if alike in unmet:
             continue
-        have = claims.available(partition, ready, sampler)
+        have = claim_samplers.available(partition, ready, sampler)
         if have >= claim.count:
             yield from _with_others(samplers, partition, queue, queued, at, have, connected)
             if not partition.sealed and waiter in queue.claims and not claim.ahead:
@@ -115,7 +116,7 @@ def worth_a_try(
 
 
 def all_of(
-    samplers: claims.Samplers, partition: Partition | None, queue: Queue, connected: Container[Waiter]
+    samplers: Samplers, partition: Partition | None, queue: Queue, connected: Container[Waiter]
 ) -> Iterator[list[Waiting]]:
     """Everybody in a queue, those who can be met together at a time."""
     queued = list(queue.claims.items())
@@ -123,16 +124,16 @@ def all_of(
         if waiter not in connected or waiter not in queue.claims:
             continue
         sampler = samplers.of(waiting.claim, partition)
-        if partition is None or partition.sealed or not claims.deals_itself(sampler):
+        if partition is None or partition.sealed or not claim_samplers.deals_itself(sampler):
             yield [waiting]
             continue
         ready = partition.ready_set(waiting.claim.task, tuple(waiting.claim.fields))
-        have = claims.available(partition, ready, sampler)
+        have = claim_samplers.available(partition, ready, sampler)
         yield from _with_others(samplers, partition, queue, queued, at, have, connected)
 
 
 def _with_others(
-    samplers: claims.Samplers,
+    samplers: Samplers,
     partition: Partition,
     queue: Queue,
     queued: Sequence[tuple[Waiter, Waiting]],

@@ -177,6 +177,27 @@ class Chunk:
             self.keys = [None] * self.capacity
         return self.keys
 
+    def take_keys(self, at: np.ndarray) -> list[str]:
+        """Takes away the keys of these rows, and returns them."""
+        keys, taken = self.keys, []
+        if keys is not None:
+            for a in at.tolist():
+                key = keys[a]
+                if key is not None:
+                    taken.append(key)
+                    keys[a] = None
+        return taken
+
+    def clear_tags(self, at: np.ndarray) -> None:
+        """Takes away the tags of these rows."""
+        tags = self.tags
+        if tags is not None:
+            for a in at.tolist():
+                tags[a] = None
+            for tag, numbers in self.numbers.items():
+                numbers[at] = math.nan
+                self.wrong[tag].difference_update(at.tolist())
+
     @property
     def tags(self) -> Tags | None:
         """By row, None where it has none; None where no row has any."""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 
-from transfer_queue.core import acks, claiming, claims, demand
+from transfer_queue.core import acks, claim_samplers, claiming, claims, demand
 from transfer_queue.core import records as r
 from transfer_queue.core.asking import PartitionView, asked
+from transfer_queue.core.claim_samplers import Samplers
 from transfer_queue.core.effects import Effect, Send
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.queries import meta_reply
@@ -65,7 +66,7 @@ def run(
 
 
 def shares(
-    partition: Partition, samplers: claims.Samplers, waits: Sequence[Waiting], connected: Container[Waiter]
+    partition: Partition, samplers: Samplers, waits: Sequence[Waiting], connected: Container[Waiter]
 ) -> Iterator[list[Waiting]]:
     """Those who may ask for dealt batches, as they are to be answered together."""
     found: list[Waiting] = []
@@ -101,7 +102,7 @@ def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
         or claim.ahead
         or claim.lease is not None
         or claim.since is not None
-        or not claims.deals_itself(sampler)
+        or not claim_samplers.deals_itself(sampler)
     ):
         return False
     return not (
@@ -111,7 +112,7 @@ def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
 
 def _cuts(partition: Partition, sampler: BaseSampler, claim: Claim) -> bool:
     """Whether a deal for this claim and others can be cut into theirs."""
-    if partition.sealed or claim.count % (claims.group_size(sampler) or 1):
+    if partition.sealed or claim.count % (claim_samplers.group_size(sampler) or 1):
         return False
     return _simple(partition, sampler, claim) and sampler.deals_in_order(claim.sampling)
 
@@ -208,7 +209,7 @@ def _is_enough(core: Controller, partition: Partition, sampler: BaseSampler, wai
     if core.works.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
         return False
     ready = partition.ready_set(claim.task, tuple(claim.fields))
-    return claims.available(partition, ready, sampler) >= claim.count * len(waits)
+    return claim_samplers.available(partition, ready, sampler) >= claim.count * len(waits)
 
 
 def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int) -> list[np.ndarray]:
