@@ -328,6 +328,17 @@ class TestNoRows:
             assert data["scalar"].dtype == torch.int64
             assert sorted(data.keys()) == ["row", "scalar"]
         assert list(client.get_data(client.get_meta(fields, 3, "q", task_name="t")).keys()) == []
+
+    @pytest.mark.parametrize("fields", [["n"], [("n", "y"), ("n", "m", "z")], ["n::y", "n::m"]])
+    def test_of_an_answer_without_samples_of_nested_fields(self, start: Start, fields: list[object]) -> None:
+        """They are nested as those of some samples are."""
+        client = start(seed=1, conf={"controller": {"polling_mode": True}}).client("c")
+        inner = table(y=torch.ones(2, 3), m=table(z=torch.arange(2)))
+        client.put(table(n=inner), partition_id="p")
+        none = client.get_data(client.get_meta(fields, 3, "p", task_name="t"))
+        some = client.get_data(client.get_meta(fields, 2, "p", task_name="t"))
+        assert set(none.keys(True, True)) == set(some.keys(True, True)) == {("n", "y"), ("n", "m", "z")}
+        assert (len(none["n", "y"].unbind()), none["n", "m", "z"].shape) == (0, (0,))
         assert list(client.get_data(BatchMeta()).keys()) == []
 
 

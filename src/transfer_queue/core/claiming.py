@@ -114,10 +114,12 @@ def _decided(core: Controller, waiting: Waiting, peer: int, outcome: claims.Outc
 
 
 def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
-    """The reply to a claim that gets no rows, with the known types of its fields."""
+    """The reply to a claim that gets no rows, with the known types of its fields, and of nested ones around them."""
     partition = core.state.partitions.get(claim.partition)
-    known = {} if partition is None or claim.probe else partition.fields
-    fields = [known[name].type() for name in sorted(set(claim.fields)) if name in known]
+    fields = []
+    if partition is not None and not claim.probe:
+        names = lookups.with_nested(partition, claim.fields)
+        fields = [partition.fields[name].type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
     sampler = core.samplers.of(claim, partition)
     return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))

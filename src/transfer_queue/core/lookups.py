@@ -55,7 +55,7 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
         places = _common(partition, positions, None)
     else:
         names = list(dict.fromkeys(request.fields))
-        places = _places(partition, positions, _with_nested(partition, names))
+        places = _places(partition, positions, with_nested(partition, names))
         for name in set(places).difference(names):  # leaves that not all of these rows have
             if np.count_nonzero(places[name][0]) < len(positions):
                 del places[name]
@@ -89,7 +89,7 @@ def _common(
     lacking: is filled with the fields that are left out, see `LookupReply`.
     """
     asked = sorted(partition.fields) if wanted is None else list(dict.fromkeys(wanted))
-    names = asked if wanted is None else _with_nested(partition, asked)
+    names = asked if wanted is None else with_nested(partition, asked)
     told = set(asked)
     common, count = {}, len(positions)
     for name, found in _places(partition, positions, names).items():
@@ -101,7 +101,7 @@ def _common(
     return common
 
 
-def _with_nested(partition: Partition, names: list[str]) -> list[str]:
+def with_nested(partition: Partition, names: list[str]) -> list[str]:
     """Return these fields, the fields inside them, and the nested fields that they are part of."""
     fields = partition.fields
     nested = [name for name in names if name in fields and fields[name].kind == NESTED]
