@@ -19,7 +19,7 @@ import sameness
 from transfer_queue.core import invariants, saving, soundness
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import AskSampler, Effect, FreeExtents, RefuseLeases, Send, TellUnit, Work
+from transfer_queue.core.effects import AskSampler, Effect, FreeExtents, RefuseLeases, Release, Send, TellUnit, Work
 from transfer_queue.core.records import AnyRecord, Unparked
 from transfer_queue.core.state import State
 from transfer_queue.core.user_sampler import AnySampler, HostedRunner, UserSampler, copied
@@ -179,7 +179,7 @@ class Harness:
             elif isinstance(effect, TellUnit):
                 encode(Envelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))
-            else:
+            elif not isinstance(effect, Release):
                 assert isinstance(effect, FreeExtents)
                 for extent in effect.extents:
                     place = effect.unit, extent
