@@ -508,3 +508,14 @@ def test_tags_become_visible_with_their_samples(a: Client) -> None:
     for wrong in ([{}], {"a": 1}, 3):
         with pytest.raises(InvalidArgumentError):
             a.put(numbers(2), partition_id="p", tags=wrong)  # type: ignore[arg-type]
+
+
+def test_very_many_fields_are_put_and_got(a: Client, b: Client) -> None:
+    names = [f"f{number}" for number in range(2100)]
+    for size in (1, 2, 2):
+        put = table(**{name: torch.full((2, size), number) for number, name in enumerate(names)})
+        meta = a.put(put, partition_id="p")
+        assert bool((b.get_data(meta) == put).all())
+    some = table(f3=torch.zeros(2, 5))
+    a.put(some, metadata=meta)
+    assert bool((b.get_data(meta.select_fields(["f3"])) == some).all())

@@ -51,7 +51,9 @@ LEFT_OUT: dict[type, set[str]] = {
         "unseen",
         "gained",  # what the controller has not looked at yet; it looks after every event
         "learnt",  # shortcuts
+        "typed",
         "_listed",
+        "_named",
     },
     Rows: {"watched", "_firsts", "_keys"},  # asked for by samplers; a cache
     # derived from tags; compared as `tags`; see `_shown`; derived

@@ -172,7 +172,11 @@ class Hostile:
         where = [0, extent, (extent << 20) + 64 * self.rng.randrange(100), 1, 64]
         if self.chance(15):
             where[self.rng.randrange(5)] = self.one(INTS)
-        return NewBlock(*where, rows if self.chance(95) else self.int(), schema, data)
+        parts = [self.body(schema[:1]), self.body(schema[1:])] if self.chance(10) else []
+        return NewBlock(
+            *where, rows if self.chance(95) else self.int(), [] if parts and self.chance(90) else schema, data,
+            parts=parts,
+        )  # fmt: skip
 
     def publish(self) -> Publish:
         count = self.rng.randrange(1, 5)

@@ -233,6 +233,8 @@ class Life:
         sequence = self.sequences[client] = self.sequences.get(client, 0) + 1
         envelope = _envelope(_encode(Envelope(sequence, max(0, sequence - 40), request)))
         self.take(self.controller.handle(client, self.peers[client], envelope, self.now))
+        while self.controller.wide_puts.jobs:
+            self.take(self.controller.tick(self.now))
         return self.replies.get((client, sequence))
 
     def take(self, effects: list[Effect]) -> None:
@@ -328,9 +330,10 @@ class Life:
             schema.append(FieldSpec(name, "tensor", "float32", 1, False))
             dims.append(4)
         first = places[0][0]
+        parts = [_encode([spec]) for spec in schema] if self.rng.random() < 0.2 else []
         block = NewBlock(
-            first.unit, first.extent, first.offset, 1, BYTES, rows, schema, column(dims), LENGTH,
-            [place for place, _ in places[1:]],
+            first.unit, first.extent, first.offset, 1, BYTES, rows, [] if parts else schema, column(dims), LENGTH,
+            [place for place, _ in places[1:]], parts=parts,
         )  # fmt: skip
         return block, [(place.unit, place.extent) for place, last in places if last]
 

@@ -29,7 +29,17 @@ def test_lives_contain_every_kind_of_request_that_changes_the_state() -> None:
 def test_every_field_of_every_request_is_changed_in_some_life() -> None:
     rng = random.Random(1)
     block = NewBlock(
-        0, 1, 64, 1, 64, 1, [FieldSpec("x", "tensor", "float32", 1, False)], bytes(8), 4096, [Place(1, 5, 64, 1)]
+        0,
+        1,
+        64,
+        1,
+        64,
+        1,
+        [FieldSpec("x", "tensor", "float32", 1, False)],
+        bytes(8),
+        4096,
+        [Place(1, 5, 64, 1)],
+        parts=[b"part"],
     )
     request = Publish("p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, converted=["x"])
     changed: set[str] = set()

@@ -49,6 +49,7 @@ from transfer_queue.messages import (
     Place,
     Publish,
     PublishReply,
+    schema_parts,
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
@@ -174,14 +175,15 @@ class Transfers:
                 space.abandon(reserved)
             raise
         closes = space.closes(reserved)
+        parts = schema_parts(encoded.schema)
         block = NewBlock(
             reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-            encoded.schema, encoded.dims, reserved.length,
+            [] if parts else encoded.schema, encoded.dims, reserved.length,
             [
                 Place(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session)
                 for copy in reserved.copies
             ],
-            reserved.session,
+            reserved.session, parts,
         )  # fmt: skip
         try:
             reply = yield Call(

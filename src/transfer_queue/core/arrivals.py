@@ -19,7 +19,8 @@ from transfer_queue.core.wide_columns import MANY_FIELDS
 
 def arrive(partition: Partition, put: RowsPut) -> None:
     """See `records.RowsPut`."""
-    count, block = put.count, put.block
+    count = put.count
+    block = None if put.block is None else partition.blocks.opened(put.block)
     start = partition.rows.end
     runs = partition.rows.append(put.first_index, count, owner=partition.owner(put.client))
     partition.arrived(put.client, count)
@@ -28,8 +29,8 @@ def arrive(partition: Partition, put: RowsPut) -> None:
     if block is not None:
         partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        ready = values.learn(partition, block)
-        for field in partition.fields_of(block.schema if ready is None else ready.known):
+        values.learn(partition, block)
+        for field in partition.fields_of(block.schema):
             field.live += count
             field.ever += count
     told = block is not None or put.keys is not None or put.tags is not None
@@ -42,16 +43,11 @@ def arrive(partition: Partition, put: RowsPut) -> None:
             chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
         if block is not None:
             slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
-            added, left = values.NONE, block.schema
-            if len(left) >= MANY_FIELDS:
-                added = values.first_values(chunk, at, block, put.block_number, slots, ready)
-                left = values.left_of(block, ready, [added])
-                for wide in values.made_together(left, [chunk]):
-                    wide.put(at, put.block_number, slots)
-                    left = []
-            for spec in left:
-                if spec.name in added:
-                    continue
+            many = len(block.schema) >= MANY_FIELDS
+            wide = values.made_together(partition, chunk, block) if many else None
+            if wide is not None:
+                wide.put(at, put.block_number, slots)
+            for spec in () if wide is not None else block.schema:
                 column, slot = chunk.field_columns(spec.name)
                 column[at] = put.block_number
                 slot[at] = slots
@@ -63,7 +59,7 @@ def arrive(partition: Partition, put: RowsPut) -> None:
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
     if block is not None and partition.ready:
-        fields = frozenset(spec.name for spec in block.schema)
+        fields = partition.names_of(block.schema)
         for key, chunk, _, first, last in runs:
             partition.unseen.run(fields, key, chunk, first, last)
         partition.published(fields)

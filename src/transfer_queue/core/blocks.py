@@ -17,8 +17,9 @@ import numpy as np
 
 from transfer_queue.core.columns import joined, parted
 from transfer_queue.core.extents import Extent, ExtentTable
-from transfer_queue.core.fields import Prepared
+from transfer_queue.core.fields import with_schema
 from transfer_queue.core.interned import Interned
+from transfer_queue.core.prepared import Prepared
 from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
 
 CHUNK_BITS = 12
@@ -154,6 +155,18 @@ class BlockTable(ExtentTable):
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self.prepared: Prepared | None = None
         """Prepared parts of the block that is put next, if it is a wide one. Not part of the state."""
+
+    def opened(self, block: NewBlock) -> NewBlock:
+        """A block with its schema, which may have been sent in parts."""
+        if not block.parts:
+            return block
+        prepared = self.prepared
+        return prepared.block if prepared is not None and prepared.sent is block else with_schema(block)
+
+    def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
+        """An equal schema, of the very objects that the table has if it has one; to compare these takes no time."""
+        at = self.schemas.number.get(tuple(schema))
+        return schema if at is None else list(self.schemas[at])
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Block `number`, needed for `values` values. owner: the partition's number."""

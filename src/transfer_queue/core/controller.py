@@ -53,7 +53,7 @@ from transfer_queue.core.returning import Returning, known
 from transfer_queue.core.state import State
 from transfer_queue.core.user_sampler import AnySampler, Values, copied, watched_tags
 from transfer_queue.core.waiting import Waiter, Waiting
-from transfer_queue.core.wide_puts import WidePuts
+from transfer_queue.core.wide_puts import WidePuts, with_whole_schema
 from transfer_queue.core.works import Works
 from transfer_queue.errors import CapacityError, FieldTypeError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
@@ -361,16 +361,14 @@ class Controller:
         self.movers.acted(client, body)
         if self.clearing.begin(self.state, client, peer, envelope):
             return []
-        taken = self.wide_puts.begin(self.state, client, peer, envelope)
-        if taken is None:
+        if self.wide_puts.begin(self.state, client, peer, envelope):
             return []
-        envelope, body = taken, taken.body
         try:
             records, reply = decide(self, client, peer, body)
         except CapacityError:
             if not isinstance(body, (Publish, Reserve)) or body.wait is None or body.wait <= 0:
                 raise
-            self.park(client, peer, sequence, body, now, body.wait)
+            self.park(client, peer, sequence, with_whole_schema(self.state, body), now, body.wait)
             return self.settle()
         return [*self.commit(client, peer, envelope, records, reply), *self.settle()]
 

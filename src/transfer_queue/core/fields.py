@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from transfer_queue.core.wide_columns import Columns, WideColumns
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
-from transfer_queue.messages import NESTED, FieldSpec, FieldType, NewBlock
+from transfer_queue.messages import NESTED, UNREADABLE, FieldSpec, FieldType, NewBlock, fields_of_part
 
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 
@@ -71,28 +71,41 @@ class Field:
                     f"first."
                 )
 
-    def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
-        """Takes in the row shapes of one block column (dims: its part of the block's dims)."""
+    def copy(self) -> Field:
+        """Another one of which the same is known; no row has it."""
+        made = Field(self.name)
+        made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
+        made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank
+        return made
+
+    def add(self, spec: FieldSpec, dims: np.ndarray) -> bool:
+        """Takes in the row shapes of one block column (dims: its part of the block's dims); whether they are news."""
+        news = False
         if not self.kind:
             self.kind, self.dtype, self.ndim = spec.kind, spec.dtype, spec.ndim
             self.shape = tuple(dims[: max(spec.ndim, 0)].tolist())
+            news = True
         elif spec.dtype != self.dtype and spec.dtype not in self.others:
             self.others += (spec.dtype,)
+            news = True
         if spec.kind != "tensor":
-            return
+            return news
         if spec.ndim != self.ndim or spec.ndim == MIXED_RANK:
+            news |= not self.mixed_rank
             self.mixed_rank = True
-            return
+            return news
         if not spec.ndim:
-            return
+            return news
+        before = self.differs
         if len(dims) == spec.ndim:  # one shape for all rows
             for d, size in enumerate(dims.tolist()):
                 if size != self.shape[d]:
                     self.differs |= 1 << d
-            return
-        shapes = dims.reshape(-1, spec.ndim)
-        for d in np.flatnonzero((shapes != self.shape).any(axis=0)).tolist():
-            self.differs |= 1 << d
+        else:
+            shapes = dims.reshape(-1, spec.ndim)
+            for d in np.flatnonzero((shapes != self.shape).any(axis=0)).tolist():
+                self.differs |= 1 << d
+        return news or self.differs != before
 
     def type(self) -> FieldType:
         """As replies carry it."""
@@ -177,12 +190,26 @@ def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:
         raise InvalidArgumentError(f"a block of {rows} rows and {fields} fields cannot have {len(dims)} dims")
 
 
-BlockShape = tuple[list[FieldSpec], bytes, int]  # schema, dims, rows
+BlockShape = tuple[int, bytes, list[bytes], list[FieldSpec]]  # rows, dims, parts of the schema, schema
 
 
 def shape_of(block: NewBlock) -> BlockShape:
-    """What a block holds, but for where it lies."""
-    return block.schema, block.dims, block.rows
+    """What a block holds, but for where it lies; what is compared the sooner comes first."""
+    return block.rows, block.dims, block.parts, block.schema
+
+
+def with_schema(block: NewBlock) -> NewBlock:
+    """A block whose schema was sent in parts, with all of it. Raises InvalidArgumentError for parts that are none."""
+    schema = [spec for part in block.parts for spec in fields_of(part)]
+    return msgspec.structs.replace(block, schema=schema) if block.parts else block
+
+
+def fields_of(part: bytes) -> list[FieldSpec]:
+    """The fields of a part of a schema. Raises InvalidArgumentError if it is none."""
+    try:
+        return fields_of_part(part)
+    except UNREADABLE as error:
+        raise InvalidArgumentError(f"a part of the block's schema cannot be read: {error}") from error
 
 
 def check_place(block: NewBlock, count: int) -> None:
@@ -213,47 +240,3 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
     if len(block.dims) % 8:
         raise InvalidArgumentError("the block's dims are no numbers of a block")
     dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
-
-
-class Prepared:
-    """The parts of the put of a wide block that are prepared before the put (`core.wide_puts`).
-
-    fresh: those of its fields that the partition did not have, with the rows of this block counted. names: their names.
-    others: the other fields, with their parts of the block's dims. wide: columns of the fresh fields, for a chunk of
-    its capacity; columns: the same by name. The caller of `take_columns` owns them.
-    """
-
-    def __init__(self, block: NewBlock) -> None:
-        self.block = block
-        self.fresh: dict[str, Field] = {}
-        self.names = self.fresh.keys()
-        self.others: list[tuple[FieldSpec, np.ndarray]] = []
-        self.wide: WideColumns | None = None
-        self.columns: dict[str, Columns] = {}
-        self._fields: Mapping[str, Field] | None = None
-        self._had = 0
-
-    def looks_at(self, fields: Mapping[str, Field]) -> None:
-        """Remember the partition's fields and their number, before its own fields are looked up among them."""
-        if self._fields is None:
-            self._fields, self._had = fields, len(fields)
-
-    def take_columns(self, capacity: int) -> tuple[WideColumns, dict[str, Columns]] | None:
-        """Return the columns if they have this capacity, else None. Returns them only once."""
-        wide, columns = self.wide, self.columns
-        if wide is None or wide.capacity != capacity:
-            return None
-        self.wide, self.columns = None, {}
-        return wide, columns
-
-    @property
-    def known(self) -> list[FieldSpec]:
-        """The fields of the block that the partition has."""
-        return [spec for spec, _ in self.others]
-
-    def holds_for(self, block: NewBlock, fields: Mapping[str, Field]) -> bool:
-        """Whether it was prepared for this block, and the partition still has none of the fresh fields."""
-        if self.block is not block:
-            return False
-        same = not fields or (fields is self._fields and len(fields) == self._had)
-        return same or fields.keys().isdisjoint(self.fresh)

@@ -21,18 +21,16 @@ class Interned(Generic[T]):
 
     def add(self, value: T) -> int:
         """The number of this value, used once more."""
-        at = self.number.get(value)
-        if at is not None:
+        spare = self.spare[-1] if self.spare else len(self.values)
+        at = self.number.setdefault(value, spare)  # the one look: to hash a value may take milliseconds
+        if at != spare:
             self.uses[at] += 1
-            return at
-        if self.spare:
-            at = self.spare.pop()
+        elif self.spare:
+            self.spare.pop()
             self.values[at], self.uses[at] = value, 1
         else:
-            at = len(self.values)
             self.values.append(value)
             self.uses.append(1)
-        self.number[value] = at
         return at
 
     def drop(self, at: int, uses: int = 1) -> None:

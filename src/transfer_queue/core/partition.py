@@ -49,7 +49,8 @@ class Partition:
     and look at what is published at once. unseen: what the others have yet to look at.
     losses: values that were lost with their storage.
     epoch: see `State`. version: grows with every change. changes: which rows changed, and which were cleared, when.
-    learnt: schema, dims and row count of the block last taken into the types of fields, which still hold all of it.
+    learnt: shape of the block last taken into the types of fields, which still hold all of it. typed: how often the
+    type of a field has changed, since this process has the state.
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
     births: when rows came. holds: who holds which rows. drops, wants: see there. freed: rows cleared by `free_when`.
@@ -100,9 +101,11 @@ class Partition:
         self.version = 0
         self.gained: set[str] = set()
         self.learnt: BlockShape | None = None
+        self.typed = 0
         self._listed: tuple[Sequence[FieldSpec], list[Field]] | None = (
             None  # the last result of `fields_of`, if it is long
         )
+        self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
 
     # ------------------------------------------------------------ reading
 
@@ -226,8 +229,17 @@ class Partition:
         """The dtypes of those fields of the block just published whose rows have several dtypes."""
         if block is None or self.learnt is not None:
             return {}
-        fields = (self.fields[spec.name] for spec in block.schema)
+        block, prepared = self.blocks.opened(block), self.blocks.prepared
+        if prepared is not None and prepared.block is block and prepared.types is not None and prepared.types.taken:
+            return prepared.types.several
+        fields = self.fields_of(block.schema)
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
+
+    def take_types(self, fields: dict[str, Field], specs: Sequence[FieldSpec], of_block: list[Field]) -> None:
+        """Has these fields, by name, in place of its own. of_block: of these specs, in their order."""
+        self.fields = fields
+        self._listed = specs, of_block
+        self.typed += 1
 
     def fields_of(self, specs: Sequence[FieldSpec]) -> list[Field]:
         """The fields with these names. All of them must exist."""
@@ -237,6 +249,15 @@ class Partition:
         if len(specs) >= MANY_FIELDS:
             self._listed = specs, fields
         return fields
+
+    def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
+        """The names of these fields."""
+        if self._named is not None and self._named[0] is specs:
+            return self._named[1]
+        names = frozenset(spec.name for spec in specs)
+        if len(specs) >= MANY_FIELDS:
+            self._named = specs, names
+        return names
 
     def wholly_consumed(self, task: str) -> bool:
         """Whether the task has consumed every row that is left, reserved ones included, and any row at all.
@@ -324,6 +345,7 @@ class Partition:
         if not field.live:
             field.forget()
             self.learnt = None
+            self.typed += 1
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
         """Merges tags into rows, or replaces them."""
@@ -499,7 +521,7 @@ class Partition:
     # ------------------------------------------------------------ saving
 
     def saved(self) -> dict[str, Any]:
-        """See `core.saving`. Ready sets, what is `awaited` or `unseen`, `gained`, `learnt` and the blocks are not."""
+        """See `core.saving`. Ready sets, what is `awaited` or `unseen`, `gained`, `learnt`, `typed`, blocks are not."""
         return {
             "options": msgspec.to_builtins(self.options),
             "number": self.number,

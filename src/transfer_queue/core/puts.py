@@ -207,14 +207,16 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     _check_shape(request)
     partition = state.partitions.get(request.partition)
     if request.block is not None:
-        ready = state.blocks.prepared
-        if ready is not None and not ready.holds_for(request.block, {} if partition is None else partition.fields):
-            ready = None
-        known = partition is not None and partition.learnt == shape_of(request.block)
-        check_block(request.block, request.count, known or ready is not None)
-        check_places(state, writer, request.block)
+        block, prepared = state.blocks.opened(request.block), state.blocks.prepared
+        if prepared is not None and prepared.block is not block:
+            prepared = None
+        known = partition is not None and partition.learnt == shape_of(block)
+        check_block(block, request.count, known or prepared is not None)
+        check_places(state, writer, block)
         if not known:
-            _check_types(partition, request.block.schema if ready is None else ready.known, request.converted)
+            fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
+            match = prepared is not None and prepared.fits(fields, typed)
+            _check_types(partition, block.schema, request.converted, match)
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )
@@ -231,14 +233,14 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     return records, indexes, new
 
 
-def _check_types(partition: Partition | None, schema: list[FieldSpec], converted: list[str]) -> None:
-    """Raises FieldTypeError if a value does not match the live values of its field."""
+def _check_types(partition: Partition | None, schema: list[FieldSpec], converted: list[str], match: bool) -> None:
+    """Raises FieldTypeError if a value does not match the live values of its field. match: it is known that they do."""
     fields = {} if partition is None else partition.fields
     try:
         for name in converted:
             if name not in fields or fields[name].kind != "tensor":
                 raise FieldTypeError(f"field {name!r} no longer holds tensors; nothing was put. Put it again.")
-        for spec in schema:
+        for spec in () if match else schema:
             field = fields.get(spec.name)
             if field is not None:
                 field.check(spec)

@@ -9,6 +9,7 @@ import numpy as np
 from transfer_queue.core.groups import Groups
 from transfer_queue.core.ready import ReadySet
 from transfer_queue.core.rows import Chunk, Rows
+from transfer_queue.core.wide_columns import MANY_FIELDS
 
 MOST_ENTRIES = 256
 MOST_ROWS = 4096
@@ -56,7 +57,7 @@ class Unseen:
             entry is None
             or entry.number <= self._shown
             or (entry.key, entry.last, entry.at) != (key, first, None)
-            or entry.fields != fields
+            or not (entry.fields is fields or (len(fields) < MANY_FIELDS and entry.fields == fields))
         ):
             entry = self._entered(fields, key, chunk)
             entry.first = first

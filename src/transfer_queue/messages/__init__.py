@@ -105,6 +105,7 @@ from transfer_queue.messages.requests import (
     Wanted,
     Watch,
 )
+from transfer_queue.messages.schema_parts import fields_of_part, schema_parts
 from transfer_queue.messages.unit_requests import (
     Drained,
     ExtentsGone,
@@ -246,6 +247,8 @@ __all__ = [
     "Watch",
     "WriteBytes",
     "WriterGone",
+    "fields_of_part",
+    "schema_parts",
 ]
 
 PROTOCOL_VERSION = 1

@@ -57,7 +57,8 @@ class NewBlock(Message, frozen=True):
     shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
     layout follows from these alone (`wire.layout`). length: bytes of the extent, 0 where that is not told.
     copies: where else the same bytes lie, one place at most, in another unit. session: of a remote writer, under which
-    it leased the extent (`OpenSlot.writer`).
+    it leased the extent (`OpenSlot.writer`). parts: the schema of very many fields, some of them in each part, encoded
+    (`messages.schema_parts`), so that whoever receives it can decode it bit by bit; `schema` is then empty.
     """
 
     unit: Unit
@@ -71,6 +72,7 @@ class NewBlock(Message, frozen=True):
     length: Bytes = 0
     copies: list[Place] = []
     session: str = ""
+    parts: list[bytes] = []
 
 
 class FieldType(Message, frozen=True):
