@@ -42,6 +42,7 @@ from transfer_queue.kv import (
     kv_put,
 )
 from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.on_ray import launcher as on_ray
 from transfer_queue.utils.logging_utils import get_logger
 
@@ -156,9 +157,10 @@ def init(
 def _start(settings: Settings, conf: DictConfig | Mapping[str, Any] | None, attach: str) -> RunningSystem:
     """Start a system with these settings, or return the one that another process has just started."""
     if attach == "require":
+        name = settings.name or system_name() or DEFAULT_NAME
         raise AttachError(
-            f"no system is running under the name {settings.name or system_name() or 'of this user'!r}, and attach is "
-            f"'require': start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
+            f"no system is running under the name {name!r}{SystemFolder.of(name).crash()}, and attach is 'require': "
+            f"start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
         )
     under_ray = on_ray.is_used(settings.runtime)
     settings.check_runtime(under_ray)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import torch
 from tensordict import TensorDict
@@ -24,6 +25,8 @@ from transfer_queue.messages import (
     UnitProgress,
 )
 from transfer_queue.metrics.timing import LOOP_BOUNDS
+from transfer_queue.node.launcher import find
+from transfer_queue.node.paths import SystemFolder
 
 NAME = "cli"
 
@@ -103,6 +106,30 @@ def test_without_a_system_it_says_what_to_do(words: tuple[str, ...]) -> None:
     done = command(*words, "--name", "nobody")
     assert done.returncode == 1
     assert "tq start" in done.stderr
+
+
+def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a system whose controller was killed and could not be restarted; a system that was stopped has none."""
+    none = "controller.journal.durability=none"
+    assert command("start", "--name", NAME, "--set", none).returncode == 0
+    monkeypatch.setenv("TQ_SYSTEM", NAME)
+    system, logs = find(NAME), SystemFolder.of(NAME).logs
+    assert system is not None
+    supervisor = psutil.Process(system.description.pid)
+    try:
+        for child in supervisor.children():
+            if os.readlink(f"/proc/{child.pid}/fd/2") == str(logs / "controller.log"):
+                child.kill()
+        psutil.wait_procs([supervisor], timeout=60)
+        words = f"no system is running under the name {NAME!r} (the last one crashed; its logs are in {logs})"
+        assert words in command("status", "--name", NAME).stderr
+        with pytest.raises(tq.AttachError) as error:
+            tq.init(attach="require")
+        assert words in str(error.value)
+    finally:
+        assert command("start", "--name", NAME).returncode == 0
+        command("stop", "--name", NAME)
+    assert "crashed" not in command("status", "--name", NAME).stderr
 
 
 def test_a_wrong_value_names_its_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue import config
@@ -51,4 +52,5 @@ def _not_running(name: str | None) -> str:
     folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
     running = sorted(folder.name for folder in folders if folder.description.exists())
     there = did_you_mean(wanted, running) or (f"; running: {', '.join(map(repr, running))}" if running else "")
-    return f"no system is running {looked}{there}"
+    crash = SystemFolder(Path(place) if place is not None else runtime_dir() / wanted).crash()
+    return f"no system is running {looked}{crash}{there}"

@@ -168,6 +168,11 @@ class SystemFolder:
         """The log of "supervisor", "controller" or "unit-0"."""
         return self.logs / f"{server}.log"
 
+    def crash(self) -> str:
+        """Return a phrase that says where the logs of the last system in this folder are if it crashed, else ""."""
+        crashed = self.logs.is_dir() and not self.key.exists()  # see `remove_all_but_logs`
+        return f" (the last one crashed; its logs are in {self.logs})" if crashed else ""
+
     # ------------------------------------------------------------ making
 
     def create(self, key: bytes | None = None) -> bytes:
