@@ -7,7 +7,7 @@ from harness import BYTES, EXTENT, Harness, column, schema_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.extents import ExtentTable, Spans
+from transfer_queue.core.extents import PublishedExtents, Spans
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages import CloseExtents, Done, Freed, NewBlock, Place, Publish, Recalled, RegisterUnit
 
@@ -117,7 +117,7 @@ def test_an_extent_cannot_be_recalled_to_a_negative_length(h: Harness) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5)), max_size=60))
 def test_places_are_taken_and_refused_as_by_a_list_of_all_places(tries: list[tuple[int, int, int]]) -> None:
-    table = ExtentTable()
+    table = PublishedExtents()
     taken: list[tuple[int, int, int]] = []  # first cell, one past the last, extent
 
     def fits(start: int, end: int, number: int) -> bool:

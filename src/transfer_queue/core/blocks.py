@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns import joined, parted
-from transfer_queue.core.extents import Extent, ExtentTable
+from transfer_queue.core.extents import Extent, PublishedExtents
 from transfer_queue.core.fields import with_schema
 from transfer_queue.core.interned import Interned
 from transfer_queue.core.prepared import Prepared
@@ -139,7 +139,7 @@ def places_of(block: NewBlock) -> list[Place]:
     return [first, *block.copies]
 
 
-class BlockTable(ExtentTable):
+class BlockTable(PublishedExtents):
     """All blocks that some live row needs, and the extents that hold them.
 
     live_bytes: of the blocks, each counted once.

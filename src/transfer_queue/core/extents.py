@@ -135,7 +135,7 @@ class Extent:
         self.gaps[at : at + 1] = [gap for gap in ((first, start), (end, last)) if gap[1] - gap[0] >= _ALIGNMENT]
 
 
-class ExtentTable:
+class PublishedExtents:
     """The leased extents in which blocks were published.
 
     freed: extents that are not needed any more, until their units have reported that they are free. untold: those of
