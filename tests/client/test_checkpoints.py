@@ -927,7 +927,7 @@ class TestLostUnits:
                 return getattr(a, name)
 
         monkeypatch.setattr(interface, "_checkpoint_client", Losing)
-        with pytest.raises(CheckpointError, match="lost during each of 3"):
+        with pytest.raises(CheckpointError, match="lost at each of 3"):
             interface.save_checkpoint(tmp_path / "ck")
         assert list(tmp_path.iterdir()) == [path for path in tmp_path.iterdir() if path.name.startswith("arena")]
 

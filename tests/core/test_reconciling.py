@@ -185,5 +185,5 @@ def test_a_recalled_extent_in_which_nothing_lives_is_freed(h: Harness) -> None:
 def test_only_the_unit_itself_may_say_what_it_has_recalled(h: Harness) -> None:
     with pytest.raises(ProtocolError, match="only the unit itself"):
         h.ask(Recalled(h.unit, column([1]), column([64])), "w")
-    with pytest.raises(ProtocolError, match="2 extents were recalled and 1 lengths"):
+    with pytest.raises(ProtocolError, match="report of recalled extents has 2 extents but 1 lengths"):
         h.ask(Recalled(h.unit, column([1, 2]), column([64])), "A")
