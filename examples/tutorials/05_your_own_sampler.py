@@ -72,7 +72,8 @@ assert Curriculum().sample([0, 1], 3, partition=rates) == ([], [])
 # that use it. That process imports the module that contains the class. The module may be the script itself, if the work
 # of the script is under `if __name__ == "__main__"`. One call may take `timeouts.sampler` seconds (30). If it takes
 # longer, the controller ends the process, and the fetch raises a `SamplerError`. The next call starts a new process, in
-# which the sampler gets the state that its `save_checkpoint` returned last. With `controller.sampler_isolation: inline`
+# which the sampler gets the state that its `save_checkpoint` returned last. What the sampler prints and logs is in
+# `sampler.log`, next to `controller.log` in the system's folder `logs`. With `controller.sampler_isolation: inline`
 # the sampler runs in the controller itself: a small fetch is answered 0.3 ms sooner, and all other clients wait while
 # `sample` runs.
 

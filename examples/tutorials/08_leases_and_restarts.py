@@ -137,7 +137,10 @@ def trained_at_least_once(config) -> None:
 # %% [markdown]
 # With a rank-consistent sampler (`RankAwareSampler` and its like) a batch belongs to its `dp_rank`: nobody else is
 # given what that rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name, dp_rank)` says
-# that it will not come back.
+# that it will not come back. A replica of the rank gets each of its batches again by its number, also those that were
+# acknowledged. So a trainer that takes the place of a killed one, and begins with batch 0, trains on all of them again,
+# unless it loads the `state_dict` of the loader that was saved with its model
+# ([ends and restarts](07-ends-and-restarts.md)).
 
 # %% [markdown]
 # ## Servers that die
