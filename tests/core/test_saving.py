@@ -9,8 +9,9 @@ import pytest
 import sameness
 from harness import Harness, column, through_file
 
-from transfer_queue.core import saving
+from transfer_queue.core import saving, soundness
 from transfer_queue.core.rows import CHUNK, Chunk
+from transfer_queue.core.soundness import BrokenInvariant
 from transfer_queue.core.state import State
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages import ClearRows, ListKeys, Publish
@@ -106,3 +107,46 @@ def test_a_forgotten_attribute_is_found(h: Harness) -> None:
     again = through_file(h.state)
     again.partitions["p"].rows.chunks[0].owner[0] = 5
     assert "state.partitions.p.rows.chunks.0.owner" in sameness.differences(h.state, again)[0]
+
+
+@pytest.mark.parametrize("how", ["twice in a chunk", "in two chunks", "of another row", "not listed", "without a row"])
+def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> None:
+    """They are restored and checked a chunk at a time, as a call over a million keys lets no other thread run."""
+    count = 2 * CHUNK + 1
+    h.put(count, keys=[f"k{n}" for n in range(count)])
+    before = dict(h.state.partitions["p"].keys)
+    state = through_file(h.state)
+    partition = state.partitions["p"]
+    assert list(partition.keys.items()) == list(before.items())
+    soundness.check(state)
+    chunks = [chunk.keys for chunk in partition.rows.chunks.values()]
+    if how == "twice in a chunk":
+        chunks[1][1] = chunks[1][0]
+    elif how == "in two chunks":
+        chunks[1][0] = chunks[0][0]
+    elif how == "of another row":
+        chunks[0][0], chunks[1][0] = chunks[1][0], chunks[0][0]
+    elif how == "not listed":
+        del partition.keys["k5"]
+    else:
+        partition.keys["other"] = 5
+    with pytest.raises(BrokenInvariant, match=r"keys of p are not those of its rows|a key of p is two rows'"):
+        soundness.check(state)
+
+
+def test_keys_are_restored_a_chunk_at_a_time(h: Harness) -> None:
+    """A dict of all of them is not made in one call."""
+    pieces: list[int] = []
+
+    class Keys(list[str]):
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            pieces.append(len(found))
+            return found
+
+    count = 2 * CHUNK + 1
+    h.put(count, keys=[f"k{n}" for n in range(count)])
+    partition = h.state.partitions["p"]
+    saved = partition.saved()
+    partition._restore_keys(Keys(saved["keys"]), np.array(saved["keyed"]))
+    assert pieces == [CHUNK, CHUNK, 1]

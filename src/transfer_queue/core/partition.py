@@ -24,7 +24,7 @@ from transfer_queue.core.leases import BatchKey, Leases
 from transfer_queue.core.losses import Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
-from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
+from transfer_queue.core.rows import CHUNK, CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
 from transfer_queue.core.unseen import Fields, Unseen
 from transfer_queue.core.wants import Wants
 from transfer_queue.core.wide_columns import MANY_FIELDS
@@ -573,7 +573,11 @@ class Partition:
         self._restore_keys(saved["keys"], saved["keyed"])
 
     def _restore_keys(self, keys: list[str], positions: np.ndarray) -> None:
-        self.keys = dict(zip(keys, positions.tolist(), strict=True))
+        if len(keys) != len(positions):
+            raise ValueError(f"{len(keys)} keys, for {len(positions)} rows")
+        self.keys = {}
+        for first in range(0, len(keys), CHUNK):  # in pieces, so that other threads run in between
+            self.keys.update(zip(keys[first : first + CHUNK], positions[first : first + CHUNK].tolist(), strict=True))
         if len(self.keys) != len(keys):
             raise ValueError(f"{len(keys)} keys, of which {len(self.keys)} are distinct")
         names = np.array(keys, object)
