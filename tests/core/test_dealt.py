@@ -306,7 +306,7 @@ def test_a_users_deal() -> None:
     sampler = Backwards()
     h = Harness(sampler)
     h.put(3)
-    for wrong, text in (("raise", "KeyError: 'oops'"), ("foreign", "1000000"), ("other", "gave nothing")):
+    for wrong, text in (("raise", "KeyError: 'oops'"), ("foreign", "1000000"), ("other", "returned no share")):
         sampler.wrong = wrong
         with pytest.raises(SamplerError, match=text):
             h.dealt(2, dp_rank=0, batch_index=0)
