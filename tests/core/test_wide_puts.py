@@ -347,3 +347,23 @@ def test_a_step_decodes_no_more_than_some_parts(h: Harness, monkeypatch: pytest.
         h.tick(h.now)
         assert len(decoded) <= wide_puts.STEP
     assert len(rows_of(h.reply(sequence))) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_known_put_is_prepared_again_if_another_put_comes_before_it(
+    h: Harness, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    ended(h, h.send(in_parts(h.publish(2, NAMES))))
+    sequence = h.send(in_parts(h.publish(2, NAMES)))
+    for _ in range(steps):
+        h.tick(h.now)
+    assert h.reply(sequence) is None
+    h.put(1, {"f7": tensor(shape=(9,))}, name="other")
+    looked: list[str] = []
+    real = Field.add
+    monkeypatch.setattr(Field, "add", lambda self, *rest: looked.append(self.name) or real(self, *rest))
+    while h.reply(sequence) is None:
+        looked.clear()
+        h.tick(h.now)
+    assert not looked
+    assert len(rows_of(h.reply(sequence))) == 2

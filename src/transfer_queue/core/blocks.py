@@ -157,14 +157,14 @@ class BlockTable(PublishedExtents):
         """Prepared parts of the block that is put next, if it is a wide one. Not part of the state."""
 
     def opened(self, block: NewBlock) -> NewBlock:
-        """A block with its schema, which may have been sent in parts."""
+        """Return a block with its whole schema, which may have been sent in parts."""
         if not block.parts:
             return block
         prepared = self.prepared
         return prepared.block if prepared is not None and prepared.sent is block else with_schema(block)
 
     def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
-        """An equal schema, of the very objects that the table has if it has one; to compare these takes no time."""
+        """Return an equal schema: of the same objects as in the table if it is there, which are quick to compare."""
         at = self.schemas.number.get(tuple(schema))
         return schema if at is None else list(self.schemas[at])
 

@@ -72,7 +72,7 @@ class Field:
                 )
 
     def copy(self) -> Field:
-        """Another one of which the same is known; no row has it."""
+        """Return a field of the same name and type, which no row has."""
         made = Field(self.name)
         made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
         made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank

@@ -230,13 +230,13 @@ class Partition:
         if block is None or self.learnt is not None:
             return {}
         block, prepared = self.blocks.opened(block), self.blocks.prepared
-        if prepared is not None and prepared.block is block and prepared.types is not None and prepared.types.taken:
+        if prepared is not None and prepared.block is block and prepared.types is not None and prepared.types.installed:
             return prepared.types.several
         fields = self.fields_of(block.schema)
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
     def take_types(self, fields: dict[str, Field], specs: Sequence[FieldSpec], of_block: list[Field]) -> None:
-        """Has these fields, by name, in place of its own. of_block: of these specs, in their order."""
+        """Replace all fields. of_block: the fields with the names of `specs`, in their order."""
         self.fields = fields
         self._listed = specs, of_block
         self.typed += 1
@@ -251,7 +251,7 @@ class Partition:
         return fields
 
     def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
-        """The names of these fields."""
+        """The names of these fields, as one object for as long as they are asked for in turn."""
         if self._named is not None and self._named[0] is specs:
             return self._named[1]
         names = frozenset(spec.name for spec in specs)

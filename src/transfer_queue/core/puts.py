@@ -215,7 +215,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         check_places(state, writer, block)
         if not known:
             fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
-            match = prepared is not None and prepared.fits(fields, typed)
+            match = prepared is not None and prepared.matches(fields, typed)
             _check_types(partition, block.schema, request.converted, match)
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)

@@ -60,7 +60,7 @@ def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideCo
     """
     prepared = partition.blocks.prepared
     if prepared is not None and prepared.block is block and prepared.columns is not None:
-        prepared.columns.give(chunk, block.schema)
+        prepared.columns.install(chunk, block.schema)
     found = chunk.wide_columns(block.schema)
     if found is not None:
         return found
@@ -151,10 +151,10 @@ def learn(partition: Partition, block: NewBlock) -> None:
     if known == partition.learnt:
         return  # the same shapes as before, for example in the loop of one writer, change nothing
     prepared = partition.blocks.prepared
-    if prepared is not None and prepared.block is block and prepared.fits(partition.fields, partition.typed):
+    if prepared is not None and prepared.block is block and prepared.matches(partition.fields, partition.typed):
         types = prepared.types
         assert types is not None
-        partition.take_types(types.take_over(), block.schema, types.of_block)
+        partition.take_types(types.install(), block.schema, types.of_block)
         partition.learnt = None if types.several else known
         return
     dims = np.frombuffer(block.dims, "<i8")

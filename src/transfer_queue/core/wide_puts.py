@@ -1,9 +1,9 @@
-"""Puts of very many fields, which are prepared in steps between which others are served.
+"""Puts of very many fields, which are prepared in steps so that other requests are served in between.
 
-A step looks at some of the fields: whether they are described rightly, and what is known of them once they are put;
-then columns are made for them. It changes nothing of the state, but only where values of fields that the partition has
-lie in the memory of this process. The last step is the put itself: one record, so that it is there whole or not at
-all. If a process dies in between, nothing of the put is left.
+Each step decodes and checks some of the fields and adds them to the types of the partition's fields. Then each step
+makes columns for some fields. These steps do not change the state; they only move columns that the partition has to
+other places in memory. The last step is the put itself: one record, so that all of the put is there or nothing of it.
+If the process dies in between, nothing of the put is left.
 """
 
 from __future__ import annotations
@@ -26,89 +26,100 @@ from transfer_queue.messages import Envelope, FieldSpec, NewBlock, Publish, Rese
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller
 
-WIDE = 2048  # fields, from which on a put is prepared; and where its schema comes in parts
-STEP = 512  # fields; a millisecond or two
-AWAY = 4096  # of what a put has replaced, which are freed at a time
-TRIES = 3  # to prepare a put while others change what it was prepared for
+WIDE = 2048
+"""Fields from which on a put is prepared. A put whose schema is sent in parts is prepared always."""
+STEP = 512
+"""Fields of a step, which takes 2 to 4 ms."""
+FREED = 4096
+"""Objects that a step frees after the put."""
+TRIES = 3
+"""How often a put is prepared again because other requests have changed the fields of its partition meanwhile."""
 
 
 class Job:
-    """A put that is being prepared. peer: where it is answered. tries: that are left.
-
-    schema: what is decoded of the block's, with parts of it to come. names: of the fields that were looked at; `at` is
-    where they end in the block's dims. looked: at all of them. made: nothing is left to be prepared. answered: all
-    that is left to do is to free what the put has replaced.
-    """
+    """A put that is being prepared."""
 
     def __init__(self, client: str, peer: int, envelope: Envelope, body: Publish, block: NewBlock) -> None:
         self.client = client
         self.peer = peer
+        """The connection on which the put is answered."""
         self.envelope = envelope
         self.body = body
         self.block = block
         self.dims = np.frombuffer(block.dims, "<i8")
         self.tries = TRIES
         self.answered = False
+        """Whether the put was decided on, so that only the objects that it replaced are left to be freed."""
         self._begin()
 
     def _begin(self) -> None:
         self.prepared = Prepared(self.block)
         self.schema = list(self.block.schema)
+        """The fields that are decoded."""
         self.parts = deque(self.block.parts)
+        """The parts of the schema that are not decoded."""
         self.names: set[str] = set()
+        """The names of the fields that are checked."""
         self.at = 0
-        self.looked = self.named = self.made = False
+        """Where the numbers of these fields end in the block's dims."""
+        self.checked = False
+        """Whether all fields are checked."""
+        self.named = False
+        """Whether the partition was asked for the set of their names, which the put needs if there are ready sets."""
+        self.made = False
+        """Whether nothing is left to be prepared."""
 
     def step(self, state: State) -> bool:
-        """Prepares some fields; whether the put is to be decided on now, all of them being prepared.
+        """Prepare some fields. Returns True, and does nothing, if the put can be decided on.
 
-        Raises InvalidArgumentError for a block that describes itself wrongly.
+        Raises:
+            InvalidArgumentError: The block describes itself wrongly.
         """
         partition = state.partitions.get(self.body.partition)
         if self.made:
-            if self._current(partition) or not self.tries:
+            if self._is_current(partition) or not self.tries:
                 return True
             self.tries -= 1
             self._begin()
-        elif self.looked:
+        elif self.checked:
             self.made = self._make(partition)
         elif self.parts or len(self.names) < len(self.schema):
-            self._look(state, partition)
+            self._check(partition)
         else:
-            self._looked(state, partition)
+            self._checked(state)
         return False
 
-    def _look(self, state: State, partition: Partition | None) -> None:
+    def _check(self, partition: Partition | None) -> None:
         if not self.names:
             if partition is not None and self._known(partition):
                 return
             fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
             self.prepared.types = PreparedTypes(fields, typed)
-        for _ in range(STEP):  # there may be parts without fields
+        for _ in range(STEP):  # a part may have no fields
             if not self.parts or len(self.schema) >= len(self.names) + STEP:
                 break
             self.schema += fields_of(self.parts.popleft())
-        self._take_in(self.schema[len(self.names) : len(self.names) + STEP])
+        self._add(self.schema[len(self.names) : len(self.names) + STEP])
 
     def _known(self, partition: Partition) -> bool:
-        """Whether the partition has learnt the shape of this very block, as from one writer's loop."""
+        """Return whether the partition knows the types of this block from the put before it, as in a writer's loop."""
         learnt = partition.learnt
         if learnt is None or learnt[:-1] != shape_of(self.block)[:-1]:
             return False
         if not self.block.parts and learnt[-1] != self.block.schema:
             return False
         self.prepared.block = msgspec.structs.replace(self.block, schema=learnt[-1])
-        self.looked = True
+        self.checked = True
         return True
 
-    def _looked(self, state: State, partition: Partition | None) -> None:
+    def _checked(self, state: State) -> None:
         if not self.schema:
             raise InvalidArgumentError("a block needs fields; it has none")
         check_dims(self.dims, self.at, self.block.rows, len(self.schema))
         self.prepared.block = msgspec.structs.replace(self.block, schema=state.blocks.schema_of(self.schema))
-        self.looked = True
+        self.checked = True
 
-    def _take_in(self, some: list[FieldSpec]) -> None:
+    def _add(self, some: list[FieldSpec]) -> None:
         before = len(self.names)
         self.names.update(spec.name for spec in some)
         if len(self.names) != before + len(some):
@@ -123,17 +134,17 @@ class Job:
                 try:
                     self.prepared.types.add(spec, self.dims[start : self.at])
                 except FieldTypeError:
-                    self.prepared.types = None  # the put itself is refused, which says more
+                    self.prepared.types = None  # the put itself is refused, with all fields in its error
 
     def _make(self, partition: Partition | None) -> bool:
         prepared = self.prepared
         chunk, capacity, rows = _room(partition, self.body)
         if prepared.columns is not None:
-            return not prepared.columns.hold_for(chunk) or prepared.columns.make(STEP, rows)
+            return not prepared.columns.is_current(chunk) or prepared.columns.make(STEP, rows)
         if not capacity:
             return True  # the put will be refused
         if partition is not None and partition.ready and not self.named:
-            partition.names_of(prepared.block.schema)  # which the put will ask for
+            partition.names_of(prepared.block.schema)
             self.named = True
             return False
         if chunk is not None and capacity != chunk.capacity:
@@ -144,18 +155,21 @@ class Job:
         prepared.columns = PreparedColumns([spec.name for spec in prepared.block.schema], chunk, capacity)
         return False
 
-    def _current(self, partition: Partition | None) -> bool:
-        """Whether what was prepared still is what is needed."""
+    def _is_current(self, partition: Partition | None) -> bool:
+        """Return whether the partition and its chunk are still those for which all was prepared."""
         types, columns = self.prepared.types, self.prepared.columns
-        if types is not None and partition is not None and not types.hold_for(partition.fields, partition.typed):
+        if not self.names and (partition is None or partition.learnt != shape_of(self.prepared.block)):
+            return False  # the partition knows other types now than those of the put before
+        if types is not None and partition is not None and not types.is_current(partition.fields, partition.typed):
             return False
-        return columns is None or columns.hold_for(_room(partition, self.body)[0])
+        return columns is None or columns.is_current(_room(partition, self.body)[0])
 
 
 def _room(partition: Partition | None, body: Publish) -> tuple[Chunk | None, int, slice]:
-    """In which chunk the rows of a put will be, or the first of them, its capacity then, and where in it.
+    """Return the chunk of a put's first row, its capacity after the put, and the place of the rows in it.
 
-    Others' puts may yet change it.
+    The chunk is None if it does not exist yet; the capacity is 0 if the row does not exist. Puts of other clients may
+    change the result.
     """
     if partition is None:
         return None, capacity_for(0, min(max(body.count, body.pre_allocate), CHUNK)), slice(0, body.count)
@@ -171,7 +185,7 @@ def _room(partition: Partition | None, body: Publish) -> tuple[Chunk | None, int
 
 
 def with_whole_schema(state: State, body: Union[Publish, Reserve]) -> Union[Publish, Reserve]:
-    """The same request, whose schema is not in parts that would be decoded each time that it is looked at."""
+    """Return the request with a whole schema, so that a request that waits is not decoded at each attempt."""
     if isinstance(body, Reserve) or body.block is None or not body.block.parts:
         return body
     block = msgspec.structs.replace(state.blocks.opened(body.block), parts=[])
@@ -179,13 +193,17 @@ def with_whole_schema(state: State, body: Union[Publish, Reserve]) -> Union[Publ
 
 
 class WidePuts:
-    """jobs: those that are being prepared, one after the other."""
+    """The wide puts that wait or are being prepared."""
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
+        """The oldest job is prepared first."""
 
     def begin(self, state: State, client: str, peer: int, envelope: Envelope) -> bool:
-        """Takes a put on where it is a wide one; the same again is answered on the newest connection."""
+        """Begin to prepare a put if it is a wide one. Returns whether it is.
+
+        A put that is sent again is answered on its newest connection.
+        """
         body = envelope.body
         if not isinstance(body, Publish) or body.block is None:
             return False
@@ -209,16 +227,16 @@ class WidePuts:
         return True
 
     def closed(self, peer: int) -> None:
-        """Who put on this connection will put again on another, or never."""
+        """Drop the jobs of a connection that has ended; its client sends the puts again on another one, or never."""
         self.jobs = deque(job for job in self.jobs if job.peer != peer)
 
     def step(self, core: Controller) -> list[Effect]:
-        """One step of the oldest job."""
+        """Do one step of the oldest job."""
         if not self.jobs:
             return []
         job = self.jobs[0]
         if job.answered:
-            if job.prepared.let_go(AWAY):
+            if job.prepared.free_some(FREED):
                 self.jobs.popleft()
             return []
         ends = True
