@@ -8,8 +8,17 @@ import pytest
 from harness import Harness, made
 
 from transfer_queue.core import checkpoints, saving
+from transfer_queue.core.effects import Effect, WriteState
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
-from transfer_queue.messages import BeginCheckpoint, ClearPartition, Envelope, LoadState, ResetConsumption, Status
+from transfer_queue.messages import (
+    BeginCheckpoint,
+    ClearPartition,
+    CutReply,
+    Envelope,
+    LoadState,
+    ResetConsumption,
+    Status,
+)
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
 
 
@@ -249,3 +258,25 @@ def test_its_reported_time_is_the_time_that_claims_wait(h: Harness) -> None:
     h.answer()
     (cost,) = h.look(Status()).samplers
     assert (cost.name, cost.asked, cost.seconds, cost.restarts) == ("Mine", 1, 2.5, 0)
+
+
+def test_a_save_that_is_requested_again_on_another_connection_is_written_once(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was written twice would be removed after the first time, as nobody waits for it any more."""
+    take, written = h.take, []
+
+    def take_others(effects: list[Effect]) -> None:
+        written.extend([effect for effect in effects if isinstance(effect, WriteState)])
+        take([effect for effect in effects if not isinstance(effect, WriteState)])
+
+    monkeypatch.setattr(h, "take", take_others)
+    asked = h.send(BeginCheckpoint("0" * 32), "s")
+    h.disconnect("s")
+    h.connect("s")
+    h.send(BeginCheckpoint("0" * 32), "s", asked)
+    while h.asks:
+        h.answer()
+    (file,) = written
+    h.take(h.controller.state_written(file.name, None, h.now))
+    assert isinstance(h.result(asked, "s"), CutReply)

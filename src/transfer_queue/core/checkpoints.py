@@ -163,8 +163,8 @@ def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -
 def _sampler_saved(core: Controller, asker: Waiter, name: str, outcome: Any) -> list[Effect]:
     """The process of a user's sampler has said what it keeps, or has failed."""
     peer = core.checkpoints.peers.get(asker)
-    if peer is None:
-        return []  # its client has gone
+    if peer is None or name in core.checkpoints.cuts:
+        return []  # its client is gone, or came back on another connection, and the state was cut for it then
     if not isinstance(outcome, BaseException):
         return _cut(core, asker, name, {"name": name_of(core.samplers.default), "state": outcome})
     del core.checkpoints.peers[asker]
