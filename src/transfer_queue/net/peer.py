@@ -5,19 +5,30 @@ from __future__ import annotations
 import selectors
 import socket
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.net.handshake import ServerHandshake
-from transfer_queue.wire.framing import Frame, FrameReader
+from transfer_queue.wire.framing import Frame, FrameReader, pack_frame
 
 if TYPE_CHECKING:
     from transfer_queue.net.tls import Tls
 
 MAX_PIECES = 64  # of one sendmsg
 SEALED_AT_ONCE = 1 << 16  # bytes of output that are encrypted before they are sent
+LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
 OUTPUT_MARK = 1 << 20  # bytes of unread answers above which a connection is not read from
 
 Payload = Union[bytes, bytearray, memoryview]
+
+
+def framed(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
+    """A message as the pieces to send one after the other."""
+    if not payload:
+        return (pack_frame(body),)
+    length = sum(map(len, payload))
+    head = pack_frame(body, length)
+    return (b"".join((head, *payload)),) if length < LARGE_PAYLOAD else (head, *payload)
 
 
 class Peer:

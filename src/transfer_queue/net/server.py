@@ -33,10 +33,10 @@ from transfer_queue.metrics.timing import Longest
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
 from transfer_queue.net.limits import SparedFile, SpokenSeldom, out_of_files
 from transfer_queue.net.listening import BACKLOG, BoundPath, Listener, bound_socket, set_tcp_options
-from transfer_queue.net.peer import Payload, Peer
+from transfer_queue.net.peer import Payload, Peer, framed
 from transfer_queue.net.service import Outgoing, Service
 from transfer_queue.net.waker import Waker
-from transfer_queue.wire.framing import MAX_BODY, MAX_PAYLOAD, FrameReader, pack_frame
+from transfer_queue.wire.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
 
 if TYPE_CHECKING:
     import ssl
@@ -47,7 +47,6 @@ __all__ = ["Outgoing", "Server"]
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
-LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
 FRAMES_A_TURN = 16  # of one connection, before others come
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
@@ -212,7 +211,9 @@ class Server:
         waits = self._unserved or self._may_idle
         ready = self._selector.select(0 if waits else self._patience(due))
         if self._idle is not None:
-            self._may_idle = bool(ready or self._unserved) or (self._may_idle and self._idled(self._idle))
+            self._may_idle = bool(ready or self._unserved) or (
+                self._may_idle and self._succeeds(self._idle, "idle work")
+            )
         for key, events in ready:
             if isinstance(key.data, Peer):
                 self._serve(key.data, events)
@@ -233,16 +234,17 @@ class Server:
 
     def _end_turn(self) -> None:
         """Commits, and lets go what was queued."""
-        self._held = self._commit is not None and not self._committed(self._commit)
+        self._held = self._commit is not None and not self._succeeds(self._commit, "the commit")
         if not self._held:
             self._flush()
 
-    def _committed(self, commit: Callable[[], bool]) -> bool:
+    def _succeeds(self, function: Callable[[], bool], what: str) -> bool:
+        """Whether the function says so; not if it fails."""
         try:
-            return commit()
+            return function()
         except Exception:
             self.counters["errors"] += 1
-            logger.exception("the commit failed")
+            logger.exception("%s failed", what)
             return False
 
     def _wait_for_commit(self) -> None:
@@ -253,14 +255,6 @@ class Server:
             self._waker.woken(0)
         self._run_soon()
         self._end_turn()
-
-    def _idled(self, idle: Callable[[], bool]) -> bool:
-        try:
-            return idle()
-        except Exception:
-            self.counters["errors"] += 1
-            logger.exception("idle work failed")
-            return False
 
     def _patience(self, due: float | None) -> float | None:
         """Seconds until something is due without any event; None for never. due: when the service's next is."""
@@ -523,15 +517,7 @@ class Server:
             peer = self._peers.get(number)
             if peer is None or peer.ending:
                 continue
-            if not payload:
-                self._append(peer, pack_frame(body))
-                continue
-            length = sum(map(len, payload))
-            head = pack_frame(body, length)
-            if length < LARGE_PAYLOAD:
-                self._append(peer, b"".join((head, *payload)))
-            else:
-                self._append(peer, head, *payload)
+            self._append(peer, *framed(body, payload))
 
     def _append(self, peer: Peer, *pieces: Payload) -> None:
         if peer.out_bytes > self._max_output:
