@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import json
@@ -353,6 +354,42 @@ class TestPlace:
         came = list(found)
         tq.get_client().seal(empty, create=True)  # ends all waits, even if the test has failed
         assert came == list(range(ROWS))
+
+    @pytest.mark.parametrize("batches", [0, 1, 2, 4])
+    def test_partitions_of_which_some_workers_have_more_batches(
+        self, dataset: Build, partition: str, batches: int
+    ) -> None:
+        """Torch takes items of the workers in turn, also of one that has no more batch for the partition."""
+        loader = StreamingDataLoader(dataset(), num_workers=3, persistent_workers=True)
+        for step in range(6):
+            place = f"{partition}-{step}"
+            tq.get_client().create_partition(place)
+            tq.get_client().put(numbers(batches * BATCH), partition_id=place)
+            tq.get_client().seal(place)
+            loader.step(place)
+            assert values(loader) == list(range(batches * BATCH))
+
+    def test_more_partitions_than_a_pipe_has_room_for(
+        self, monkeypatch: pytest.MonkeyPatch, dataset: Build, partition: str
+    ) -> None:
+        """Each has one batch, so that the third worker never asks for any."""
+        create = Channel.__init__
+
+        def create_narrow(channel: Channel, workers: int) -> None:
+            create(channel, workers)
+            for _, pipe in (*channel.orders, *channel.turns, *channel.places):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+
+        monkeypatch.setattr(Channel, "__init__", create_narrow)
+        client, found, steps = tq.get_client(), [], 150
+        for step in range(steps):
+            client.put(numbers(MICRO, step * MICRO), partition_id=f"{partition}-{step}")
+            client.seal(f"{partition}-{step}")
+        loader = StreamingDataLoader(dataset(), num_workers=3, persistent_workers=True)
+        for step in range(steps):
+            loader.step(f"{partition}-{step}")
+            found += values(loader)
+        assert found == list(range(steps * MICRO))
 
 
 class TestRanks:

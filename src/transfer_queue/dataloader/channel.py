@@ -76,7 +76,7 @@ class Channel:
                 pipe.send(begin)
 
     def want(self, version: int, number: int) -> None:
-        """Send every worker the batch that the loader needs now. They read it at their next request at the latest."""
+        """Send every worker the batch that the loader needs now. They read it whenever they look for orders."""
         for _, pipe in self.places:
             with contextlib.suppress(OSError):
                 pipe.send((version, number))
@@ -139,9 +139,7 @@ class Seat:
         if self.workers == 1:
             return True
         while self._look() == version and (self._turn.version, self._turn.number) != (version, number):
-            if self._turns in wait([self._closing, self._orders, self._turns], self._interval):
-                with self._reading():
-                    self._turn = max(self._turn, self._turns.recv())
+            wait([self._closing, self._orders, self._turns], self._interval)
         self.check(version)
         return not self._turn.ended
 
@@ -153,9 +151,7 @@ class Seat:
 
     def ahead(self, version: int, number: int) -> int:
         """Return by how many batches this one is ahead of the batch that the loader needs."""
-        with self._reading():
-            while self._places.poll():
-                self._place = max(self._place, self._places.recv())
+        self.check(version)
         wanted = self._place[1] if self._place[0] == version else self._newest.start
         return max(0, number - wanted)
 
@@ -183,7 +179,7 @@ class Seat:
             raise Interrupted
 
     def _look(self) -> int:
-        """Reads what orders there are; the version of the newest."""
+        """Reads all that has come, so that no pipe fills up and holds up who sends; the version of the newest order."""
         with self._reading():
             while self._end is None and self._orders.poll():
                 order = self._orders.recv()
@@ -191,6 +187,10 @@ class Seat:
                     self._end = order
                 else:
                     self._newest = order
+            while self._turns.poll():
+                self._turn = max(self._turn, self._turns.recv())
+            while self._places.poll():
+                self._place = max(self._place, self._places.recv())
         if self._end is not None or self._closing.poll() or is_orphan():
             raise Interrupted
         return self._newest.version

@@ -61,7 +61,9 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
 
 
 def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
-    """Whole batches, as the loader orders, until it wants no more."""
+    """Whole batches, as the loader orders, until it wants no more. After the last one it says again and again that
+    there is none: torch takes items of all workers in turn, also while only another one has batches.
+    """
     version = 0
     ahead = Ahead(dataset.client())
     try:
@@ -86,9 +88,9 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) 
         if number == order.start or seat.take_turn(order.version, number):
             found = _claimed(fetcher, seat, order, number)
         seat.pass_turn(Turn(order.version, number + 1, found is None))
-        if found is None:
+        while found is None:
             yield Fetched(order.version, number)
-            return
+            seat.check(order.version)
         ahead.add(number, found[1])
         data, meta = fetcher.complete(*found)
         items = dataset.items_in_worker(data, meta)
