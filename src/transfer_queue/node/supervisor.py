@@ -396,7 +396,7 @@ class Supervisor:
                 assert child.failing_since is not None
                 seconds = time.monotonic() - child.failing_since
                 lost.append(
-                    f"the {child.name} {how}: it could not be restarted for {seconds:.1f} s, in {child.failures} "
+                    f"the {child.name} {how}: it could not be started for {seconds:.1f} s, in {child.failures} "
                     f"attempts (timeouts.restart: {child.patience:g})"
                 )
         if lost:
