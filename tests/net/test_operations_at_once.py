@@ -1,4 +1,4 @@
-"""How many operations of an event loop are under way at once, and that nobody waits for a place for ever."""
+"""The number of operations of an event loop under way at a time; no operation waits for its place for ever."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def turns(count: int = 3) -> None:
 
 @given(st.lists(st.sampled_from(["enter", "leave", "cancel"]), max_size=60), st.integers(1, 4))
 def test_places_are_handed_on_in_the_order_of_arrival(steps: list[str], places: int) -> None:
-    """At most so many are inside, and nobody waits while a place is free, whoever is cancelled meanwhile."""
+    """No more operations than places run, and none waits while a place is free, also if some are cancelled."""
 
     async def main() -> None:
         gate = Admission(asyncio.get_running_loop())
@@ -77,7 +77,7 @@ def test_places_are_handed_on_in_the_order_of_arrival(steps: list[str], places: 
     asyncio.run(main())
 
 
-def test_so_many_are_under_way_at_once_and_the_others_come_after_them(session: Session) -> None:
+def test_a_bounded_number_is_under_way_at_once_and_the_others_follow(session: Session) -> None:
     begun: list[int] = []
 
     def operation(number: int) -> Generator[Call, AnyReply, AnyReply]:
@@ -94,7 +94,7 @@ def test_so_many_are_under_way_at_once_and_the_others_come_after_them(session: S
     assert begun == list(range(10 * AT_ONCE))
 
 
-def test_what_waits_at_the_server_holds_no_place(running: Running, session: Session) -> None:
+def test_an_operation_that_waits_at_the_server_holds_no_place(running: Running, session: Session) -> None:
     async def main() -> None:
         claims = [asyncio.ensure_future(run_async(session, one(parked_claim()))) for _ in range(2 * AT_ONCE)]
         while len(running.service.parked) < len(claims):
@@ -122,7 +122,7 @@ def test_an_operation_that_fails_or_is_cancelled_gives_its_place_back(session: S
     asyncio.run(main())
 
 
-def test_a_server_that_does_not_answer_holds_up_nobody_who_comes_later(
+def test_a_server_that_does_not_answer_does_not_hold_up_later_operations(
     running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "STALL_SECONDS", 0.01)

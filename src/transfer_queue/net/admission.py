@@ -1,7 +1,7 @@
 """Bounds how many operations of an event loop are under way at once.
 
-An operation under way holds some fifty objects that Python's collector of cycles tracks. With thousands of them its
-collections cost more than the operations do. One that waits to be admitted holds a handful.
+An operation under way holds about fifty objects that Python's garbage collector tracks. With thousands of operations
+the collections cost more than the operations. An operation that waits for its place holds only a few objects.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 from collections import deque
 
 AT_ONCE = 64
-"""Operations of a loop. They keep a connection busy, and their objects end before the collector's third generation."""
+"""Operations of a loop that run at a time: enough to keep a connection busy, and few enough that their objects are
+freed before they reach the third generation of the collector."""
 STALL_SECONDS = 1.0
 
 
 class Admission:
-    """The places of one event loop, handed on in the order of arrival. Used in the loop's thread alone.
+    """The places for operations of one event loop, given in the order of arrival. Used only in the loop's thread.
 
-    If no operation has left for STALL_SECONDS, for example because a server does not answer, everyone who waits is
-    admitted: the deadlines of those who come later must not wait for those of the first ones.
+    If no operation has left for STALL_SECONDS, for example because a server does not answer, all waiting operations are
+    admitted, so that later ones do not wait for the deadlines of earlier ones.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -50,7 +51,7 @@ class Admission:
             raise
 
     def leave(self) -> None:
-        """Give a place back, to the one who has waited longest."""
+        """Give a place back, to the operation that has waited longest."""
         self._left = True
         self._free += 1
         while self._waiting and self._free > 0:

@@ -37,7 +37,7 @@ _Outcome = Union[AnyReply, OSError]
 
 
 async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
-    """What the operation returns. Errors of a call are thrown into it first, at its `yield`.
+    """Run an operation and return its result. Errors of a call are thrown into it first, at its `yield`.
 
     An operation has a place among those of its loop (`Admission`) until it makes a call that may take long.
     """
@@ -66,7 +66,7 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
 
 def _may_take_long(call: Call) -> bool:
-    """Whether a call waits for something else than a server's turn: for an event, for a thread, or for many bytes."""
+    """Whether a call may take longer than a round trip: it waits for an event, for a thread, or for many bytes."""
     return call.timeout is not None or call.work is not None or _is_large(call)
 
 
@@ -95,7 +95,7 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
-    """What makes the call. No coroutine around another: each in flight is one object more for the garbage collector."""
+    """Return the coroutine that makes the call. It is not wrapped in another one, which would cost time and memory."""
     if _is_large(call):
         # bytes by the gigabyte, which would hold up a connection that others share, and the loop
         return to_the_end(partial(exchange_blocking, session, call))
@@ -117,7 +117,7 @@ async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     if waiting is not None:
         other: asyncio.Future[bool] = links.loop.create_future()
         waiting.append(other)
-        # after a failure everyone finds out by itself, and at once: the times until each fails must not add up
+        # after a failure all waiting calls are made at once, so that their times until they fail do not add up
         return NOT_MADE if await other else await _ask(session, links, call)
     waiting, succeeded = links.turns.setdefault(call.turn, []), False
     try:
@@ -170,7 +170,7 @@ class _Link:
         self._deadlines: dict[int, float] = {}  # of those in `waiting` that have a future
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
-        self._arrived: deque[bytes] = deque()  # replies that nobody has looked at yet
+        self._arrived: deque[bytes] = deque()  # replies that are not handled yet
         self._answering = False  # whether `_go_on` is scheduled
         self._unsent = bytearray()  # not empty exactly while a writer is registered
         self._fd = connection.sock.fileno()
@@ -278,11 +278,11 @@ class _Link:
             self.end(ConnectionAbortedError(str(error)))
 
     def _answer_one(self) -> None:
-        """Wake the task that waits for the next reply; the one after it is looked at when that task has run.
+        """Wake the task that waits for the next reply. The reply after it is handled when that task has run.
 
-        A task that gets its reply frees its objects, and then it or another one begins the next operation. If all
-        tasks were woken at once, they would free all their objects before new ones are made, and Python's collector
-        of cycles, which counts how many more are made than freed, would run again and again.
+        A task that gets its reply frees its objects, and then it or another task starts the next operation. If all
+        tasks were woken at once, they would first free all their objects and then make new ones. Python's garbage
+        collector counts how many more objects are made than freed, and would run after each batch of replies.
         """
         if self._answering or not self._arrived:
             return
@@ -295,7 +295,7 @@ class _Link:
         self._answering = False
         try:
             self._answer_one()
-        except TransferQueueError as error:  # what came is no answer
+        except TransferQueueError as error:  # the received bytes are not a valid reply
             self.end(ConnectionAbortedError(str(error)))
 
     def _answered(self, body: bytes) -> None:
@@ -314,7 +314,7 @@ class _Link:
             return
         self.broken = True
         self.detach()
-        with contextlib.suppress(TransferQueueError):  # which the connection ends with anyway
+        with contextlib.suppress(TransferQueueError):  # the connection ends anyway
             while self._arrived:
                 self._answered(self._arrived.popleft())
         pool = self._session.transport(Pool)
@@ -338,9 +338,9 @@ class _Link:
 
 
 class _LoopLinks:
-    """The links of one loop, by target, and the connects under way; used in the loop's thread alone.
+    """The links of one loop, by target, and the connects under way; used only in the loop's thread.
 
-    turns: by `Call.turn` the call under way, as the list of those who wait for its outcome.
+    turns: `Call.turn` of each such call under way -> the calls that wait for its outcome.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
