@@ -1,4 +1,4 @@
-"""A user's sampler in a process of its own: who waits for it, what happens when it hangs or dies, what it keeps."""
+"""A user's sampler in a process of its own: which calls wait for it, what ends it, and what it keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transfer_queue.sampler.remote import Question, Shown, ViewReply
 
 
 class Newest(BaseSampler):
-    """Deals the newest rows, unless its caller wants something else."""
+    """Deals the newest rows, unless its sampling_config orders something else."""
 
     def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **config: Any) -> Any:
         how = config.get("how")
@@ -53,7 +53,7 @@ class Newest(BaseSampler):
 
 
 class Large(Newest):
-    """More to load than a socket takes at once."""
+    """A sampler whose pickled form is larger than the buffer of a socket."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ class Asking:
         return ViewReply(tags={row: {"good": row == 2} for row in range(4)}) if question.kind == "tags" else ViewReply()
 
     def ask(self, kind: str = "deal", state: bytes | None = None, **config: Any) -> None:
-        """Makes a call."""
+        """Make a call."""
         request = SamplerRequest("p", "t", 2, config)
         rows = np.arange(4, dtype="<i8").tobytes()
         self.host.ask(1, SamplerCall(kind, request, state=state), Shown("p", total=4, rows=rows))
 
     def turn(self) -> None:
-        """One of its loop, which waits for the host's socket or the next deadline."""
+        """Run one turn of the loop, which waits for the host's socket or the next deadline."""
         poll = select.poll()
         due = self.host.next_deadline()
         left = None if due is None else max(0.0, due - time.monotonic())
@@ -126,13 +126,13 @@ class Asking:
             self.host.tick(time.monotonic())
 
     def end_channel(self) -> None:
-        """The host reads the end of its channel."""
+        """Let the host read the end of its channel."""
         sock, called, _ = self.loop.called
         sock.shutdown(socket.SHUT_RDWR)
         called(1)
 
     def call(self, kind: str = "deal", state: bytes | None = None, **config: Any) -> Any:
-        """Makes a call and serves its socket until it is answered."""
+        """Make a call and serve its socket until it is answered."""
         self.ask(kind, state, **config)
         while not self.outcomes:
             self.turn()
@@ -165,7 +165,7 @@ def test_an_exit_is_an_error_and_its_process_goes_on(asking: Asking) -> None:
     assert asking.host.restarts == 0
 
 
-def test_one_that_dies_or_hangs_is_made_anew_with_what_it_has_saved() -> None:
+def test_a_sampler_that_dies_or_hangs_is_restarted_with_its_saved_state() -> None:
     asking = Asking(seconds=1.0)
     try:
         assert asking.rows() == [3, 2]
@@ -184,20 +184,20 @@ def test_one_that_dies_or_hangs_is_made_anew_with_what_it_has_saved() -> None:
         asking.host.stop()
 
 
-def test_what_its_code_raises_when_it_is_made_is_told() -> None:
+def test_an_error_of_its_code_while_it_is_made_is_raised() -> None:
     with pytest.raises(SamplerError, match="not today"):
         Asking("Unwilling")
 
 
-def test_its_code_that_writes_to_the_channel_fails_the_call_alone(asking: Asking) -> None:
+def test_code_that_writes_to_the_channel_fails_only_its_call(asking: Asking) -> None:
     error = asking.call(how="write")
     assert isinstance(error, SamplerError)
-    assert f"its code must leave descriptor {CHANNEL} alone" in str(error)
+    assert f"its code must not use file descriptor {CHANNEL}" in str(error)
     assert asking.rows() == [3, 2]
     assert asking.host.restarts == 1
 
 
-def test_the_loop_does_not_wait_for_the_end_of_one_whose_channel_has_ended(asking: Asking) -> None:
+def test_the_loop_does_not_wait_for_the_end_of_a_process_whose_channel_has_ended(asking: Asking) -> None:
     process = stopped(asking)
     asking.ask()
     asking.end_channel()
@@ -210,7 +210,7 @@ def test_the_loop_does_not_wait_for_the_end_of_one_whose_channel_has_ended(askin
     assert asking.rows() == [3, 2]
 
 
-def test_a_call_goes_to_a_new_process_while_the_end_of_the_last_is_looked_into(asking: Asking) -> None:
+def test_a_call_goes_to_a_new_process_while_the_exit_status_of_the_last_is_not_known(asking: Asking) -> None:
     process = stopped(asking)
     asking.end_channel()
     assert asking.rows() == [3, 2]
@@ -232,7 +232,7 @@ def never_reads(theirs: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(arguments, pass_fds=(theirs.fileno(),))
 
 
-def test_nobody_waits_for_ever_for_a_process_that_does_not_read_what_it_is_to_load(
+def test_the_wait_for_a_process_that_does_not_read_its_order_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     args = {"text": "x" * (4 << 20)}
@@ -264,7 +264,7 @@ def test_its_log_is_a_file_of_its_own_that_stays_small(tmp_path: Path) -> None:
 
 
 def test_it_ends_with_its_controller_also_while_it_hangs(tmp_path: Path) -> None:
-    """The controller stands for any that is killed: it has no time to end anything."""
+    """The controller is killed, so it has no time to end the process."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A server's log stays small, whatever the server goes through."""
+"""The size of a server's log is bounded in every situation."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Clock:
 
 
 def lines(limit: RepeatLimit, count: int, text: str = "connection %d is dropped") -> list[str]:
-    """Those of so many log lines that are written."""
+    """Return the lines that are written out of this number of log lines."""
     records = [logging.LogRecord("server", logging.ERROR, "", 0, text, (number,), None) for number in range(count)]
     return [record.getMessage() for record in records if limit.filter(record)]
 
 
-def test_lines_that_are_alike_are_counted_instead_of_written() -> None:
+def test_similar_lines_are_counted_instead_of_written() -> None:
     clock = Clock()
     limit = RepeatLimit(clock)
     assert len(lines(limit, 1000)) == LINES_A_PERIOD
@@ -53,7 +53,7 @@ def test_lines_that_are_alike_are_counted_instead_of_written() -> None:
     assert lines(limit, 1) == ["connection 0 is dropped"]
 
 
-def test_texts_that_never_come_again_are_not_remembered_for_ever() -> None:
+def test_texts_that_never_occur_again_are_not_remembered_for_ever() -> None:
     limit = RepeatLimit(Clock())
     for number in range(3 * server_log.MOST_KINDS):
         assert lines(limit, 1, f"%d of {number}")
@@ -71,7 +71,9 @@ def test_a_log_file_and_the_one_before_it_are_all_that_is_kept(tmp_path: Path) -
     assert old.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_that_cannot_be_replaced_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_goes_on_writing_to_a_log_that_cannot_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_log, "MOST_BYTES", 0)
     monkeypatch.setattr(server_log.LogFile, "_begin", lambda self: None)
     server_log.LogFile(tmp_path / "nowhere" / "controller.log").bound()

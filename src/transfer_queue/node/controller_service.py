@@ -122,7 +122,7 @@ class ControllerService(EnvelopeService):
             self._journaling.attach(StateWriter(call_soon))
 
     def use_host(self, sampler: AnyMade, loop: Loop) -> None:
-        """Has a user's sampler asked in its process from now on. loop: in which it is heard."""
+        """Use this sampler from now on. loop: the loop that watches the socket of its process."""
         self._loop = loop
         self._replace(sampler)
 
@@ -211,7 +211,7 @@ class ControllerService(EnvelopeService):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
         if isinstance(envelope.body, (Freed, Moved)) and envelope.body.failed:
-            logger.error("storage unit %d could not do what it was told: %s", envelope.body.unit, envelope.body.failed)
+            logger.error("storage unit %d could not carry out an order: %s", envelope.body.unit, envelope.body.failed)
         if isinstance(envelope.body, Measured):
             self.told(peer, envelope.body)
             return [self.answer(peer, envelope.sequence, Done())]
@@ -341,9 +341,9 @@ class ControllerService(EnvelopeService):
 
 
 def _nothing(outcome: object) -> None:
-    """Nobody waits for what the worker did."""
+    """Ignore the result of the worker."""
 
 
 def core_sampler(made: AnyMade) -> AnySampler:
-    """What the core has of a sampler."""
+    """Return the sampler as the core uses it: a built-in sampler itself, a `UserSampler` for one in a process."""
     return UserSampler(HostedRunner(made.facts)) if isinstance(made, SamplerHost) else made

@@ -1,7 +1,7 @@
-"""The controller's side of the process in which a user's sampler runs: started, asked, ended when it takes too long.
+"""Starts the process in which a user's sampler runs, makes its calls, and ends it if a call takes too long.
 
-All of it happens in the controller's loop, and nothing blocks. Only the first process of a sampler is waited for, by
-who makes the host: before the controller serves, or in a thread beside its loop.
+This runs in the controller's loop and never blocks it. Only the constructor waits, until the first process has loaded
+the sampler. It is called before the controller serves, or in a thread beside its loop.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import subprocess  # a megabyte, which systems without a user's sampler do without
 
 METHODS = {"begin": "validate, deal_key or has_cached_result", "deal": "sample"}
-KILL_SECONDS = 10.0  # for which a killed process is waited for
-REAP_SECONDS = 0.05  # for which the exit status of a process is awaited that has closed its end
-REAP_PAUSE = 0.001  # between two looks at it
+KILL_SECONDS = 10.0  # the longest wait for the end of a killed process
+REAP_SECONDS = 0.05  # the longest wait for the exit status of a process that has closed its end of the channel
+REAP_PAUSE = 0.001  # seconds between two checks for the exit status
 
 logger = logging.getLogger(__name__)
 
@@ -55,29 +55,29 @@ _results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items(
 
 
 class Loop(Protocol):
-    """What a host needs of the loop that it works in: `net.server.Server`."""
+    """The methods that a host needs of the loop that it runs in: `net.server.Server`."""
 
     def watch(
         self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False
     ) -> None:
-        """Has `called` called whenever the socket is readable (or writable)."""
+        """Call `called` whenever the socket is readable (or writable)."""
 
     def unwatch(self, sock: socket.socket) -> None:
-        """Not any more."""
+        """Stop watching the socket."""
 
 
 class SamplerHost:
-    """One user's sampler in a process of its own, which is made anew when it has died or was ended.
+    """One user's sampler in a process of its own, which is restarted if it has died or was ended.
 
-    On Linux the process ends with the thread that has made the host: it has to be one that stays.
+    On Linux the process ends together with the thread that has started it, so start it in a thread that does not end.
 
     Attributes:
-        facts: What is known of the sampler without a call.
-        restarts: How often its process was made anew.
+        facts: The facts about the sampler that need no call.
+        restarts: How often its process was restarted.
     """
 
     def __init__(self, load: LoadSampler, call_seconds: float, start_seconds: float) -> None:
-        """Starts the process and waits until the sampler is there. Raises what the user's code raised."""
+        """Start the process and wait until it has loaded the sampler. Raises the error that the user's code raised."""
         self.restarts = 0
         self._load = load
         self._seconds = call_seconds
@@ -85,9 +85,11 @@ class SamplerHost:
         self._loop: Loop | None = None
         self._answered: Callable[[int, Any], Iterable[Outgoing]] = lambda number, outcome: ()
         self._reads: Callable[[int, Question], ViewReply] = lambda number, question: ViewReply()
-        self._call: tuple[int, SamplerCall, Shown] | None = None  # that is to be answered
+        self._call: tuple[int, SamplerCall, Shown] | None = None  # the call under way
         self._deadline: float | None = None
-        self._status_until: float | None = None  # the process has closed its end, and its exit status is awaited
+        self._status_until: float | None = (
+            None  # set while the process has closed its end and its exit status is not known yet
+        )
         self._up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []  # killed ones, to be reaped
@@ -100,14 +102,15 @@ class SamplerHost:
         answered: Callable[[int, Any], Iterable[Outgoing]],
         reads: Callable[[int, Question], ViewReply],
     ) -> None:
-        """Works in this loop from now on. answered: gets outcomes of calls. reads: answers what the sampler reads."""
+        """Run in this loop from now on. answered: called with the results of calls. reads: replies to reads of the
+        sampler."""
         self._loop, self._answered, self._reads = loop, answered, reads
         loop.watch(self._sock, self._ready)
 
     def ask(self, number: int, call: SamplerCall, shown: Shown) -> None:
-        """Makes a call; its outcome goes to `answered`. One at a time."""
+        """Make a call; its result goes to `answered`. There may be only one call at a time."""
         if self._status_until is not None:
-            self._fail(self._how_it_ended(None))  # it was idle: this call goes to the next one
+            self._fail(self._how_it_ended(None))  # it ended while it was idle: this call goes to a new process
         self._call = number, call, shown
         if self._process is None:
             self.restarts += 1
@@ -117,11 +120,11 @@ class SamplerHost:
             self._make()
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """When `tick` must be called next; None: not at all."""
         return self._deadline
 
     def tick(self, now: float) -> Iterable[Outgoing]:
-        """Ends a process that takes too long, or looks how one has ended."""
+        """End a process that takes too long, or check for the exit status of one that has ended."""
         if self._deadline is None or now < self._deadline:
             return ()
         if self._status_until is not None:
@@ -129,17 +132,19 @@ class SamplerHost:
         what = f"did not return from {self._method()} within {self._seconds:g} s (timeouts.sampler)"
         if not self._up:
             what = f"was not loaded within {self._start_seconds:g} s (timeouts.start)"
-        return self._fail(f"the sampler {self.facts.name} {what}; its process was ended, the next call gets a new one")
+        return self._fail(
+            f"the sampler {self.facts.name} {what}; its process was ended, and the next call starts a new one"
+        )
 
     def stop(self) -> None:
-        """Ends the process, and waits until it is gone."""
+        """End the process, and wait until it is gone."""
         self.close()
         for process in self._ended:
             process.wait(KILL_SECONDS)
         self._ended.clear()
 
     def close(self) -> None:
-        """Ends the process, and waits for nothing."""
+        """End the process without waiting for it."""
         if self._process is None:
             return
         if self._loop is not None:
@@ -189,7 +194,7 @@ class SamplerHost:
             raise
 
     def _status(self) -> int | None:
-        """The exit status of the process, which it has in a moment; None if it has none then."""
+        """Wait shortly for the exit status of the process; None if it has not ended by then."""
         import subprocess
 
         assert self._process is not None
@@ -198,7 +203,7 @@ class SamplerHost:
         return None
 
     def _await_status(self, now: float) -> Iterable[Outgoing]:
-        """The same without waiting: as long as there is none, it is looked for again soon."""
+        """Check for the exit status without waiting; if there is none yet, schedule another check."""
         assert self._process is not None
         assert self._status_until is not None
         code = self._process.poll()
@@ -232,7 +237,7 @@ class SamplerHost:
         except BlockingIOError:
             pass
         except OSError:
-            self._out.clear()  # its end is heard by reading
+            self._out.clear()  # the next read shows that the channel has ended
         if self._loop is not None:
             self._loop.watch(self._sock, self._ready, writes=bool(self._out))
 
@@ -259,7 +264,7 @@ class SamplerHost:
         return outgoing
 
     def _received(self) -> bytes | None:
-        """What has come; b"" at the end of the channel, None if there is nothing."""
+        """Return the received bytes; b"" at the end of the channel, None if there are none."""
         try:
             return self._sock.recv(READ_SIZE)
         except (BlockingIOError, InterruptedError):
@@ -268,14 +273,12 @@ class SamplerHost:
             return b""
 
     def _messages(self, data: bytes) -> Iterator[FromSampler]:
-        """The messages that are whole. Raises SamplerError where the user's code has written to the channel."""
+        """Yield the complete messages. Raises SamplerError if the user's code has written to the channel."""
         try:
             for body, _ in self._reader.feed(data):
                 yield _decoder.decode(body)
         except (ProtocolError, *UNREADABLE) as error:
-            words = (
-                f"the process of a sampler has sent what is no message; its code must leave descriptor {CHANNEL} alone"
-            )
+            words = f"the process of a sampler has sent invalid bytes; its code must not use file descriptor {CHANNEL}"
             raise SamplerError(f"{words} ({error})") from error
 
     def _heard(self, message: FromSampler) -> Iterable[Outgoing]:
@@ -304,7 +307,7 @@ class SamplerHost:
         return self._answer(number, outcome)
 
     def _remember(self, call: SamplerCall, outcome: Any) -> None:
-        """What a new process begins with."""
+        """Remember the sampler's state for a new process."""
         if call.kind == "save_checkpoint":
             self._load.state = outcome
         elif call.kind == "load_checkpoint":
@@ -316,7 +319,7 @@ class SamplerHost:
         return self._answered(number, outcome)
 
     def _fail(self, words: str, error: TransferQueueError | None = None) -> Iterable[Outgoing]:
-        """The process is of no more use."""
+        """End the process after a failure, and answer the call under way with an error."""
         logger.error("%s", words)
         self.close()
         if self._call is None:
@@ -329,14 +332,14 @@ class SamplerHost:
 
 
 def _how(code: int | None) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if code is None:
         return ""
     return f" (signal {-code})" if code < 0 else f" (exit status {code})"
 
 
 def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """A process with this socket as descriptor 3 (and no other of ours), and our log."""
+    """Start a process with this socket as descriptor 3, with no other descriptors of this process, and with its log."""
     import subprocess
 
     code = (

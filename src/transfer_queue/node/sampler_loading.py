@@ -1,4 +1,4 @@
-"""How the controller comes by its sampler: built-in ones are made here, a user's is loaded in a process of its own."""
+"""Makes the controller's sampler: a built-in one in this process, a user's in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = "transfer_queue.sampler"
 
 
 class _NotOurs(Exception):
-    """A pickle needs code that is not this package's."""
+    """A pickle needs code of another package."""
 
 
 class _OursAlone(pickle.Unpickler):
@@ -36,9 +36,10 @@ class _OursAlone(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class SamplerLoading:
-    """isolated: a user's sampler gets a process of its own. seconds: of one call; start_seconds: to load one.
+    """How samplers are made. isolated: whether a user's sampler gets a process of its own.
 
-    log: The file to which that process writes, and no other. None: it writes to the stderr of this one.
+    seconds: time limit of one call; start_seconds: time limit to load a sampler. log: the log file of that process.
+    None: it writes to the stderr of this process.
     """
 
     isolated: bool
@@ -49,22 +50,22 @@ class SamplerLoading:
 
     @classmethod
     def of(cls, settings: Settings, log: Path) -> SamplerLoading:
-        """As the settings say."""
+        """Return the loading that the settings define."""
         isolated = settings.sampler_isolation == "process"
         return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle, log)
 
     def from_settings(self, settings: Settings, pickled: PickledSampler | None) -> AnyMade:
-        """The sampler of a system that starts. Raises whatever the user's code raises."""
+        """Return the sampler of a system that starts. Raises the error that the user's code raises."""
         if pickled is not None:
             return self.from_pickle(pickled, settings.sampler_args)
         if settings.sampler is None:
-            raise SamplerError("the settings name no sampler and none came with them; pass the object to the launcher")
+            raise SamplerError("the settings do not name a sampler, and no object was passed; pass one to the launcher")
         if self.isolated and not _named_ours(settings.sampler, settings.sampler_args):
             return self._isolated(None, settings.sampler, settings.sampler_args)
         return _made(settings.sampler, settings.sampler_args)
 
     def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
-        """A sampler that came as an object or a class. Raises whatever the user's code raises."""
+        """Return a sampler that was sent as an object or a class. Raises the error that the user's code raises."""
         if self.isolated and _named_ours(None, args or {}):
             try:
                 made = _made(_OursAlone(io.BytesIO(pickled.pickled)).load(), args or {})
@@ -90,7 +91,7 @@ INLINE = SamplerLoading(isolated=False, seconds=30.0, start_seconds=30.0, allow_
 
 
 def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
-    """Whether the names in these settings are all of built-in samplers."""
+    """Whether all names in these settings are names of built-in samplers."""
     inner = args.get("inner")
     if isinstance(inner, Mapping):
         if not _named_ours(str(inner.get("sampler")), inner.get("sampler_args") or {}):

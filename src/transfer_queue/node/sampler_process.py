@@ -1,9 +1,9 @@
 """`python -m transfer_queue.node.sampler_process`: the process in which a user's sampler runs.
 
-The controller starts it with one end of a socket pair as descriptor 3, and is its only peer: it says which sampler is
-to be loaded, makes one call at a time, and answers what the sampler reads meanwhile. The process ends with its
-controller, also while the sampler never returns: a thread waits for the end of the channel. Linux ends it at once, also
-where a sampler's C code lets no other thread run.
+The controller starts it with one end of a socket pair as descriptor 3, and is its only peer. The controller names the
+sampler to load, makes one call at a time, and replies to what the sampler reads during the call. The process ends with
+its controller, even if the sampler never returns: a thread waits for the end of the channel. On Linux the kernel ends
+it at once, even if C code of the sampler lets no other thread run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 class LoadSampler(msgspec.Struct, tag=True):
-    """Which sampler is to be made. name, args: as in the settings. state: what it has kept before, as msgpack.
+    """Load a sampler. name, args: as in the settings. state: its saved state, as msgpack; None for a new sampler.
 
-    log: The file to which its process writes; None: stderr.
+    log: the log file of its process; None: stderr.
     """
 
     pickled: PickledSampler | None
@@ -55,20 +55,20 @@ class LoadSampler(msgspec.Struct, tag=True):
 
 
 class MakeCall(msgspec.Struct, tag=True):
-    """A call. See `core.effects.AskSampler`."""
+    """Make a call. See `core.effects.AskSampler`."""
 
     call: SamplerCall
     shown: Shown
 
 
 class ToldSampler(msgspec.Struct, tag=True):
-    """The answer to what the sampler reads."""
+    """The reply to a `SamplerReads`."""
 
     reply: ViewReply
 
 
 class SamplerLoaded(msgspec.Struct, tag=True):
-    """The sampler is there."""
+    """The sampler is loaded."""
 
     facts: Facts
 
@@ -80,7 +80,7 @@ class CallMade(msgspec.Struct, tag=True):
 
 
 class Changed(msgspec.Struct, tag=True):
-    """A call was void, as rows that it was shown have changed."""
+    """A call has no result, because rows that the sampler was offered have changed."""
 
 
 class CallFailed(msgspec.Struct, tag=True):
@@ -91,7 +91,7 @@ class CallFailed(msgspec.Struct, tag=True):
 
 
 class SamplerReads(msgspec.Struct, tag=True):
-    """What the sampler reads."""
+    """A request for rows, tags or groups that the sampler reads."""
 
     question: Question
 
@@ -104,7 +104,7 @@ _decoder = msgspec.msgpack.Decoder(ToSampler)
 
 
 class _ControllerGone(NotTheSamplers):
-    """Nobody asks any more."""
+    """The controller has closed the channel."""
 
 
 class _Channel:
@@ -132,7 +132,7 @@ class _Channel:
         return message
 
     def read(self, question: Question) -> ViewReply:
-        """What the controller answers to the sampler that is being called."""
+        """Return the controller's reply to what the sampler reads during a call."""
         self.send(SamplerReads(question))
         told = self.receive()
         assert isinstance(told, ToldSampler)
@@ -140,7 +140,7 @@ class _Channel:
 
 
 def serve(sock: socket.socket) -> None:
-    """Loads a sampler and makes the calls that the controller at this socket wants, until it is gone."""
+    """Load a sampler and make the calls that the controller at this socket orders, until it is gone."""
     channel = _Channel(sock)
     try:
         order = channel.receive()
@@ -166,7 +166,7 @@ def serve(sock: socket.socket) -> None:
 def _load(order: LoadSampler) -> tuple[BaseSampler, Facts]:
     made: Any = sampler_from(order.name if order.pickled is None else load(order.pickled), order.args)
     if not isinstance(made, BaseSampler):
-        raise SamplerError(f"a sampler must be a subclass of BaseSampler, and {type(made).__name__} is none")
+        raise SamplerError(f"a sampler must be an instance of a subclass of BaseSampler, got a {type(made).__name__}")
     facts = describe(made)
     if order.state is not None:
         with errors_of(made):
@@ -175,7 +175,7 @@ def _load(order: LoadSampler) -> tuple[BaseSampler, Facts]:
 
 
 def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channel, values: Any) -> FromSampler:
-    """What comes of a call; `_ControllerGone` goes through."""
+    """Return the result of a call. `_ControllerGone` is not caught."""
     call, shown = make.call, make.shown
     view = RemotePartition(shown, channel.read, values)
     ready: Sequence[int] = RemoteReady(shown, channel.read, view)
@@ -200,10 +200,10 @@ def _name_of(order: LoadSampler) -> str:
 
 
 def _guard(sock: socket.socket, path: str | None) -> None:
-    """Writes to this log from now on, keeps it small, and ends this process when the controller is gone."""
+    """Write to this log from now on, bound its size, and end this process when the controller is gone."""
     log = None if path is None else write_log_to(Path(path))
     poll = select.poll()
-    poll.register(sock, 0)  # the end of it alone: what comes is read where calls are served
+    poll.register(sock, 0)  # polls only for the end of the channel: the thread that serves calls reads messages
 
     def watch() -> None:
         while not poll.poll(LOG_SECONDS * 1000):
@@ -215,17 +215,17 @@ def _guard(sock: socket.socket, path: str | None) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Has the kernel end this process when the thread that has started it ends, where it can."""
+    """Have the kernel end this process when the thread that has started it ends, if the kernel supports this."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(1)  # it has died before
+            os._exit(1)  # the parent has already died
 
 
 def main() -> None:
-    """Serves the controller that has started this process."""
+    """Serve the controller that has started this process."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     configure_logging()

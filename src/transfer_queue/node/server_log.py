@@ -1,8 +1,8 @@
-"""The log files of the servers: what is written to them, and how large they become.
+"""The log files of the servers, with a bound on their size.
 
-Everything that a server says goes there: its log lines, and what it or a user's code prints. Lines that repeat are
-counted instead of written, and a file that has grown to MOST_BYTES takes the place of the one before it, so that no
-server fills the disk with its log, whatever happens to it.
+A log file contains the log lines of a server, and everything that the server or a user's code prints. Repeated lines
+are counted instead of written. When a file has grown to MOST_BYTES, it replaces the file before it, and a new one is
+started. So a server cannot fill the disk with its log.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 from transfer_queue import config
 
 MOST_BYTES = 16 << 20
-OLD = ".1"  # added to the name of the file before
+OLD = ".1"  # suffix of the former file
 PERIOD = 10.0  # seconds
-LOG_SECONDS = 5.0  # between two looks at the size of a log, besides those at each line
-LINES_A_PERIOD = 20  # that are alike, before they are only counted
-MOST_KINDS = 1024  # of lines, that are told apart
+LOG_SECONDS = 5.0  # between two checks of the size of a log, in addition to the check at each line
+LINES_A_PERIOD = 20  # similar lines that are written in a period; more are only counted
+MOST_KINDS = 1024  # kinds of lines that are remembered
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class RepeatLimit(logging.Filter):
-    """Lets at most LINES_A_PERIOD lines that are alike through in a period, and says how many others there were.
+    """Passes at most LINES_A_PERIOD similar lines in a period, and adds the number of the others to the next one.
 
-    Lines are alike if the same statement has written them: numbers and names in them may differ.
+    Lines are similar if the same statement has written them: numbers and names in them may differ.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +62,7 @@ class RepeatLimit(logging.Filter):
 
 
 class LogFile:
-    """stdout and stderr of this process as a file of bounded size. `bound` is called from any thread, now and then."""
+    """A file of bounded size for stdout and stderr of this process. Any thread may call `bound`, at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,15 +79,15 @@ class LogFile:
         os.close(file)
 
     def bound(self) -> None:
-        """Begins a new file where this one has grown to MOST_BYTES; the one before it goes."""
-        with self._lock, contextlib.suppress(OSError):  # a full disk is no reason to end
+        """Start a new file if this one has grown to MOST_BYTES; this one replaces the former file."""
+        with self._lock, contextlib.suppress(OSError):  # a full disk must not end the server
             if os.fstat(2).st_size >= MOST_BYTES:
                 self._path.replace(self._path.with_name(self._path.name + OLD))
                 self._begin()
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes lines to stderr, and keeps the file that it is bounded."""
+    """Writes lines to stderr, and bounds the size of its file."""
 
     def __init__(self, file: LogFile | None) -> None:
         super().__init__(sys.stderr)
@@ -100,14 +100,14 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def write_log_to(path: Path) -> LogFile:
-    """Sends stdout, stderr and logging of this process to a file."""
+    """Redirect stdout, stderr and logging of this process to a file."""
     file = LogFile(path)
     configure_logging(file)
     return file
 
 
 def configure_logging(file: LogFile | None = None) -> None:
-    """Logging of a server, to stderr, which is its log file."""
+    """Configure logging of a server to stderr, which is its log file."""
     handler = _Handler(file)
     handler.addFilter(RepeatLimit())
     handler.setFormatter(logging.Formatter(_FORMAT))

@@ -26,11 +26,11 @@ from transfer_queue.node.server_log import LOG_SECONDS, LogFile, write_log_to
 READY = b"+"  # what a server says that is up; anything else is why it is not
 ORPHAN_SECONDS = 3.0  # an orphan that has not ended by itself is ended after so long
 LOCK_SECONDS = 2.0  # for which an orphan waits for others who start or remove the system
-NEVER = (1 << 31) - 1  # collections of middle age before a full one
+NEVER = (1 << 31) - 1  # collections of the middle generation before a full one
 
 
 class _Guardian:
-    """Waits for the supervisor's death and sees to it that this process follows. Meanwhile it keeps the log bounded."""
+    """Ends this process when the supervisor dies. Until then it bounds the size of the log."""
 
     def __init__(self, lifeline: int, system: SystemFolder, log: LogFile) -> None:
         self.orphaned = False
@@ -80,10 +80,10 @@ class Serves(Protocol):
 
 
 def spare_old_objects() -> None:
-    """From now on Python's collector of cycles looks at young objects alone, which takes a millisecond at most.
+    """Restrict Python's garbage collector to young objects, which takes at most a millisecond.
 
-    A full collection looks at every object there is: half a second with ten thousand partitions, in which nobody would
-    be served. What the servers keep and let go of is in no cycle, so that it is freed without the collector
+    A full collection examines every object. With ten thousand partitions this takes half a second, in which no client
+    would be served. The objects of a server are not in reference cycles, so that they are freed without the collector
     (`tests/node/test_old_objects.py`).
     """
     young, middle, _ = gc.get_threshold()
@@ -119,7 +119,7 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
 
 
 def _words_of(error: BaseException) -> str:
-    """What a starter is told. The traceback is left out where the message says all; it is in the log."""
+    """Return the text of an error for the starter. It has no traceback if the message is enough; the log has it."""
     known = isinstance(error, StartError)
     if known or (isinstance(error, TransferQueueError) and isinstance(error.__cause__, OSError)):
         return f"{error} ({type(error).__name__})"

@@ -16,9 +16,9 @@ from transfer_queue.journal.loaded_states import LoadedStates
 
 
 class StateFiles:
-    """State files by name, in a folder that is there. What killed clients have left goes with the system.
+    """State files by name, in a folder that exists. Files that killed clients have left are removed with the system.
 
-    loaded: where the journal keeps those that are loaded; None: there is no journal.
+    loaded: the journal's files of loaded states; None: there is no journal.
     """
 
     def __init__(self, folder: Path, loaded: LoadedStates | None = None) -> None:
@@ -32,8 +32,8 @@ class StateFiles:
     def read(self, name: str, watched: Iterable[str] = ()) -> SavedState | Exception:
         """Return the state in a file, or the exception that reading it raised: CheckpointError for an invalid state.
 
-        Anybody with the key may have written the file. It is copied for the journal and looked at here, in the thread
-        that reads, as that takes seconds for a million rows. Of a file that cannot be read no copy is left.
+        Any client with the key may have written the file. This thread copies it for the journal and checks it, because
+        that takes seconds for a million rows. If the file cannot be read, no copy remains.
         """
         kept = ""
         try:
@@ -48,9 +48,9 @@ class StateFiles:
             return error
 
     def forget(self, kept: str) -> None:
-        """Removes the journal's copy of a file: what it holds is not loaded."""
+        """Remove the journal's copy of a file whose state is not loaded."""
         assert self._loaded is not None
-        with suppress(OSError):  # then it is removed at the next start
+        with suppress(OSError):  # the next start removes it
             self._loaded.remove(kept)
 
     def piece(self, name: str, start: int, length: int) -> tuple[int | None, bytes]:
