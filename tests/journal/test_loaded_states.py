@@ -351,6 +351,6 @@ def test_a_state_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, h
         server.journal.append([StateLoaded(b"", 3.0, file)])
         server.journal.commit()
     server.journal.close()
-    with pytest.raises(JournalError, match="names the state of a checkpoint that was loaded") as error:
+    with pytest.raises(JournalError, match="names the state of a loaded checkpoint") as error:
         recover(server.folder, CLOCK)
     assert file in str(error.value)

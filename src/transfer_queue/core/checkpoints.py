@@ -3,8 +3,8 @@
     BeginCheckpoint   the cut: the server writes the state as it is now into a file of the name that the client chose,
                       and no extent that holds a value of it is given back until the client has copied all of them
     EndCheckpoint     the client is through with it, and learns whether that was so
-    LoadState         the server reads such a file, which the client has put there, and keeps a copy of it beside the
-                      journal; it becomes the state in one record, which names that copy
+    LoadState         the server reads such a file, which the client has put there, and keeps a copy of it in the
+                      journal's folder; one record, which names that copy, replaces the state
 
 None of this is part of the state: after a restart of the controller a save in progress has failed, and its client
 notices at its end. Requests name files and never carry a path.
@@ -56,7 +56,7 @@ class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
 class SavedState(NamedTuple):
     """A saved tree that is about to be loaded: the tree without its state, and the state that it held.
 
-    file: where the journal keeps it, see `records.StateLoaded`; "" where there is no journal.
+    file: the journal's copy of it, see `records.StateLoaded`; "" if there is no journal.
     """
 
     tree: dict[str, Any]
@@ -65,13 +65,13 @@ class SavedState(NamedTuple):
 
 
 def built(tree: Any, file: str = "", watched: Iterable[str] = ()) -> SavedState:
-    """What loading a tree takes long for. Raises CheckpointError where its state is none, or contradicts itself.
+    """Build the state in a saved tree. Raises CheckpointError if it is not a state, or contradicts itself.
 
-    Takes seconds for a million rows, and touches nothing of a controller: for a thread beside its loop. watched: see
-    `State`.
+    Takes seconds for a million rows. It uses nothing of a controller, so it can run in a thread beside the loop.
+    watched: see `State`.
     """
     if not isinstance(tree, dict) or "state" not in tree:
-        raise CheckpointError("it holds no state of a controller")
+        raise CheckpointError("it does not contain the state of a controller")
     return SavedState({**tree, "state": None}, trusted(tree["state"], None, watched), file)
 
 
@@ -161,7 +161,7 @@ def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -
 
 
 def _sampler_saved(core: Controller, asker: Waiter, name: str, outcome: Any) -> list[Effect]:
-    """The process of a user's sampler has said what it keeps, or has failed."""
+    """The process of a user's sampler has returned the sampler's state, or has failed."""
     peer = core.checkpoints.peers.get(asker)
     if peer is None or name in core.checkpoints.cuts:
         return []  # its client is gone, or came back on another connection, and the state was cut for it then
@@ -242,10 +242,10 @@ def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
 
 
 def read(core: Controller, client: str, sequence: int, found: SavedState | Exception) -> list[Effect]:
-    """A file was read, for a client that wants it loaded."""
+    """A file was read for the LoadState request of a client."""
     peer = core.checkpoints.heard(client, sequence)
     if peer is None:
-        return _unused(found)  # nobody waits for it any more, and nothing is loaded
+        return _unused(found)  # the client does not wait any more, so nothing is loaded
     try:
         record = record_of(core, found)
         assert not isinstance(found, Exception)
@@ -266,14 +266,14 @@ def read(core: Controller, client: str, sequence: int, found: SavedState | Excep
 
 
 def _unused(found: SavedState | Exception) -> list[Effect]:
-    """What was read is not loaded: its file is not to be kept."""
+    """Return the effects that remove the journal's copy of a state that is not loaded."""
     return [ForgetState(found.file)] if isinstance(found, SavedState) and found.file else []
 
 
 def _load_with_process(
     core: Controller, client: str, peer: int, sequence: int, record: r.StateLoaded, found: SavedState, state: bytes
 ) -> list[Effect]:
-    """The same with a user's sampler in a process of its own: it takes what it has kept, or nothing is changed."""
+    """Load a state with a user's sampler in a process of its own. If the sampler refuses its part, nothing changes."""
 
     def known(before: Any) -> list[Effect]:
         if isinstance(before, BaseException):
@@ -295,5 +295,5 @@ def _load_with_process(
 
 
 def error_of(outcome: BaseException) -> TransferQueueError:
-    """What a call of a sampler has raised, as an error of the tree."""
+    """Return what a call of a sampler has raised, as an error of the tree."""
     return outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")

@@ -1,4 +1,4 @@
-"""Which sampler decides a claim, and what is known of a sampler without asking it."""
+"""Finds the sampler that decides a claim, and the facts about a sampler that need no call of it."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ class WriteState(msgspec.Struct, frozen=True):
 
 
 class ReadState(msgspec.Struct, frozen=True):
-    """Read the file of this name, which a client has put there, and keep it where the journal is.
+    """Read the file of this name, which a client has put there, and keep a copy of it in the journal's folder.
 
-    `Controller.state_read` gets what is in it, or the error. watched: see `State`.
+    `Controller.state_read` gets the state in it, or the error. watched: see `State`.
     """
 
     name: str
@@ -92,13 +92,13 @@ class RemoveState(msgspec.Struct, frozen=True):
 
 
 class ForgetState(msgspec.Struct, frozen=True):
-    """Remove this file of the journal's, which was kept for a `ReadState`: what it holds is not loaded."""
+    """Remove this copy, which the journal kept for a `ReadState`: its state is not loaded."""
 
     file: str
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Free these partitions in a thread beside the loop (`loading.release`): it takes long if they are large."""
+    """Free these partitions in a thread beside the loop (`loading.release`), because this takes long for large ones."""
 
     partitions: list[Any]
 

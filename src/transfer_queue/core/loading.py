@@ -27,9 +27,9 @@ def take_over(state: State, record: r.StateLoaded) -> None:
         state.prepared = None
         for partition in loaded.partitions.values():
             for tag in state.watched:
-                partition.rows.watch(tag)  # mostly it is watched already
+                partition.rows.watch(tag)  # usually it is watched already
     else:
-        assert not record.file, "what the record names is read before it is applied"
+        assert not record.file, "the file that a record names must be read before the record is applied"
         tree = unpack(record.state)
         loaded = restored(tree["state"], state.capacity, state.watched)
     _join(state, loaded.blocks)
@@ -52,15 +52,15 @@ def take_over(state: State, record: r.StateLoaded) -> None:
 
 
 def release(partitions: list[Partition]) -> None:
-    """Lets go of partitions that were replaced, for a thread beside the loop; the list is empty then.
+    """Free partitions that were replaced, in a thread beside the loop. Empties the list.
 
-    To free a million rows with keys and tags at once takes 30 ms and more, in which no other thread runs.
+    To free a million rows with keys and tags at once would take 30 ms or more, in which no other thread runs.
     """
     while partitions:
         partition = partitions.pop()
         keys, chunks = partition.keys, list(partition.rows.chunks.values())
         del partition
-        del keys  # before the chunks, which have the same strings: so that these are freed chunk by chunk
+        del keys  # before the chunks, which refer to the same strings, so that these are freed chunk by chunk
         while chunks:
             chunks.pop()
 

@@ -1,6 +1,6 @@
-"""A tree of plain values and numpy arrays out of a record, where older releases wrote loaded states.
+"""Decodes the loaded states that older releases wrote into records: trees of plain values and numpy arrays.
 
-Today it is a file of its own, which the record names (`journal.loaded_states`).
+This release writes a loaded state into a file of its own, which the record names (`journal.loaded_states`).
 """
 
 from __future__ import annotations

@@ -363,10 +363,11 @@ class WriterFenced(Record, frozen=True):
 
 
 class StateLoaded(Record, frozen=True):
-    """A checkpoint's state took the place of the state; see `core.loading`.
+    """The state of a checkpoint replaced the state; see `core.loading`.
 
-    file: the name of the journal's file that holds what was saved (`journal.loaded_states`). A replay first reads it
-    into `State.prepared`. "": `state` holds it (`core.packing`), as older releases wrote it, or there is no journal.
+    file: the name of the journal's file that contains the loaded state (`journal.loaded_states`). A replay first reads
+    it into `State.prepared`. "": `state` contains it (`core.packing`), as in records of older releases, or there is no
+    journal.
     time: on the controller's clock.
     """
 

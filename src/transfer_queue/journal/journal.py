@@ -2,7 +2,7 @@
 
     segment-<n>    records, in order (`segment.py`); a new one is begun with each process and each snapshot
     state-<n>      the state before the first record of segment n (`state_file.py`)
-    load-<hex>     the state of a checkpoint that was loaded, which a record names (`loaded_states.py`)
+    load-<hex>     the state of a loaded checkpoint; a record names it (`loaded_states.py`)
 
 What is older than the newest complete snapshot is removed. `recover` gives the state that the files tell, `Journal`
 adds to them. Who waits is not written down: he asks again on his new connection.
@@ -167,8 +167,8 @@ def _read_loaded(states: LoadedStates, state: State, record: StateLoaded, path: 
         states.prepare(state, record)
     except (CheckpointError, OSError, LookupError, TypeError) as error:
         raise JournalError(
-            f"the journal's file {path} names the state of a checkpoint that was loaded, and its file "
-            f"{states.path(record.file)} cannot be read: {error}. Bring the file back, or begin with an empty folder "
+            f"the journal's file {path} names the state of a loaded checkpoint, but the file of that state, "
+            f"{states.path(record.file)}, cannot be read: {error}. Restore the file, or start with an empty folder "
             f"(controller.journal.folder)"
         ) from error
 
@@ -240,7 +240,7 @@ class Journal:
                     self._add_loaded(record.file)
 
     def _add_loaded(self, name: str) -> None:
-        """A record names this state from now on: it is as much to replay as if it were in the record."""
+        """Count a loaded state that a record now names. To replay it takes as long as if it were in the record."""
         size = self._size_of(name)
         self._loaded[name] = self.number
         self._before += size

@@ -1,10 +1,10 @@
-"""The states of checkpoints that were loaded: each is a file in the journal's folder.
+"""The states of loaded checkpoints. Each is a file in the journal's folder.
 
-    load-<32 hex digits>    what was loaded (`state_file.py`); a record names it (`core.records.StateLoaded`)
+    load-<32 hex digits>    a loaded state (`state_file.py`); a record names it (`core.records.StateLoaded`)
 
-A thread beside the loop writes the whole file before the loop writes the record that names it, so that the record is
-small however large the state is. A file that no record names was left by a controller that died before it wrote the
-record; the next start removes it.
+A thread beside the loop writes the whole file, and then the loop writes the record that names it. So the record is
+small, however large the state is. If no record names a file, a controller died before it wrote the record; the next
+start removes the file.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ _NAME = re.compile(_PREFIX + "[0-9a-f]{32}")
 
 
 class LoadedStates:
-    """The files in one folder. sync: a file is on the disk when `add` returns, also if the machine then fails."""
+    """The files in one folder. sync: whether `add` waits until a file is on the disk, so that it survives a crash."""
 
     def __init__(self, folder: Path, sync: bool = True) -> None:
         self.folder = folder
         self._sync = sync
 
     def path(self, name: str) -> Path:
-        """Where a file lies."""
+        """The path of a file."""
         return self.folder / name
 
     def add(self, source: Path) -> str:
-        """Copies a file and returns the name of the copy. A hard link would not do: its writer may still have it open.
+        """Copy a file and return the name of the copy. A hard link is not enough: its writer may still have it open.
 
-        Raises OSError if the file cannot be read, and CheckpointError if it cannot be written; then nothing is left.
+        Raises OSError if the file cannot be read, and CheckpointError if the copy cannot be written. Then no copy
+        remains.
         """
         name = f"{_PREFIX}{uuid.uuid4().hex}"
         with open(source, "rb") as read:
@@ -82,9 +83,9 @@ class LoadedStates:
         Raises CheckpointError or OSError if the file cannot be read.
         """
         if not record.file:
-            return  # the record of an older release has all of the state in itself
+            return  # the record of an older release contains the state itself
         if not _NAME.fullmatch(record.file):
-            raise CheckpointError(f"{record.file[:80]!r} is not the name of a state that was loaded")
+            raise CheckpointError(f"{record.file[:80]!r} is not the name of a loaded state")
         tree = state_file.read(self.path(record.file))
         state.prepared = (record, tree, restored(tree["state"], state.capacity, state.watched))
 

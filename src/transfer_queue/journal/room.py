@@ -31,12 +31,12 @@ def take_room(file: int, start: int, length: int) -> None:
 
 
 def check_room(folder: Path, length: int) -> None:
-    """Raises OSError unless a file of so many bytes can be written in the folder. Leaves nothing there."""
+    """Raise OSError unless a file of `length` bytes can be written in the folder. Leaves no file there."""
     name = folder / f"room-{os.getpid()}"
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         take_room(file, 0, length)
-        os.write(file, bytes(_PAGE))  # where room cannot be held, a full disk shows itself here
+        os.write(file, bytes(_PAGE))  # if room cannot be reserved, a full disk is noticed here
         os.fsync(file)
     finally:
         os.close(file)
