@@ -216,6 +216,25 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
     assert recover(tmp_path / "kept", Clock.now()).state.next_index == 12
 
 
+def test_a_put_of_very_many_fields_is_there_whole_after_a_kill() -> None:
+    names = [f"f{number}" for number in range(5000)]
+
+    def values(first: int) -> TensorDict:
+        return TensorDict({name: torch.full((2,), first + at) for at, name in enumerate(names)}, batch_size=2)
+
+    with started("wide", controller={"journal": {"durability": "async"}}):
+        client = tq.get_client()
+        one = client.put(values(0), partition_id="p")
+        kill()
+        two = client.put(values(7), partition_id="p")
+        assert bool((client.get_data(one) == values(0)).all())
+        thread, found = in_thread(lambda: client.put(values(9), partition_id="p"))
+        kill()
+        thread.join()
+        assert bool((client.get_data(two) == values(7)).all())
+        assert bool((client.get_data(found[0]) == values(9)).all())
+
+
 def test_a_unit_that_is_killed_goes_on_with_its_arena() -> None:
     with started("units"):
         client = tq.get_client()
