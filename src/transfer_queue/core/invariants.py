@@ -75,6 +75,11 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
         dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
         for field_name, (column, _) in chunk.field.items():
             require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field_name}")
+        together = [(at, columns) for wide in chunk.wide for at, columns in wide.columns()]
+        require(len({at for at, _ in together}) == len(together), f"a field of {name} was made together twice")
+        for at, columns in together:
+            same = all(map(np.may_share_memory, columns, chunk.field[at]))
+            require(same, f"the columns of {at} of {name} are not those that were made together with others")
     for field_name, field in partition.fields.items():
         numbers, _ = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))

@@ -498,7 +498,17 @@ class Partition:
         released = []
         for name in chunk.lost:
             self.losses.forget(chunk, name, at)
-        for name, (column, _) in chunk.field.items():
+        for wide in chunk.wide:
+            together = wide.blocks[:, at]
+            counts = np.count_nonzero(together, axis=1)
+            if counts.any():
+                wide.blocks[:, at] = 0
+                released.append(together.ravel())
+                for name, count in zip(wide.names, counts.tolist()):
+                    if count:
+                        self.fewer(name, count)
+        for name in chunk.single_fields():
+            column = chunk.field[name][0]
             old = column[at]
             count = int(np.count_nonzero(old))
             if not count:

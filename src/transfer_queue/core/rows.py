@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -237,6 +237,14 @@ class Chunk:
                 wide.schema = specs
                 return wide
         return None
+
+    def single_fields(self) -> Collection[str]:
+        """The fields whose columns were not made together with others."""
+        if not self.wide:
+            return self.field
+        if sum(len(wide.names) for wide in self.wide) == len(self.field):
+            return ()
+        return set(self.field).difference(*(wide.names for wide in self.wide))
 
     def consumed_column(self, task: str) -> np.ndarray:
         """The consumption column of a task, made where missing."""
