@@ -81,6 +81,31 @@ def natural(value: int, what: str) -> int:
     return number
 
 
+def flag(value: bool, what: str) -> bool:
+    """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{what} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def whole(value: int | None, wanted: str) -> int | None:
+    """A whole number of 64 bits, negative ones too; None stays None. wanted: what it must be."""
+    if value is None:
+        return None
+    try:
+        number = int(value.__index__())
+    except (AttributeError, TypeError):
+        number = None
+    if number is None or not -(1 << 63) <= number < 1 << 63:
+        raise InvalidArgumentError(f"{wanted}, and is {value!r}")
+    return number
+
+
+def version(since: int | None) -> int | None:
+    """The version of a partition that an earlier call gave; None stays None."""
+    return whole(since, "since must be the version that an earlier call gave")
+
+
 def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
     """Global indexes, as a list or one int, as i8 [rows]."""
     one = hasattr(indexes, "__index__") and np.ndim(indexes) == 0
@@ -125,7 +150,8 @@ def partition_options(options: PartitionOptions) -> PartitionOptions:
         "max_deliveries",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in counts}
-    numbers = {name: natural(value, name) for name, value in given.items() if value is not None}
+    needed = ("producers", "replicas")
+    numbers = {name: natural(value, name) for name, value in given.items() if value is not None or name in needed}
     return msgspec.structs.replace(options, **numbers, keep_seconds=seconds(options.keep_seconds, "keep_seconds"))
 
 

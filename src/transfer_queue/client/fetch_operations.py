@@ -203,6 +203,8 @@ class FetchOperations(Transfers):
         task = arguments.text(task, "task_name")
         lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
         replicas = None if replicas is None else arguments.natural(replicas, "replicas")
+        wait, since = arguments.seconds(wait), arguments.version(since)
+        finite, hold = arguments.flag(finite, "finite"), arguments.flag(hold, "hold")
         return Claim(
             partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places
         )

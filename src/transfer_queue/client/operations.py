@@ -219,9 +219,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
         allow = self._state.settings.allow_pickle
-        if since is not None and not isinstance(since, int):
-            raise InvalidArgumentError(f"since must be the version that an earlier call gave, and is {since!r}")
-        watch = Watch(partition_id, since, arguments.where(where, allow), timeout)
+        timeout = arguments.seconds(timeout)
+        watch = Watch(partition_id, arguments.version(since), arguments.where(where, allow), timeout)
         return partition_change((yield from self._ask(watch, ChangeReply, None, parked=timeout)), allow)
 
     def put(
@@ -453,7 +452,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             create: Do not warn if the partition does not exist yet. Default: False.
             timeout: See `TransferQueueClient`.
         """
-        yield from self._ask(Seal(partition_id, create), Done, timeout)
+        yield from self._ask(Seal(partition_id, arguments.flag(create, "create")), Done, timeout)
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
         """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
@@ -465,7 +464,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             InvalidArgumentError: there is no such unit, or too few others would be left to write to.
         """
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.seconds(timeout)
-        yield from self._ask(Drain(arguments.natural(unit, "unit"), undo, wait), Done, None, parked=wait)
+        drain = Drain(arguments.natural(unit, "unit"), arguments.flag(undo, "undo"), wait)
+        yield from self._ask(drain, Done, None, parked=wait)
 
     # ------------------------------------------------------------ progress
 
@@ -537,7 +537,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")
         count = None if batch_size is None else arguments.count(batch_size)
         sampling = arguments.plain(sampling_config)
-        request = Explain(partition_id, global_index, key, task, names, count, sampling)
+        index = arguments.whole(global_index, "global_index must be an int (a key is passed as key=)")
+        request = Explain(partition_id, index, key, task, names, count, sampling)
         return str((yield from self._ask(request, Done, timeout)).value)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
