@@ -1,4 +1,4 @@
-"""A put of very many fields is prepared in steps between which others are served, and is there whole or not at all."""
+"""A put of very many fields is prepared in steps, with other requests in between, and is applied completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transfer_queue.core.rows import Chunk
 from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError
 from transfer_queue.messages import ClearPartition, FieldSpec, ListPartitions, Lookup, Publish, PublishReply, Show
 
-COUNT = 80  # so many are also made together
+COUNT = 80  # the columns of this many fields are also made together
 NAMES = [f"f{number}" for number in range(COUNT)]
 
 
@@ -32,7 +32,7 @@ def h() -> Harness:
 
 
 def in_parts(request: Publish, size: int = 30) -> Publish:
-    """The same put as a client sends it that has very many fields."""
+    """Return the same put in the form in which a client sends it if it has very many fields."""
     assert request.block is not None
     schema = request.block.schema
     parts = [encode(schema[start : start + size]) for start in range(0, len(schema), size)]
@@ -40,7 +40,7 @@ def in_parts(request: Publish, size: int = 30) -> Publish:
 
 
 def ended(h: Harness, sequence: int) -> PublishReply:
-    """Has the steps done; the answer."""
+    """Do all steps; return the answer."""
     for _ in range(COUNT):
         if not h.controller.wide_puts.jobs:
             break
@@ -77,7 +77,7 @@ def test_it_is_the_same_put_whatever_the_partition_had(h: Harness, there: list[s
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_what_others_put_meanwhile_counts(h: Harness, steps: int) -> None:
+def test_puts_of_others_between_the_steps_are_taken_into_account(h: Harness, steps: int) -> None:
     sequence = h.send(h.publish(2, NAMES, pre_allocate=0))
     for _ in range(steps):
         h.tick(h.now)
@@ -97,7 +97,7 @@ def test_a_type_that_does_not_fit_at_the_end_leaves_nothing(h: Harness) -> None:
 
 @pytest.mark.parametrize("at", [3, COUNT - 1])
 @pytest.mark.parametrize("wrong", ["kind", "twice", "ndim"])
-def test_a_block_that_describes_itself_wrongly_is_refused(h: Harness, at: int, wrong: str) -> None:
+def test_a_block_with_a_wrong_description_is_refused(h: Harness, at: int, wrong: str) -> None:
     good = h.publish(2, NAMES)
     assert good.block is not None
     schema = list(good.block.schema)
@@ -208,7 +208,7 @@ def test_a_schema_in_parts_is_the_same_schema(h: Harness, there: list[str]) -> N
 
 
 @pytest.mark.parametrize("wrong", ["both", "no part", "cut", "other", "empty", "number"])
-def test_a_schema_in_parts_that_are_none_is_refused(h: Harness, wrong: str) -> None:
+def test_invalid_parts_of_a_schema_are_refused(h: Harness, wrong: str) -> None:
     good = in_parts(h.publish(2, NAMES))
     assert good.block is not None
     parts: list[bytes] = [*good.block.parts]
@@ -258,7 +258,7 @@ SHAPES: dict[str, Any] = {
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("again", SHAPES)
-def test_the_event_that_puts_looks_at_no_field_by_itself(
+def test_the_event_of_the_put_examines_no_single_field(
     h: Harness, monkeypatch: pytest.MonkeyPatch, again: str, restarted: bool
 ) -> None:
     looked: list[str] = []
@@ -294,7 +294,7 @@ def test_the_event_that_puts_looks_at_no_field_by_itself(
 
 @pytest.mark.parametrize("steps", range(0, 11, 2))
 @pytest.mark.parametrize("change", ["field", "dtype", "shape", "grow", "dropped", "gone", "wide"])
-def test_what_others_change_meanwhile_is_prepared_again(h: Harness, steps: int, change: str) -> None:
+def test_a_put_is_prepared_again_if_others_change_its_partition(h: Harness, steps: int, change: str) -> None:
     first = rows_of(ended(h, h.send(h.publish(2, NAMES))))
     sequence = h.send(in_parts(h.publish(2, {name: tensor(shape=(6,)) for name in NAMES[::-1]})))
     for _ in range(steps):

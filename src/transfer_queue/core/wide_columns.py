@@ -1,4 +1,4 @@
-"""The columns of many fields that were made together: two matrices, of which each field has a row."""
+"""The columns of many fields that were made together: two matrices, in which each field has a row."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Columns = tuple[np.ndarray, np.ndarray]
 class WideColumns:
     """Block numbers and slots of fields of one chunk, each (fields, capacity of the chunk).
 
-    A put that has exactly these fields sets all of them at once. The chunk has each row under the field's name, too,
-    so that whoever looks at one field need not know of the others. schema: the list of fields that was last found to
+    A put of exactly these fields sets all of them at once. The chunk also has each row under the name of its field, so
+    that code that uses one field need not know the others. schema: the list of fields that was last found to
     have these names. Derived.
     """
 
@@ -33,22 +33,22 @@ class WideColumns:
         self.slots = np.zeros((len(names), capacity), "i4")
 
     def touch(self, start: int, stop: int, at: slice) -> None:
-        """Has the system give the memory for some fields of these rows now, and not when they are put."""
+        """Write to the memory of some fields of these rows, so that the system allocates it now and not in the put."""
         self.blocks[start:stop, at] = 0
         self.slots[start:stop, at] = 0
 
     def columns(self, start: int = 0, stop: int | None = None) -> Iterable[tuple[str, Columns]]:
-        """(name, its columns) of the fields from `start` up to before `stop`."""
+        """Return (name, columns) of each field from `start` to `stop`, which is not included."""
         some = slice(start, stop)
         return zip(self.names[some], zip(self.blocks[some], self.slots[some]))
 
     def put(self, at: Union[int, slice, np.ndarray], number: int, slots: Any) -> None:
-        """These rows of the chunk have all the fields in block `number`, in these slots of it."""
+        """Set the values of all fields, for these rows of the chunk, to these slots of block `number`."""
         self.blocks[:, at] = number
         self.slots[:, at] = slots
 
     def grown(self, capacity: int) -> WideColumns:
-        """The same in a chunk of this capacity."""
+        """Return a copy for a chunk of this capacity."""
         grown = WideColumns(self.names, capacity)
         grown.blocks[:, : self.capacity] = self.blocks
         grown.slots[:, : self.capacity] = self.slots

@@ -73,7 +73,7 @@ class Job:
         """Prepare some fields. Returns True, and does nothing, if the put can be decided on.
 
         Raises:
-            InvalidArgumentError: The block describes itself wrongly.
+            InvalidArgumentError: The description of the block is wrong.
         """
         partition = state.partitions.get(self.body.partition)
         if self.made:
@@ -114,7 +114,7 @@ class Job:
 
     def _checked(self, state: State) -> None:
         if not self.schema:
-            raise InvalidArgumentError("a block needs fields; it has none")
+            raise InvalidArgumentError("a block must have at least one field, got none")
         check_dims(self.dims, self.at, self.block.rows, len(self.schema))
         self.prepared.block = msgspec.structs.replace(self.block, schema=state.blocks.schema_of(self.schema))
         self.checked = True
@@ -123,13 +123,13 @@ class Job:
         before = len(self.names)
         self.names.update(spec.name for spec in some)
         if len(self.names) != before + len(some):
-            raise InvalidArgumentError(f"a block needs fields, each once; of its first {before + len(some)} "
-                                       f"{len(self.names)} have names of their own")  # fmt: skip
+            raise InvalidArgumentError(f"a block must have each field only once, but its first {before + len(some)} "
+                                       f"fields have only {len(self.names)} names")  # fmt: skip
         for spec in some:
             check_kind(spec)
             start, self.at = self.at, dims_end(spec, self.dims, self.at, self.block.rows)
             if self.at > len(self.dims):
-                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before it does")
+                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before those of the field")
             if self.prepared.types is not None:
                 try:
                     self.prepared.types.add(spec, self.dims[start : self.at])
@@ -218,11 +218,11 @@ class WidePuts:
                 return True
         check_place(block, body.count)
         if block.schema and block.parts:
-            raise InvalidArgumentError("a block's schema is sent as it is or in parts, not both")
+            raise InvalidArgumentError("a block has a schema and parts of a schema; send only one of them")
         if len(block.dims) % 8:
-            raise InvalidArgumentError("the block's dims are no numbers of a block")
+            raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
         if body.rows is not None and len(body.rows) != 8 * body.count:
-            raise InvalidArgumentError(f"{len(body.rows) // 8} rows are named for {body.count} rows of values")
+            raise InvalidArgumentError(f"the put has {body.count} rows of values, but names {len(body.rows) // 8} rows")
         self.jobs.append(Job(client, peer, envelope, body, block))
         return True
 
