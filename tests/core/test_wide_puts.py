@@ -1,4 +1,4 @@
-"""A put of very many fields is prepared in steps, with other requests in between, and is applied completely or not at all."""
+"""A put of very many fields is prepared in steps, with other requests in between, and is applied all at once."""
 
 from __future__ import annotations
 
