@@ -12,6 +12,7 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.core import checkpoints, saving
+from transfer_queue.core.columns import packed_texts
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages import (
@@ -205,6 +206,9 @@ BLOCKS = ("blocks", "chunks", 0, "columns")
         ((*BLOCKS, "owner"), np.full(16, 7, "i8"), "a block of p is said to be another partition's"),
         ((*P, "number"), 1 << 40, "made after the newest change"),
         ((*P, "keys"), ["k"] * 5, "keys"),
+        ((*P, "keys"), packed_texts(["k"] * 5), "keys"),
+        ((*P, "keys", "values"), np.full(9, 0xC1, "u1"), "parted|malformed"),
+        ((*P, "keys", "ends"), np.array([-1], "i8"), "parted"),
         ((*P, "options", 1), 0, "producers must be positive"),
         ((*P, "nbytes"), 0, "bytes"),
         ((*P, "births", "marks"), [[float("nan"), 0.0, 1]], "times"),

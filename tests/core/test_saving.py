@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import sameness
 from harness import Harness, column, through_file
+from hypothesis import given
+from hypothesis import strategies as st
 
-from transfer_queue.core import saving, soundness
+from transfer_queue.core import columns, saving, soundness
+from transfer_queue.core.columns import PIECE, packed_texts, unpacked_texts
 from transfer_queue.core.rows import CHUNK, Chunk
 from transfer_queue.core.soundness import BrokenInvariant
 from transfer_queue.core.state import State
@@ -134,19 +137,23 @@ def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> No
         soundness.check(state)
 
 
-def test_keys_are_restored_a_chunk_at_a_time(h: Harness) -> None:
-    """A dict of all of them is not made in one call."""
-    pieces: list[int] = []
-
-    class Keys(list[str]):
-        def __getitem__(self, at: Any) -> Any:
-            found = super().__getitem__(at)
-            pieces.append(len(found))
-            return found
-
-    count = 2 * CHUNK + 1
+def test_keys_are_saved_in_pieces(h: Harness) -> None:
+    """No single call decodes all of them, or makes a dict of them, as no other thread could run meanwhile."""
+    count = 2 * PIECE + 1
     h.put(count, keys=[f"k{n}" for n in range(count)])
     partition = h.state.partitions["p"]
+    before = dict(partition.keys)
     saved = partition.saved()
-    partition._restore_keys(Keys(saved["keys"]), np.array(saved["keyed"]))
-    assert pieces == [CHUNK, CHUNK, 1]
+    assert [len(piece) for piece in unpacked_texts(saved["keys"])] == [PIECE, PIECE, 1]
+    older = [text for piece in unpacked_texts(saved["keys"]) for text in piece]  # as older releases saved them
+    for keys in (saved["keys"], older):
+        partition._restore_keys(keys, np.array(saved["keyed"]))
+        assert list(partition.keys.items()) == list(before.items())
+
+
+@given(st.lists(st.text(max_size=3)), st.integers(1, 4))
+def test_any_texts_are_those_that_were_packed(texts: list[str], piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "PIECE", piece)
+        packed = packed_texts(texts)
+    assert [text for part in unpacked_texts(packed) for text in part] == texts

@@ -212,7 +212,7 @@ class PartitionForm(Form):
     wants: WantsForm
     freed: Count
     fields: dict[str, tuple[Count, Count, str, str, int, list[Count], Bits, bool]]
-    keys: list[str]
+    keys: JoinedBytes | list[str]  # as one list by older releases
     keyed: I8
     waiting: I8
     tasks: dict[str, Count]

@@ -15,6 +15,7 @@ import numpy as np
 from transfer_queue.core.births import Births
 from transfer_queue.core.blocks import BlockTable
 from transfer_queue.core.changes import Changes
+from transfer_queue.core.columns import packed_texts, unpacked_texts
 from transfer_queue.core.dealt import DealtBatches
 from transfer_queue.core.drops import Drops
 from transfer_queue.core.fields import BlockShape, Field
@@ -24,7 +25,7 @@ from transfer_queue.core.leases import BatchKey, Leases
 from transfer_queue.core.losses import Losses
 from transfer_queue.core.passed import PassedRows
 from transfer_queue.core.ready import Ready, ReadySet
-from transfer_queue.core.rows import CHUNK, CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
+from transfer_queue.core.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
 from transfer_queue.core.unseen import Fields, Unseen
 from transfer_queue.core.wants import Wants
 from transfer_queue.core.wide_columns import MANY_FIELDS
@@ -551,7 +552,7 @@ class Partition:
             "freed": self.freed,
             "fields": {name: field.saved() for name, field in self.fields.items()},
             "dtypes": {name: list(field.others) for name, field in self.fields.items() if field.others},
-            "keys": list(self.keys),
+            "keys": packed_texts(list(self.keys)),
             "keyed": np.fromiter(self.keys.values(), "i8", len(self.keys)),
             "waiting": np.array(self.waiting, "i8"),
             "tasks": self.tasks,
@@ -582,15 +583,19 @@ class Partition:
         self.waiting = saved["waiting"].tolist()
         self._restore_keys(saved["keys"], saved["keyed"])
 
-    def _restore_keys(self, keys: list[str], positions: np.ndarray) -> None:
-        if len(keys) != len(positions):
-            raise ValueError(f"{len(keys)} keys, for {len(positions)} rows")
+    def _restore_keys(self, saved: Any, positions: np.ndarray) -> None:
+        """Piece by piece, so that other threads run in between."""
         self.keys = {}
-        for first in range(0, len(keys), CHUNK):  # in pieces, so that other threads run in between
-            self.keys.update(zip(keys[first : first + CHUNK], positions[first : first + CHUNK].tolist(), strict=True))
-        if len(self.keys) != len(keys):
-            raise ValueError(f"{len(keys)} keys, of which {len(self.keys)} are distinct")
-        names = np.array(keys, object)
+        names = np.empty(len(positions), object)
+        done = 0
+        for keys in unpacked_texts(saved):
+            first, done = done, done + len(keys)
+            self.keys.update(zip(keys, positions[first:done].tolist(), strict=True))
+            names[first:done] = keys
+        if done != len(positions):
+            raise ValueError(f"{done} keys, for {len(positions)} rows")
+        if len(self.keys) != done:
+            raise ValueError(f"{done} keys, of which {len(self.keys)} are distinct")
         for _, chunk, at, where in self.rows.split(positions):
             column = np.full(chunk.capacity, None, object)
             column[at] = names[where]
