@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 # what a worker's functions get to come back when its loader is deleted: torch's time, and that of a fetch that waits
 GRACE_SECONDS = 5.0
 GRACE_SECONDS_OF_FETCHES = 1.0
+FIRST_TURN_SECONDS = 0.05
 
 
 class Begin(NamedTuple):
@@ -134,12 +135,21 @@ class Seat:
         except Interrupted:
             return None
 
-    def take_turn(self, version: int, number: int) -> bool:
-        """Waits until batch `number` may be asked for; False where none of this or a later number will come."""
+    def take_turn(self, version: int, number: int) -> bool | None:
+        """Waits until batch `number` may be asked for; False where none of this or a later number will come.
+
+        None: this is the first turn of the order, and it takes long: the workers before this one may not run, as torch
+        waits for an item of this one first.
+        """
         if self.workers == 1:
             return True
+        limit = time.monotonic() + FIRST_TURN_SECONDS
         while self._look() == version and (self._turn.version, self._turn.number) != (version, number):
-            wait([self._closing, self._orders, self._turns], self._interval)
+            first = self._turn.version != version
+            if first and time.monotonic() >= limit:
+                return None
+            seconds = FIRST_TURN_SECONDS if first else self._interval
+            wait([self._closing, self._orders, self._turns], min(seconds, self._interval))
         self.check(version)
         return not self._turn.ended
 

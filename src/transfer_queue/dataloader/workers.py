@@ -47,6 +47,10 @@ class Fetched:
         return replace(self, data=pinned(self.data), items=pinned(self.items))
 
 
+NOTHING = Fetched(0, 0)
+"""An item of no order: torch takes one of the next worker then."""
+
+
 def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
     """The worker_init_fn of workers: takes the seat, then calls the user's."""
     info = get_worker_info()
@@ -84,8 +88,11 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) 
 
     fetcher = dataset.fetcher(ask)
     for number in itertools.count(order.start + seat.worker, seat.workers):
-        found = None
-        if number == order.start or seat.take_turn(order.version, number):
+        found, turn = None, True if number == order.start else seat.take_turn(order.version, number)
+        while turn is None:
+            yield NOTHING
+            turn = seat.take_turn(order.version, number)
+        if turn:
             found = _claimed(fetcher, seat, order, number)
         seat.pass_turn(Turn(order.version, number + 1, found is None))
         while found is None:
