@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from harness import Harness, made
 
 from transfer_queue.core import checkpoints, saving
-from transfer_queue.core.effects import Effect, WriteState
+from transfer_queue.core.effects import Effect, ReadState, WriteState
+from transfer_queue.core.user_sampler import name_of
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
 from transfer_queue.messages import (
     BeginCheckpoint,
@@ -157,6 +159,38 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     assert h.parked(slow)
     h.answer()
     assert h.got(slow) == [0]
+    made.remove(h)  # a replay would need the file that was loaded
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harness, returns: bool) -> None:
+    """The state is loaded once if the client requests it again, and not at all if the client does not return."""
+    other = Harness()
+    other.extents = 50
+    other.put(2)
+    state = msgspec.msgpack.encode({"states": {}})
+    sampler = {"name": name_of(h.controller.samplers.default), "state": state}
+    saved = {"format": 1, "time": 0.0, "sampler": sampler, "origin": "o", "state": saving.saved_sound(other.state)}
+    h.put(1)
+    request = Envelope(1, 0, LoadState("0" * 32))
+    h.client("loader")
+    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
+    assert isinstance(read, ReadState)
+    h.take(h.controller.state_read("loader", 1, checkpoints.built(saved), h.now))
+    h.answer()
+    h.disconnect("loader")
+    if returns:
+        h.connect("loader")
+        (again,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
+        assert isinstance(again, ReadState)
+    while h.asks:
+        h.answer()
+    assert len(h.state.partitions["p"].rows.live_positions()) == (2 if returns else 1)
+    if returns:
+        h.result(1, "loader")
+        assert h.controller.state_read("loader", 1, checkpoints.built(saved), h.now) == []
+    assert not h.controller.checkpoints.loads
+    assert not h.controller.checkpoints.peers
     made.remove(h)  # a replay would need the file that was loaded
 
 

@@ -103,6 +103,11 @@ class Checkpoints(Container[Place]):
     def __contains__(self, place: object) -> bool:
         return any(place in cut.extents for cut in self.cuts.values())
 
+    def wait_for_load(self, client: str, sequence: int, peer: int) -> None:
+        """Note that a client waits for a state to be loaded, on its newest connection."""
+        self.loads.add((client, sequence))
+        self.peers[client, sequence] = peer
+
     def heard(self, client: str, sequence: int) -> int | None:
         """A file was read: where its client is answered, None where nobody waits any more."""
         waiting = (client, sequence) in self.loads
@@ -137,8 +142,7 @@ def ask(core: Controller, client: str, peer: int, sequence: int, request: Any) -
         return _end(core, client, peer, sequence, request.name)
     ours = core.checkpoints
     waits = (client, sequence) in ours.loads
-    ours.loads.add((client, sequence))
-    ours.peers[client, sequence] = peer
+    ours.wait_for_load(client, sequence, peer)
     return [] if waits else [ReadState(request.name, client, sequence, list(core.state.watched))]
 
 
@@ -273,22 +277,35 @@ def _unused(found: SavedState | Exception) -> list[Effect]:
 def _load_with_process(
     core: Controller, client: str, peer: int, sequence: int, record: r.StateLoaded, found: SavedState, state: bytes
 ) -> list[Effect]:
-    """Load a state with a user's sampler in a process of its own. If the sampler refuses its part, nothing changes."""
+    """Load a state with a user's sampler in a process of its own. If the sampler refuses its part, nothing changes.
+
+    Nothing changes either if the client is gone before the sampler has answered. If the client reconnects meanwhile,
+    its repeated request waits for the same load.
+    """
+    core.checkpoints.wait_for_load(client, sequence, peer)
 
     def known(before: Any) -> list[Effect]:
         if isinstance(before, BaseException):
-            return [core.failure(peer, sequence, error_of(before)), *_unused(found)]
+            return not_loaded(core.checkpoints.heard(client, sequence), error_of(before))
         core.asks.order(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
         return []
 
     def loaded(before: bytes, outcome: Any) -> list[Effect]:
+        peer = core.checkpoints.heard(client, sequence)
         try:
             if isinstance(outcome, BaseException):
                 raise error_of(outcome)
-            return core.load_state(client, peer, sequence, record, found)
-        except TransferQueueError as error:
-            core.asks.order(plain_call("load_checkpoint", before), lambda _: [])
-            return [core.failure(peer, sequence, error), *_unused(found)]
+            if peer is not None:
+                return core.load_state(client, peer, sequence, record, found)
+            error = None
+        except TransferQueueError as raised:
+            error = raised
+        core.asks.order(plain_call("load_checkpoint", before), lambda _: [])
+        return not_loaded(peer, error)
+
+    def not_loaded(peer: int | None, error: TransferQueueError | None) -> list[Effect]:
+        unused = _unused(found)
+        return unused if peer is None or error is None else [core.failure(peer, sequence, error), *unused]
 
     core.asks.order(plain_call("save_checkpoint"), known)
     return []
