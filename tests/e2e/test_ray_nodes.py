@@ -107,9 +107,9 @@ def _actor() -> Any:
     return ray.get_actor("TransferQueueController", namespace="transfer_queue")
 
 
-def start(node_resource: str | None = None, **storage: object) -> None:
+def start(node_resource: str | None = None, restart_seconds: float = 5, **storage: object) -> None:
     storage = {"arena_bytes": 64 << 20, **storage}
-    its = {"restart_seconds": 5, "node_resource": node_resource}
+    its = {"restart_seconds": restart_seconds, "node_resource": node_resource}
     tq.init({"backend": {"SimpleStorage": storage}, "ray": its, "timeouts": {"start": SECONDS}})
 
 
@@ -286,7 +286,7 @@ def test_a_node_is_killed_in_the_middle_of_a_run(cluster: Cluster, replicas: int
 
 
 def test_an_actor_that_is_killed_finds_the_servers_of_all_nodes_again(cluster: Cluster) -> None:
-    start()
+    start(restart_seconds=SECONDS)  # Ray takes some seconds to start an actor again, more on a busy machine
     nodes = cluster.nodes()
     workers = [worker(node) for node in nodes]
     get(*(each.put.remote(f"w{at}", 8) for at, each in enumerate(workers)))
