@@ -26,6 +26,25 @@ file.bound()
 print("the end", flush=True)
 """
 
+FULL_DISK = """
+import os, sys
+from pathlib import Path
+from transfer_queue.node import server_log
+server_log.MOST_BYTES = 10
+file = server_log.LogFile(Path(sys.argv[1]))
+
+def refuse(*arguments):
+    raise OSError(28, "no space left on device")
+
+opened, os.open = os.open, refuse
+print("while it is full", flush=True)
+file.bound()
+os.open = opened
+print("when there is room", flush=True)
+file.bound()
+print("the end", flush=True)
+"""
+
 
 class Clock:
     now = 0.0
@@ -77,3 +96,10 @@ def test_a_server_goes_on_writing_to_a_log_that_cannot_be_replaced(
     monkeypatch.setattr(server_log, "MOST_BYTES", 0)
     monkeypatch.setattr(server_log.LogFile, "_begin", lambda self: None)
     server_log.LogFile(tmp_path / "nowhere" / "controller.log").bound()
+
+
+def test_a_new_file_is_created_when_there_is_room_for_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "controller.log"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", FULL_DISK, str(path)]) == 0
+    assert path.read_text() == "the end\n"
+    assert (tmp_path / "controller.log.1").read_text() == "while it is full\nwhen there is room\n"

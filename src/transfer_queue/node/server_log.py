@@ -70,10 +70,10 @@ class LogFile:
         self._begin()
 
     def _begin(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(self._path, flags, 0o600)
         sys.stdout.flush()
         sys.stderr.flush()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o600)
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
@@ -82,7 +82,8 @@ class LogFile:
         """Start a new file if this one has grown to MOST_BYTES; this one replaces the former file."""
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end the server
             if os.fstat(2).st_size >= MOST_BYTES:
-                self._path.replace(self._path.with_name(self._path.name + OLD))
+                with contextlib.suppress(FileNotFoundError):  # the last attempt could not create the new file
+                    self._path.replace(self._path.with_name(self._path.name + OLD))
                 self._begin()
 
 
