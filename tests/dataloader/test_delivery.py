@@ -210,6 +210,25 @@ class TestWithWorkers:
         assert seen == [([2 * i, 2 * i + 1], i // 2 * 4) for i in range(ROWS // MICRO)]
         assert consumed(tq.get_client(), partition) == ROWS
 
+    @pytest.mark.parametrize("workers", [2, 3])
+    def test_partitions_one_after_the_other(self, system: Any, workers: int) -> None:
+        """No worker waits for the end of a partition while torch does not yet take a batch that has to be acknowledged.
+
+        The worker of whom torch takes the first item of a partition is another one each time.
+        """
+        client = tq.get_client()
+        names = [f"steps-{workers}-{step}" for step in range(8)]
+        for step, name in enumerate(names):
+            client.put(numbers(BATCH * (step % 4)), partition_id=name)
+            client.seal(name, create=True)
+        loader = self.loader(system, names[0], workers, "fork", persistent_workers=True)
+        found = []
+        for step, name in enumerate(names):
+            loader.step(name)
+            found.append(values(loader))
+            assert consumed(client, name) == BATCH * (step % 4)
+        assert found == [list(range(BATCH * (step % 4))) for step in range(8)]
+
     def test_what_was_not_given_goes_back_when_the_loader_goes(self, system: Any, partition: str) -> None:
         client = tq.get_client()
         loader = self.loader(system, partition, 2, "fork", prefetch_factor=2)

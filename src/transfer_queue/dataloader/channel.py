@@ -8,7 +8,9 @@ Everything travels through pipes, so that a worker that waits for rows is woken 
     places[w]     from the loader to worker w: the batch that it needs now; later ones are fetched ahead
 
 Batches are asked for one after the other, in the order of their numbers, whichever workers fetch them. Otherwise the
-rows of a batch would depend on which worker came first, and the sequence on the number of workers.
+rows of a batch would depend on which worker came first, and the sequence on the number of workers. It is also the order
+in which torch takes the items of workers: if torch waited for a later batch first, and that one was not complete before
+the loader has acknowledged an earlier one, neither would ever come.
 """
 
 from __future__ import annotations
@@ -26,20 +28,22 @@ from typing import Any, NamedTuple
 # what a worker's functions get to come back when its loader is deleted: torch's time, and that of a fetch that waits
 GRACE_SECONDS = 5.0
 GRACE_SECONDS_OF_FETCHES = 1.0
-FIRST_TURN_SECONDS = 0.05
 
 
 class Begin(NamedTuple):
-    """An order: worker w of n fetches the batches start + w, start + w + n, ... of a partition.
+    """An order: the workers fetch the batches of a partition from number `start` on.
 
     version: counts a loader's orders, from 1. What was fetched for an older one is of no use any more.
     given: of the order before, the batches below this number were given to who iterates.
+    item: batch `start` is this item of torch's, and the items after it are the batches after it (`Seat.item`). Items
+    before it may have been made for an older order.
     """
 
     version: int
     partition_id: str
     start: int
     given: int = 0
+    item: int = 0
 
 
 class End(NamedTuple):
@@ -105,6 +109,9 @@ class Channel:
 class Seat:
     """Worker `worker`'s place at the channel. interval: seconds of the longest wait, after which to look about.
 
+    item: the number of the item that torch takes of this worker next, among those of all workers. Torch takes them in
+    turn: of worker w of n the items w, w + n, w + 2n, ...
+
     Every wait ends with `Interrupted` where there is a newer order or the workers shall end.
     """
 
@@ -112,6 +119,7 @@ class Seat:
         following = (worker + 1) % channel.workers
         self.worker = worker
         self.workers = channel.workers
+        self.item = worker
         self._interval = interval
         self._closing = channel.closing[0]
         self._orders = channel.orders[worker][0]
@@ -135,21 +143,12 @@ class Seat:
         except Interrupted:
             return None
 
-    def take_turn(self, version: int, number: int) -> bool | None:
-        """Waits until batch `number` may be asked for; False where none of this or a later number will come.
-
-        None: this is the first turn of the order, and it takes long: the workers before this one may not run, as torch
-        waits for an item of this one first.
-        """
+    def take_turn(self, version: int, number: int) -> bool:
+        """Waits until batch `number` may be asked for; False where none of this or a later number will come."""
         if self.workers == 1:
             return True
-        limit = time.monotonic() + FIRST_TURN_SECONDS
         while self._look() == version and (self._turn.version, self._turn.number) != (version, number):
-            first = self._turn.version != version
-            if first and time.monotonic() >= limit:
-                return None
-            seconds = FIRST_TURN_SECONDS if first else self._interval
-            wait([self._closing, self._orders, self._turns], min(seconds, self._interval))
+            wait([self._closing, self._orders, self._turns], self._interval)
         self.check(version)
         return not self._turn.ended
 

@@ -48,7 +48,7 @@ class Fetched:
 
 
 NOTHING = Fetched(0, 0)
-"""An item of no order: torch takes one of the next worker then."""
+"""An item of no order: torch takes the next one then."""
 
 
 def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
@@ -75,7 +75,9 @@ def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
             ahead.end(order.given)
             version, dataset.partition_id = order.version, order.partition_id
             try:
-                yield from _batches(dataset, seat, order, ahead)
+                for fetched in _batches(dataset, seat, order, ahead):
+                    seat.item += seat.workers
+                    yield fetched
             except Interrupted:
                 continue
     finally:
@@ -87,12 +89,12 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) 
         return seat.ask(order.version, getattr(client, f"async_{operation}")(*arguments, **more))
 
     fetcher = dataset.fetcher(ask)
-    for number in itertools.count(order.start + seat.worker, seat.workers):
-        found, turn = None, True if number == order.start else seat.take_turn(order.version, number)
-        while turn is None:
-            yield NOTHING
-            turn = seat.take_turn(order.version, number)
-        if turn:
+    while seat.item < order.item:
+        yield NOTHING
+        seat.check(order.version)
+    for number in itertools.count(order.start + seat.item - order.item, seat.workers):
+        found = None
+        if number == order.start or seat.take_turn(order.version, number):
             found = _claimed(fetcher, seat, order, number)
         seat.pass_turn(Turn(order.version, number + 1, found is None))
         while found is None:
@@ -131,10 +133,15 @@ class Workers:
         self._ended = False
         self._place: Any = None  # where the dataset is, unless it goes elsewhere
         self._given = 0  # the batches of the last order that the dataset was given are below this one
+        self._count = count
+        self._taken = 0  # items that torch's loader has returned
+        self._on_order = 0  # items that torch orders of the workers before it needs them
         self._early: dict[int, Fetched] = {}  # what came before its turn, after an order
         self._iterator: Iterator[Fetched] | None = None
         self.direct(dataset)
-        self._iterator = iter(make(dataset.for_workers(self._channel, collate)))
+        loader = make(dataset.for_workers(self._channel, collate))
+        self._on_order = count * loader.prefetch_factor
+        self._iterator = iter(loader)
 
     def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
         """Orders the workers to the dataset's place, if they are not on it.
@@ -149,7 +156,10 @@ class Workers:
             self._version += 1
             self._heard = self._ended = False
             self._early.clear()
-            self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index, self._given))
+            # Items that torch has ordered may have been made already. While this thread waits in torch's loader, that
+            # may be one more, and so an item of each worker is left out.
+            item = self._taken + self._on_order + self._count if self._version > 1 else 0
+            self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index, self._given, item))
             self._place, self._given = place, dataset.batch_index
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
@@ -170,6 +180,7 @@ class Workers:
             fetched = None if self._iterator is None else next(self._iterator, None)
             if fetched is None:
                 return Delivery(ended=True)  # closed
+            self._taken += 1
             if fetched.version == self._version:
                 self._heard = True
                 self._early[fetched.number] = fetched
