@@ -117,9 +117,9 @@ def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert system is not None
     supervisor = psutil.Process(system.description.pid)
     try:
-        for child in supervisor.children():
-            if os.readlink(f"/proc/{child.pid}/fd/2") == str(logs / "controller.log"):
-                child.kill()
+        log = str(logs / "controller.log")
+        (controller,) = [child for child in supervisor.children() if os.readlink(f"/proc/{child.pid}/fd/2") == log]
+        controller.kill()
         psutil.wait_procs([supervisor], timeout=60)
         words = f"no system is running under the name {NAME!r} (the last one crashed; its logs are in {logs})"
         assert words in command("status", "--name", NAME).stderr
