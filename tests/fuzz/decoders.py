@@ -424,7 +424,8 @@ def _of_columns(hostile: Hostile) -> bytes:
         return np.array([n if hostile.chance(97) else hostile.rng.randrange(-3, 9) for n in numbers], "<i4").tobytes()
 
     def i8(*numbers: int) -> bytes:
-        return np.array([n if hostile.chance(95) else hostile.int() for n in numbers], "<i8").tobytes()
+        lies = [n if hostile.chance(95) else hostile.int() % 2**64 for n in numbers]
+        return np.array(lies, "<u8").tobytes()  # the bytes of numbers with a sign, also of those above 2**63
 
     blocks = [hostile.block(hostile.rng.randrange(1, 4)) for _ in range(hostile.rng.randrange(1, 3))]
     if hostile.chance(50):

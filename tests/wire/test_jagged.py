@@ -1,6 +1,7 @@
 """Jagged tensors made after the first of their kind are what torch's own constructor makes, and share what they may."""
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from differential import differential, row_lengths, small
+from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
 from transfer_queue.wire import jagged
+from transfer_queue.wire.gather import gather
 from transfer_queue.wire.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
 
 
@@ -179,3 +182,26 @@ def test_rows_of_what_is_in_a_graph():
 
 def test_no_rows():
     assert rows_of_jagged(cut_of(i8(3, 1)).over(torch.ones(4), 1), 1, 1).shape[0] == 0
+
+
+def _i4(*numbers):
+    return np.array(numbers, np.int32).tobytes()
+
+
+def test_empty_rows_of_many_leading_elements_take_no_memory():
+    """Rows of shape (2**28, 0), which could also be said by a descriptor of few bytes."""
+    leading = 2**28
+    spec = FieldSpec("x", "tensor", "float32", 2, False)
+    block = Blocks(
+        _i4(0), i8(0), i8(1), i8(64), _i4(2), _i4(0), _i4(0), [[spec]], [np.array([leading, 0], "<i8").tobytes()]
+    )
+    kind = FieldType("x", "tensor", "float32", 2, None, 2, False)
+    reply = LookupReply(2, [kind], block, [Placement(["x"], _i4(0, 0), _i4(0, 1))])
+    tracemalloc.start()
+    try:
+        td = gather(reply, lambda unit: np.zeros(64, "u1"), "jagged", allow_pickle=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [row.shape for row in td["x"].unbind()] == [(leading, 0)] * 2
+    assert peak < 1 << 20

@@ -174,3 +174,10 @@ def test_kept_layouts_are_those_that_would_be_made(asked):
                 else:
                     assert (mine.offset + mine.starts).tolist() == starts.tolist()
                     assert mine.lengths.tolist() == sizes.tolist()
+
+
+def test_rows_without_dimensions_are_laid_out_without_looking_at_each():
+    """A descriptor of few bytes must not make a reader allocate memory for rows that it has no bytes for."""
+    (column,) = columns([tensor(ndim=0, ragged=True)], dims_of(), 2**31 - 1)
+    assert column.nbytes.tolist() == [column.item_size * (2**31 - 1)]
+    assert column.lengths.size == 1

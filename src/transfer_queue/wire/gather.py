@@ -229,7 +229,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Cop
         cut = cut_of(key)
         cut = cuts[key] = cut.on(memory.device) if isinstance(memory, DeviceArena) else cut
     leading = math.prod(shape[:ragged])
-    if leading == 1 or not len(lengths):
+    if leading == 1 or not rows.lengths.any():
         flat = _bytes(rows, memory, later)
     else:
         # such values have the leading dimensions outside: a row is as many pieces as these have elements

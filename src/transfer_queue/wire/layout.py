@@ -110,7 +110,7 @@ def columns_of_many(schema: Sequence[FieldSpec], dims: I8, rows: int) -> list[Co
         if spec.ndim == MIXED_RANK:
             shapes, ranks, used = _mixed_shapes(spec, dims, position, rows)
         else:
-            count = rows if spec.ragged else 1
+            count = rows if _is_ragged(spec) else 1
             used = count * spec.ndim
             if position + used > numbers:
                 raise _too_few(spec, numbers)
@@ -164,6 +164,11 @@ def _check_rows(schema: Sequence[FieldSpec], rows: int) -> None:
             raise InvalidArgumentError(f"field {spec.name!r}: mixed rank needs ragged rows and at least two of them")
 
 
+def _is_ragged(spec: FieldSpec) -> bool:
+    """Whether the block has a shape for each row. Rows without dimensions all have the same one, whatever it says."""
+    return spec.ragged and spec.ndim != 0
+
+
 def _item_size(spec: FieldSpec) -> int:
     item_size = ITEM_SIZES.get(spec.dtype)
     if item_size is None or (spec.kind == "tensor") is (spec.dtype == "object"):
@@ -211,7 +216,7 @@ def _column(spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | 
         raise _too_large(spec)
     lengths = sizes.prod(axis=2, dtype=np.int64) * item_size if sizes.shape[2] != 1 else sizes[:, :, 0] * item_size
     starts: I8 | None = None
-    if spec.ragged:
+    if _is_ragged(spec):
         if lengths.size and lengths.sum(axis=1, dtype=np.float64).max() > MAX_BYTES:
             raise _too_large(spec)
         ends = np.cumsum(lengths, axis=1)
