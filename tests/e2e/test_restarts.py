@@ -328,8 +328,11 @@ def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() ->
         assert system is not None
         kill()
         tq.kv_put("a", "p", {"x": torch.tensor(1)})
+        controller = server("controller")
+        assert controller is not None
         os.kill(system.description.pid, signal.SIGKILL)
         until(lambda: not system.alive())
+        assert psutil.wait_procs([controller], timeout=SECONDS)[0], "the controller goes on without its supervisor"
         with pytest.raises(ConnectionLostError) as lost:
             tq.kv_list("p")
         assert "its log" not in str(lost.value), "it goes with the servers"
