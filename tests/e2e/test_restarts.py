@@ -328,6 +328,7 @@ def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() ->
         assert system is not None
         kill()
         tq.kv_put("a", "p", {"x": torch.tensor(1)})
+        until(lambda: server("controller") is not None)
         controller = server("controller")
         assert controller is not None
         os.kill(system.description.pid, signal.SIGKILL)
