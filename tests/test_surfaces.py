@@ -1,8 +1,9 @@
-"""The generated surfaces: up to date, and every operation is there blocking and awaitable, alike and documented."""
+"""The generated methods and functions: up to date, and each operation has a blocking and an awaitable one."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,24 @@ def parameters(function: object) -> list[tuple[str, object, object]]:
     return [(p.name, p.kind, p.default) for p in found if p.name != "self"]
 
 
+def without_examples(function: object) -> list[str]:
+    """Return the docstring of a function without the statements of its examples."""
+    return [line for line in (inspect.getdoc(function) or "").splitlines() if ">>> " not in line]
+
+
+def examples(function: object) -> list[str]:
+    """Return the statements in the examples of a function."""
+    return [line for line in (inspect.getdoc(function) or "").splitlines() if ">>> " in line]
+
+
+def assert_awaits(owner: str, lines: list[str]) -> None:
+    """Check that examples call the awaitable operations only, and await each call."""
+    calls = [call for line in lines for call in re.findall(rf"(await )?\b{owner}\.(\w+)\(", line)]
+    called = [(awaited, name) for awaited, name in calls if name.removeprefix("async_") in OPERATIONS]
+    assert called
+    assert [name for awaited, name in called if not (awaited and name.startswith("async_"))] == []
+
+
 def test_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "generate_surface.py"), "--check"],
@@ -57,9 +76,11 @@ def test_blocking_and_awaitable(name: str) -> None:
     hints = [function.__annotations__["return"] for function in (blocking, awaitable)]
     assert hints[0] == hints[1]
     assert operation.__annotations__["return"] == f"Operation[{hints[0]}]"
-    docs = [inspect.getdoc(function) for function in (operation, blocking, awaitable)]
+    docs = [without_examples(function) for function in (operation, blocking, awaitable)]
     assert docs[0]
     assert docs[0] == docs[1] == docs[2]
+    assert examples(operation) == examples(blocking)
+    assert_awaits("client", examples(awaitable))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -81,7 +102,10 @@ def test_kv_functions(module: ModuleType, name: str) -> None:
     )  # fmt: skip
     assert inspect.iscoroutinefunction(awaitable)
     assert parameters(blocking) == parameters(awaitable) == parameters(operation)
-    assert inspect.getdoc(blocking) == inspect.getdoc(awaitable) == inspect.getdoc(operation) is not None
+    docs = [without_examples(function) for function in (operation, blocking, awaitable)]
+    assert docs[0] == docs[1] == docs[2]
+    assert [line.replace("client.", "tq.") for line in examples(operation)] == examples(blocking)
+    assert_awaits("tq", examples(awaitable))
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""Writes the blocking and awaitable surfaces out of the operations in `client`: `SOURCES`.
+"""Generate the blocking and the awaitable methods of the client, and the KV functions, from the operations.
 
-    python tools/generate_surface.py           writes them
-    python tools/generate_surface.py --check   exit 1 where they are not what it would write
+    python tools/generate_surface.py           writes the generated modules
+    python tools/generate_surface.py --check   exits with 1 if they are not up to date
 
-Signatures and docstrings stand once, at the operations; the surfaces are committed, so that readers and type
-checkers see plain methods.
+Signatures and docstrings are written once, at the operations. In the docstring of an awaitable method the examples
+await their calls. The generated modules are committed, so that readers and type checkers see plain methods.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in NAMES)
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 
-CLIENT_HEAD = '''"""TransferQueueClient's methods. Made by tools/generate_surface.py out of the client's operations."""
+CLIENT_HEAD = '''"""The methods of TransferQueueClient. tools/generate_surface.py generates them from the operations."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 
 class Surface(ABC):
-    """Each operation twice: blocking, and awaitable as `async_...`."""
+    """Each operation as a blocking method, and as an awaitable one with the prefix `async_`."""
 
     @property
     @abstractmethod
@@ -55,18 +56,18 @@ class Surface(ABC):
 
     @abstractmethod
     def _run(self, operation: Operation[T]) -> T:
-        """Runs an operation in this thread."""
+        """Run an operation in this thread."""
 
     @abstractmethod
     async def _run_async(self, operation: Operation[T]) -> T:
-        """Runs an operation in this event loop."""
+        """Run an operation in this event loop."""
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
-        """Runs an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
+        """Run an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
         return await self._run_async(operation)
 '''
 
-KV_HEAD = '''"""The KV functions of the package. Made by tools/generate_surface.py out of client/kv_operations.py."""
+KV_HEAD = '''"""The KV functions of the package. tools/generate_surface.py generates them from the KV operations."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ from transfer_queue.metadata import KVBatchMeta
 
 
 def operations(sources: tuple[Path, ...] = SOURCES) -> list[ast.FunctionDef]:
-    """The public operations, in the order of the sources."""
+    """Return the public operations, in the order of the sources."""
     classes = [node for path in sources for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
     owners = [node for node in classes if node.name.endswith("Operations")]
     found = [node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef)]
@@ -96,7 +97,7 @@ def _result(function: ast.FunctionDef) -> str:
 
 
 def _call(function: ast.FunctionDef) -> str:
-    """The arguments as the surface passes them on."""
+    """Return the arguments as the generated method passes them on."""
     given = [argument.arg for argument in function.args.args if argument.arg != "self"]
     given += [f"{argument.arg}={argument.arg}" for argument in function.args.kwonlyargs]
     return ", ".join(given)
@@ -110,8 +111,54 @@ def _signature(function: ast.FunctionDef, method: bool) -> str:
     return ast.unparse(arguments.args)
 
 
-def _docstring(function: ast.FunctionDef, indent: str) -> str:
+class _Calls(ast.NodeVisitor):
+    """The calls of the client in a statement, each with whether it needs parentheses when it is awaited."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[ast.Attribute, ast.Call, bool]] = []
+
+    def generic_visit(self, node: ast.AST) -> None:
+        binds_tighter = isinstance(node, (ast.Attribute, ast.Subscript, ast.BinOp, ast.Compare))
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+                owner = child.func.value
+                if isinstance(owner, ast.Name) and owner.id == "client":
+                    self.found.append((child.func, child, binds_tighter))
+        super().generic_visit(node)
+
+
+def _awaited(line: str) -> str:
+    """A line of an example in which the calls of the client are awaited."""
+    head, prompt, code = line.partition(">>> ")
+    if not prompt:
+        return line
+    calls = _Calls()
+    calls.visit(ast.parse(code))
+    # From the end, so that the columns of the others stay right.
+    for name, call, parentheses in sorted(calls.found, key=lambda each: each[1].col_offset, reverse=True):
+        start, end = call.col_offset, call.end_col_offset
+        awaited = f"await client.async_{name.attr}" + code[name.end_col_offset : end]
+        code = code[:start] + (f"({awaited})" if parentheses else awaited) + code[end:]
+    return head + prompt + code
+
+
+def docstring_of(function: ast.FunctionDef, *, awaited: bool = False, owner: str = "client") -> str:
+    """The docstring of an operation for a method or function.
+
+    Args:
+        function: The operation.
+        awaited: Whether the examples await their calls. Default: False.
+        owner: The name through which the examples call. Default: "client".
+    """
     lines = (ast.get_docstring(function) or "").splitlines()
+    if awaited:
+        lines = [_awaited(line) for line in lines]
+    lines = [re.sub(r"\bclient\.", f"{owner}.", line) if ">>> " in line else line for line in lines]
+    return "\n".join(lines)
+
+
+def _indented(docstring: str, indent: str) -> str:
+    lines = docstring.splitlines()
     if len(lines) == 1:
         return f'{indent}"""{lines[0]}"""'
     body = [f"{indent}{line}" if line else "" for line in lines[1:]]
@@ -119,25 +166,25 @@ def _docstring(function: ast.FunctionDef, indent: str) -> str:
 
 
 def _method(function: ast.FunctionDef, files: bool) -> str:
-    """files: it reads or writes them."""
+    """Return both methods of an operation. files: whether it reads or writes files."""
     run = "_run_threaded" if files else "_run_async"
     signature, result, given = _signature(function, True), _result(function), _call(function)
-    doc = _docstring(function, " " * 8)
+    doc, awaited = (_indented(docstring_of(function, awaited=each), " " * 8) for each in (False, True))
     return (
         f"    def {function.name}({signature}) -> {result}:\n{doc}\n"
         f"        return self._run(self._operations.{function.name}({given}))\n\n"
-        f"    async def async_{function.name}({signature}) -> {result}:\n{doc}\n"
+        f"    async def async_{function.name}({signature}) -> {result}:\n{awaited}\n"
         f"        return await self.{run}(self._operations.{function.name}({given}))\n"
     )
 
 
 def _function(function: ast.FunctionDef) -> str:
     signature, result, given = _signature(function, False), _result(function), _call(function)
-    doc = _docstring(function, " " * 4)
+    doc, awaited = (_indented(docstring_of(function, awaited=each, owner="tq"), " " * 4) for each in (False, True))
     return (
         f"\n\ndef {function.name}({signature}) -> {result}:\n{doc}\n"
         f"    return current_client().{function.name}({given})\n"
-        f"\n\nasync def async_{function.name}({signature}) -> {result}:\n{doc}\n"
+        f"\n\nasync def async_{function.name}({signature}) -> {result}:\n{awaited}\n"
         f"    return await current_client().async_{function.name}({given})\n"
     )
 
@@ -148,7 +195,7 @@ def _formatted(source: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes, or checks with --check."""
+    """Write the generated modules, or check them with --check."""
     found = operations()
     files_of = {function.name for function in operations((PACKAGE / "client" / f"{WITH_FILES}.py",))}
     methods = [_method(function, function.name in files_of) for function in found]

@@ -1,46 +1,57 @@
-"""Every exception that this package raises on purpose, and nothing else.
+"""Define every exception that this package raises deliberately.
 
     TransferQueueError
     |-- NotInitializedError         (RuntimeError, AssertionError)  no system is running or attached
     |-- StartError                  (RuntimeError)                  a system could not be started
-    |-- JournalError                (RuntimeError)                  a journal that is damaged, or used by another system
-    |-- AttachError                 (RuntimeError)                  a system is named but cannot be reached
-    |-- AuthenticationError         (RuntimeError)                  the peer does not hold the system's key
-    |-- ProtocolError               (RuntimeError)                  the peer speaks another version, or nonsense
-    |-- ConnectionLostError         (RuntimeError, ConnectionError) the system went away during a call
-    |-- InvalidArgumentError        (ValueError)                    an argument cannot be right
-    |   |-- FieldTypeError          (ValueError)                    a put of another kind than a field's values
-    |   |-- DuplicateError          (ValueError)                    keys, fields or positions that are not distinct
-    |   |-- OutOfRangeError         (ValueError, IndexError)        a position outside the batch
-    |   `-- BalanceInputError       (ValueError, AssertionError)    a list that cannot be partitioned as asked
-    |-- CheckpointError             (ValueError)                    one that is damaged, foreign or cannot be saved
-    |-- UncarriableValueError       (TypeError)                     a value that cannot be stored
-    |-- UnknownKeyError             (RuntimeError)                  a key that is not in this batch
-    |-- UnknownPartitionError       (RuntimeError)                  a partition that does not exist
-    |-- StorageKeyNotFoundError     (KeyError)                      a row or value that was cleared or never produced
-    |   `-- StaleMetadataError      (KeyError)                      metadata of before a checkpoint was loaded
-    |-- CheckpointNotFoundError     (FileNotFoundError)             no checkpoint there, or not all of it
-    |-- CapacityError               (RuntimeError)                  no room for more rows or bytes
-    |   |-- StalenessError          (RuntimeError)                  new rows too far ahead of the policy
-    |   `-- DeadlockError           (RuntimeError)                  full, and all who could make room wait for rows
-    |-- UnitLostError               (RuntimeError)                  a storage unit that will not come back
-    |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended before what it waited for
-    |-- SealedError                 (RuntimeError)                  a sealed partition takes no new rows
-    |-- BatchGoneError              (RuntimeError)                  a dealt batch whose rows are cleared
-    `-- SamplerError                (RuntimeError)                  a user's sampler raised or returned nonsense
+    |-- JournalError                (RuntimeError)                  the journal is damaged or used by another system
+    |-- AttachError                 (RuntimeError)                  the named system cannot be reached
+    |-- AuthenticationError         (RuntimeError)                  the peer does not have the system's key
+    |-- ProtocolError               (RuntimeError)                  the peer uses another protocol version
+    |-- ConnectionLostError         (RuntimeError, ConnectionError) the system stopped during a call
+    |-- InvalidArgumentError        (ValueError)                    an argument is not valid
+    |   |-- FieldTypeError          (ValueError)                    the values do not match those of the field
+    |   |-- DuplicateError          (ValueError)                    keys, fields or positions are repeated
+    |   |-- OutOfRangeError         (ValueError, IndexError)        a position is outside the batch
+    |   `-- BalanceInputError       (ValueError, AssertionError)    a list cannot be divided as requested
+    |-- CheckpointError             (ValueError)                    a checkpoint is damaged or cannot be saved
+    |-- UncarriableValueError       (TypeError)                     a value cannot be stored
+    |-- UnknownKeyError             (RuntimeError)                  a key is not in this batch
+    |-- UnknownPartitionError       (RuntimeError)                  a partition does not exist
+    |-- StorageKeyNotFoundError     (KeyError)                      a row or value was cleared or never produced
+    |   `-- StaleMetadataError      (KeyError)                      the metadata is older than a loaded checkpoint
+    |-- CheckpointNotFoundError     (FileNotFoundError)             a checkpoint or a part of it does not exist
+    |-- CapacityError               (RuntimeError)                  there is no space for more rows or bytes
+    |   |-- StalenessError          (RuntimeError)                  new rows would be too far ahead of the policy
+    |   `-- DeadlockError           (RuntimeError)                  puts and claims wait for each other
+    |-- UnitLostError               (RuntimeError)                  a storage unit was lost permanently
+    |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended without success
+    |-- SealedError                 (RuntimeError)                  a sealed partition accepts no new rows
+    |-- BatchGoneError              (RuntimeError)                  the rows of a dealt batch were cleared
+    `-- SamplerError                (RuntimeError)                  a user's sampler failed
         `-- SamplerValueError       (InvalidArgumentError)          a user's sampler raised a ValueError
 
-Messages say what was wanted, what was there and what to do. Over the wire an error travels as its
-class name and message (`messages.Failure`), never as a pickled object.
+A message says what was wrong, what was found, and what to do. An error is sent to a client as its class name and
+message (`messages.Failure`), never as a pickled object.
 """
 
 from __future__ import annotations
 
 
 class TransferQueueError(Exception):
-    """Base of every error raised by this package. A message that quotes something very long is cut in the middle."""
+    """Base class of all errors that this package raises.
 
-    longest = 8000  # characters of a message
+    A message longer than `longest` characters is shortened in the middle.
+
+    Example:
+        >>> try:
+        ...     tq.kv_batch_get(["unknown"], "train_0")
+        ... except tq.TransferQueueError as error:
+        ...     print(type(error).__name__, isinstance(error, ValueError))
+        InvalidArgumentError True
+    """
+
+    longest = 8000
+    """The maximum number of characters of a message."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(_cut(arg, self.longest) if isinstance(arg, str) else arg for arg in args))
@@ -54,83 +65,89 @@ def _cut(text: str, longest: int) -> str:
 
 
 class NotInitializedError(TransferQueueError, RuntimeError, AssertionError):
-    """No system is running or attached in this process."""
+    """No system is running, or this process is not attached to one. Call `tq.init()`."""
 
 
 class StartError(TransferQueueError, RuntimeError):
-    """A system could not be started; the message carries the server's traceback."""
+    """A system could not be started. The message contains the traceback of the server."""
 
     longest = 200_000
 
 
 class JournalError(TransferQueueError, RuntimeError):
-    """A journal cannot be used: it is damaged, of another version, or another system writes it."""
+    """The journal cannot be used: it is damaged, has another version, or is in use by another system."""
 
 
 class AttachError(TransferQueueError, RuntimeError):
-    """A system is named but cannot be reached."""
+    """The named system cannot be reached."""
 
 
 class AuthenticationError(TransferQueueError, RuntimeError):
-    """The peer does not hold the system's key."""
+    """The peer does not have the key of the system."""
 
 
 class ProtocolError(TransferQueueError, RuntimeError):
-    """The peer speaks another protocol version, or sent something that is no message."""
+    """The peer uses another protocol version, or sent data that is not a message."""
 
 
 class ConnectionLostError(TransferQueueError, RuntimeError, ConnectionError):
-    """The system went away during a call."""
+    """The system stopped during a call."""
 
 
 class InvalidArgumentError(TransferQueueError, ValueError):
-    """An argument cannot be right; nothing was changed."""
+    """An argument is not valid. Nothing was changed."""
 
 
 class FieldTypeError(InvalidArgumentError):
-    """The values of a put do not match the live ones of a field: another kind, or dtypes that torch does not promote.
+    """The values of a put do not match the live values of a field. Nothing was changed.
 
-    Nothing was changed.
+    The field holds values of another kind (tensors or objects), or of a dtype that torch cannot promote with that of
+    the new values.
 
-    Attributes:
-        tensors: The dtypes of the live rows of those fields that hold tensors and that the put gives other values.
+    Args:
+        *args: The message.
+        tensors: See the attribute.
     """
 
     def __init__(self, *args: object, tensors: dict[str, list[str]] | None = None) -> None:
         super().__init__(*args)
         self.tensors = tensors or {}
+        """The dtypes of the live rows, for each field that holds tensors and that the put gives other values."""
 
 
 class DuplicateError(InvalidArgumentError):
-    """Keys, fields or positions that must be distinct are not."""
+    """Keys, fields or positions that must be distinct are repeated."""
 
 
 class OutOfRangeError(InvalidArgumentError, IndexError):
-    """A position outside the batch."""
+    """A position is outside the batch."""
 
 
 class BalanceInputError(InvalidArgumentError, AssertionError):
-    """A list of lengths that cannot be partitioned as asked."""
+    """A list of lengths cannot be divided as requested."""
 
 
 class CheckpointError(TransferQueueError, ValueError):
-    """A checkpoint or saved state is damaged, foreign, of another version, or cannot be saved; nothing was changed."""
+    """A checkpoint cannot be saved or loaded. Nothing was changed.
+
+    It is damaged, was written by another program or version, or the folder is in use.
+    """
 
 
 class UncarriableValueError(TransferQueueError, TypeError):
-    """A value that cannot be stored; the message names field, row and type."""
+    """A value cannot be stored. The message names the field, the row and the type."""
 
 
 class UnknownKeyError(TransferQueueError, RuntimeError):
-    """A key that is not in this batch."""
+    """A key is not in this batch."""
 
 
 class UnknownPartitionError(TransferQueueError, RuntimeError):
-    """A partition that does not exist."""
+    """A partition does not exist."""
 
 
 class StorageKeyNotFoundError(TransferQueueError, KeyError):
-    """A row was cleared, or lacks a wanted field."""
+    """A row was cleared, or does not have a requested field."""
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument; a sentence reads better without quotes
@@ -138,54 +155,54 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
 
 
 class StaleMetadataError(StorageKeyNotFoundError):
-    """Metadata that was made before a checkpoint was loaded names rows of the time before; nothing was changed."""
+    """The metadata is older than the checkpoint that was loaded since. Fetch it again."""
 
 
 class CheckpointNotFoundError(TransferQueueError, FileNotFoundError):
-    """There is no checkpoint, or a file of it is missing; nothing was changed."""
+    """The checkpoint, or a part of it, does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class CapacityError(TransferQueueError, RuntimeError):
-    """No room for more rows or bytes; the put left nothing."""
+    """There is no space for more rows or bytes. The put left nothing."""
 
 
 class StalenessError(CapacityError):
-    """A partition with `max_staleness` takes no more new rows until the policy has advanced; nothing was put."""
+    """A partition with `max_staleness` accepts no new rows until the policy version advances. Nothing was put."""
 
 
 class DeadlockError(CapacityError):
-    """A put waits for space while everybody who could make space waits for rows; nothing was put."""
+    """A put waits for space, and every client that could free space waits for rows. Nothing was put."""
 
 
 class UnitLostError(TransferQueueError, RuntimeError):
-    """A storage unit will not come back; what was to be done there was not done."""
+    """A storage unit was lost permanently. The operation on it was not done."""
 
 
 class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):
-    """A wait ended before what it waited for."""
+    """A wait ended before the condition that it waited for was met."""
 
 
 class SealedError(TransferQueueError, RuntimeError):
-    """A sealed partition takes no new rows."""
+    """A sealed partition accepts no new rows."""
 
 
 class BatchGoneError(TransferQueueError, RuntimeError):
-    """A dealt batch that is asked for again after its rows were cleared."""
+    """A dealt batch was requested again after its rows were cleared."""
 
 
 class SamplerError(TransferQueueError, RuntimeError):
-    """A user's sampler raised, or returned rows that it was not offered."""
+    """A user's sampler raised an exception, or returned rows that were not offered to it."""
 
 
 class SamplerValueError(SamplerError, InvalidArgumentError):
-    """A user's sampler raised a ValueError. For the caller this error is a ValueError, too."""
+    """A user's sampler raised a ValueError. The caller can catch this error as a ValueError, too."""
 
 
 def by_name(name: str) -> type[TransferQueueError]:
-    """The class of the tree with this name; the base for a name that is not in it."""
+    """Return the exception class of this name; `TransferQueueError` if there is none."""
     found = globals().get(name)
     if isinstance(found, type) and issubclass(found, TransferQueueError):
         return found

@@ -1,4 +1,4 @@
-"""The top level: a system comes and goes, and the KV functions over the one this process is attached to."""
+"""Start, attach to and close a system, save and load checkpoints; and the KV functions of the attached system."""
 
 from __future__ import annotations
 
@@ -79,7 +79,12 @@ _TQ_CONTROLLER: RunningSystem | None = None
 class ConfigInForce(DictConfig):
     """The configuration of a running system, as `init` returns it.
 
-    It equals a conf if all settings of that conf are in force, so `tq.init(conf) == conf` checks them.
+    It equals a conf if every setting of that conf is in force, so `tq.init(conf) == conf` checks them.
+
+    Example:
+        >>> config = tq.init()
+        >>> config == {"controller": {"polling_mode": config.controller.polling_mode}}
+        True
     """
 
     __hash__ = None  # as of every DictConfig
@@ -95,27 +100,33 @@ def init(
 ) -> DictConfig:
     """Start a system or attach to the running one, and return the configuration in force.
 
-    `init` looks for a system by the environment variable TQ_ADDRESS, otherwise by name: `system.name`, then TQ_SYSTEM,
-    then one default name for each user. Under Ray (`runtime`) it looks for the actor TransferQueueController. The
-    process that started a system stops it with `close`, or when the process ends.
+    `init` looks for a system at the address in the environment variable TQ_ADDRESS, otherwise by name: `system.name`,
+    then TQ_SYSTEM, then one default name for each user. Under Ray (`runtime`) it looks for the actor
+    TransferQueueController. The process that started a system stops it with `close`, or when the process ends.
 
-    If the system that the process attaches to has other settings than `conf`, these settings stay in force, and a
-    warning names each difference. Unknown keys are kept, and a warning names them.
+    If the running system has other settings than `conf`, its settings stay in force, and a warning names each
+    difference. Unknown keys are kept, and a warning names them.
 
     Args:
         conf: The settings to merge over the defaults of `transfer_queue/config.yaml`. Default: none.
         attach: "auto" attaches if a system is running and starts one otherwise. "require" only attaches. "never" only
-            starts: a running system of this name is an error.
+            starts: a running system of this name is an error. Default: "auto".
 
     Returns:
         The configuration in force. It can be pickled, and any process can find the system with it.
 
     Raises:
-        InvalidArgumentError: A value of conf is not allowed, the sampler is unknown, or a key is unknown and
-            `strict` is set (a ValueError).
-        StartError: The system did not come up; the message has the server's traceback and the path of its log. Or a
+        InvalidArgumentError: A value of conf is not allowed, the sampler is unknown, or a key is unknown and `strict`
+            is set (a ValueError).
+        StartError: The system did not start. The message has the traceback of the server and the path of its log. Or a
             system is already running, and `attach` is "never".
         AttachError: No system is running, and `attach` is "require".
+
+    Example:
+        >>> config = tq.init({"controller": {"sampler": "SequentialSampler"}})
+        >>> config.controller.sampler
+        'SequentialSampler'
+        >>> tq.close()
     """
     global _TQ_CONTROLLER
     if attach not in ("auto", "require", "never"):
@@ -233,7 +244,13 @@ def _check_name(conf: object, system: RunningSystem) -> None:
 
 
 def close() -> None:
-    """Detaches from the system, and stops it if this process has started it. Idempotent."""
+    """Detach from the system, and stop it if this process started it. Further calls do nothing.
+
+    Example:
+        >>> config = tq.init()
+        >>> tq.close()
+        >>> tq.close()
+    """
     global _TQ_CONTROLLER
     with CURRENT.lock:
         client, system = CURRENT.client, CURRENT.system
@@ -245,16 +262,32 @@ def close() -> None:
 
 
 def get_client() -> TransferQueueClient:
-    """The client of the attached system.
+    """Return the client of the attached system.
+
+    Returns:
+        The client. All threads of the process can share it; a forked child uses it as a new client.
 
     Raises:
-        NotInitializedError: there is no system (also an AssertionError); call `tq.init()`.
+        NotInitializedError: No system is running (also an AssertionError). Call `tq.init()` first.
+
+    Example:
+        >>> client = tq.get_client()
+        >>> client.get_partition_list()
+        []
     """
     return current_client()
 
 
 def get_metrics_endpoint() -> str | None:
-    """Return the "host:port" that serves metrics over HTTP; None if they are off or no system is running."""
+    """Return the address at which the system serves its metrics over HTTP.
+
+    Returns:
+        "host:port"; None if metrics are off (`metrics.enabled`) or no system is running.
+
+    Example:
+        >>> print(tq.get_metrics_endpoint())
+        None
+    """
     client = attach_to_running()
     if client is None:
         return None
@@ -266,21 +299,31 @@ def get_metrics_endpoint() -> str | None:
 def save_checkpoint(
     checkpoint_dir: str | os.PathLike[str], *, include_storage: bool = True, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Saves the whole system, samples and progress, into a folder, which replaces an older checkpoint there.
+    """Save the whole system, samples and progress, into a folder.
 
-    It is one moment of the system, however long the copying takes and whatever goes on meanwhile. The older checkpoint
-    stays until the new one is whole and on the disk, also if this process or the machine dies; samples that it holds
-    already, of the same running system, are linked to and not written again. If a storage unit is lost meanwhile, the
-    remaining samples are saved.
+    The checkpoint is the system at one moment, however long copying takes and whatever happens meanwhile. An older
+    checkpoint in the folder is replaced when the new one is complete and on the disk; until then it stays unchanged,
+    also if this process or the machine fails. Blocks that it already contains, of the same running system, are linked
+    to and not written again. If a storage unit is lost meanwhile, the remaining samples are saved.
 
-    include_storage: makes no difference: samples are saved whatever the backend. metadata: JSON values of the user's,
-    kept under "user_metadata" in the folder's metadata.json.
+    Args:
+        checkpoint_dir: The folder. Missing parents are created.
+        include_storage: Has no effect, because samples are saved with every backend. Default: True.
+        metadata: Values of your own that JSON can represent, stored under "user_metadata" in the folder's
+            metadata.json. Default: none.
 
     Raises:
-        NotInitializedError: there is no system. CheckpointError: the folder holds other things, somebody saves there
-        at this moment, a server was restarted meanwhile, storage units were lost during every attempt, an external
-        store has lost what was to be saved, or the state contradicts itself, so that it could not be loaded. OSError:
-        the disk is full, or refuses. ConnectionLostError: the system went away. Nothing has changed then.
+        NotInitializedError: No system is running.
+        CheckpointError: JSON cannot represent `metadata`, the folder contains other files, another process is saving
+            into it, a server was restarted meanwhile, storage units were lost during every attempt, an external store
+            lost data that was to be saved, or the state is inconsistent. Nothing was changed.
+        OSError: The disk is full or cannot be written to. Nothing was changed.
+        ConnectionLostError: The system stopped. Nothing was changed.
+
+    Example:
+        >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
+        >>> tq.save_checkpoint("checkpoint", metadata={"step": 100})
+        >>> tq.load_checkpoint("checkpoint")
     """
     client = _checkpoint_client()
     target = Path(os.path.realpath(checkpoint_dir))
@@ -316,25 +359,37 @@ def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
 
 
 def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True) -> None:
-    """Replaces the system's whole state, samples and progress, by a checkpoint's; its units may be others, or more.
+    """Replace the state of the system, samples and progress, by that of a checkpoint.
 
-    Everything is checked first. Counters of global indexes go on where the higher of both was, and metadata of samples
-    from before is refused (StaleMetadataError). Those who wait go on waiting, for what is there now. There must be room
-    for the checkpoint's samples beside those that the system has.
+    The checkpoint is checked completely before anything is changed. The system may have other storage units than the
+    one that was saved. New global indexes continue after the higher of both counters. Metadata of samples from before
+    the load is refused (`StaleMetadataError`). Waiting requests go on waiting, for the loaded samples. While loading,
+    the system needs space for the samples of the checkpoint in addition to those it has.
 
     Args:
-        checkpoint_dir: The folder that `save_checkpoint` has written.
+        checkpoint_dir: The folder that `save_checkpoint` wrote.
         allow_pickle: A checkpoint contains pickled Python objects, except for types of msgpack, numpy and torch.
             Reading a pickled object runs the code in it. Pass False for a checkpoint whose author you do not trust:
-            everything else is loaded, the pickled bytes do not reach the system, and reading such a value in a field
-            or a tag raises UncarriableValueError, which names partition, field and row. Default: True.
+            everything else is loaded, the pickled bytes do not reach the system, and reading such a value in a field or
+            a tag raises UncarriableValueError, which names partition, field and row. Default: True.
 
     Raises:
-        NotInitializedError: there is no system. InvalidArgumentError: allow_pickle is not a bool.
-        CheckpointNotFoundError: no folder there, or not all of a checkpoint (a FileNotFoundError). CheckpointError:
-        files are missing ("count mismatch"), damaged, of another program, or cannot be read. CapacityError: no room.
-        UnitLostError: storage units were lost during every attempt. ConnectionLostError: the system went away. Nothing
-        has changed then.
+        NotInitializedError: No system is running.
+        InvalidArgumentError: `allow_pickle` is not a bool.
+        CheckpointNotFoundError: The folder or a part of the checkpoint does not exist (a FileNotFoundError).
+        CheckpointError: Files are missing ("count mismatch"), damaged, written by another program, or cannot be read.
+            Nothing was changed.
+        CapacityError: There is not enough space. Nothing was changed.
+        UnitLostError: Storage units were lost during every attempt. Nothing was changed.
+        ConnectionLostError: The system stopped. Nothing was changed.
+
+    Example:
+        >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
+        >>> tq.save_checkpoint("checkpoint")
+        >>> tq.kv_clear("a", "train_0")
+        >>> tq.load_checkpoint("checkpoint")
+        >>> tq.kv_list("train_0")
+        {'train_0': {'a': {}}}
     """
     client = _checkpoint_client()
     # callers may have replaced the methods that load by older ones

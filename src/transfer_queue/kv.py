@@ -1,4 +1,4 @@
-"""The KV functions of the package. Made by tools/generate_surface.py out of client/kv_operations.py."""
+"""The KV functions of the package. tools/generate_surface.py generates them from the KV operations."""
 
 from __future__ import annotations
 
@@ -23,16 +23,33 @@ def kv_put(
     group_id: str | int | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
-    """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+    """Put one sample under a key: add or replace only these fields, and merge the tag.
 
-    fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
-    and numbers become tensors) or a TensorDict of batch size 1.
-    tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-    timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+    Args:
+        key: The key.
+        partition_id: The partition.
+        fields: A dict of the sample's values: a tensor is the row of this sample, anything else is an object (if
+            the field holds tensors, arrays and numbers become tensors). Or a TensorDict of batch size 1. Default:
+            write the tag alone.
+        tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
+        data_parser: See `put`.
+        group_id: The group of the sample, usually the id of its prompt. Default: no group.
+        timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
+
+    Returns:
+        The key, the merged tag, and the fields that the sample has after the put.
 
     Raises:
-        InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
-        CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+        InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+        FieldTypeError: See `kv_batch_put`.
+        CapacityError: See `kv_batch_put`.
+        SealedError: See `kv_batch_put`.
+        UncarriableValueError: See `kv_batch_put`.
+
+    Example:
+        >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])}, {"step": 1})
+        >>> meta.keys, meta.tags, meta.fields
+        (['a'], [{'step': 1}], ['prompt'])
     """
     return current_client().kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
 
@@ -47,16 +64,33 @@ async def async_kv_put(
     group_id: str | int | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
-    """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+    """Put one sample under a key: add or replace only these fields, and merge the tag.
 
-    fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
-    and numbers become tensors) or a TensorDict of batch size 1.
-    tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-    timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+    Args:
+        key: The key.
+        partition_id: The partition.
+        fields: A dict of the sample's values: a tensor is the row of this sample, anything else is an object (if
+            the field holds tensors, arrays and numbers become tensors). Or a TensorDict of batch size 1. Default:
+            write the tag alone.
+        tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
+        data_parser: See `put`.
+        group_id: The group of the sample, usually the id of its prompt. Default: no group.
+        timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
+
+    Returns:
+        The key, the merged tag, and the fields that the sample has after the put.
 
     Raises:
-        InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
-        CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+        InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+        FieldTypeError: See `kv_batch_put`.
+        CapacityError: See `kv_batch_put`.
+        SealedError: See `kv_batch_put`.
+        UncarriableValueError: See `kv_batch_put`.
+
+    Example:
+        >>> meta = await tq.async_kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])}, {"step": 1})
+        >>> meta.keys, meta.tags, meta.fields
+        (['a'], [{'step': 1}], ['prompt'])
     """
     return await current_client().async_kv_put(
         key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout
@@ -73,20 +107,35 @@ def kv_batch_put(
     group_ids: Sequence[str | int] | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
-    """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+    """Put samples under keys: add or replace only these fields, and merge the tags.
 
-    fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
-    an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-    sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+    If the put fails, it left nothing.
+
+    Args:
+        keys: The keys, without repetitions (one str for one key).
+        partition_id: The partition.
+        fields: The columns, one row for each key. Default: write the tags alone.
+        tags: One dict for each key, merged into its tag; `tq.DELETE` as a value removes an entry. Default: none.
+        data_parser: See `put`.
+        group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
+            groups.
+        timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
     Returns:
-        Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
-        nothing and returns empty metadata.
+        The keys, the merged tags, and the fields that every one of these keys has after the put. A put of no keys
+        does nothing and returns empty metadata.
 
     Raises:
-        InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-        value does not match the field's live ones. CapacityError: no room. SealedError: no new
-        rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+        FieldTypeError: The values do not match the live values of a field (a ValueError).
+        CapacityError: There is no space.
+        SealedError: The partition is sealed and accepts no new samples.
+        UncarriableValueError: A value cannot be stored.
+
+    Example:
+        >>> meta = tq.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+        >>> tq.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}]).tags
+        [{'step': 1}, {'step': 2}]
     """
     return current_client().kv_batch_put(
         keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
@@ -103,20 +152,35 @@ async def async_kv_batch_put(
     group_ids: Sequence[str | int] | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
-    """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+    """Put samples under keys: add or replace only these fields, and merge the tags.
 
-    fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
-    an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-    sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+    If the put fails, it left nothing.
+
+    Args:
+        keys: The keys, without repetitions (one str for one key).
+        partition_id: The partition.
+        fields: The columns, one row for each key. Default: write the tags alone.
+        tags: One dict for each key, merged into its tag; `tq.DELETE` as a value removes an entry. Default: none.
+        data_parser: See `put`.
+        group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
+            groups.
+        timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
     Returns:
-        Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
-        nothing and returns empty metadata.
+        The keys, the merged tags, and the fields that every one of these keys has after the put. A put of no keys
+        does nothing and returns empty metadata.
 
     Raises:
-        InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-        value does not match the field's live ones. CapacityError: no room. SealedError: no new
-        rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+        InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+        FieldTypeError: The values do not match the live values of a field (a ValueError).
+        CapacityError: There is no space.
+        SealedError: The partition is sealed and accepts no new samples.
+        UncarriableValueError: A value cannot be stored.
+
+    Example:
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+        >>> (await tq.async_kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])).tags
+        [{'step': 1}, {'step': 2}]
     """
     return await current_client().async_kv_batch_put(
         keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
@@ -133,20 +197,31 @@ def kv_batch_get(
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+    """Return the values of the samples with these keys. Consumes nothing.
 
-    Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
-    left out.
+    Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
+    omitted.
 
     Args:
-        select_fields: The fields to return. Default: all that every found key has.
-        missing: "drop" leaves out what is missing, "error" raises instead.
+        keys: The keys (one str for one key). Repeated keys are repeated in the result.
+        partition_id: The partition.
+        select_fields: The fields to return. Default: all fields that every found key has.
+        missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
         layout: See `get_data`.
         device: See `get_data`.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        The values, one row for each found key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+        InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
             anything is missing and `missing` is "error".
+
+    Example:
+        >>> meta = tq.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> tq.kv_batch_get(["b", "a"], "train_0")["reward"].tolist()
+        [1.0, 0.0]
     """
     return current_client().kv_batch_get(
         keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
@@ -163,20 +238,31 @@ async def async_kv_batch_get(
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+    """Return the values of the samples with these keys. Consumes nothing.
 
-    Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
-    left out.
+    Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
+    omitted.
 
     Args:
-        select_fields: The fields to return. Default: all that every found key has.
-        missing: "drop" leaves out what is missing, "error" raises instead.
+        keys: The keys (one str for one key). Repeated keys are repeated in the result.
+        partition_id: The partition.
+        select_fields: The fields to return. Default: all fields that every found key has.
+        missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
         layout: See `get_data`.
         device: See `get_data`.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        The values, one row for each found key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+        InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
             anything is missing and `missing` is "error".
+
+    Example:
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> (await tq.async_kv_batch_get(["b", "a"], "train_0"))["reward"].tolist()
+        [1.0, 0.0]
     """
     return await current_client().async_kv_batch_get(
         keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
@@ -191,10 +277,26 @@ def kv_batch_get_by_meta(
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+    """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+
+    Args:
+        meta: The samples, as a put returned them.
+        select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
+        layout: See `get_data`.
+        device: See `get_data`.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        The values, one row for each key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+        InvalidArgumentError: `meta` has no partition_id, no fields, or not the selected ones. Or see
+            `kv_batch_get`.
+
+    Example:
+        >>> meta = tq.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> tq.kv_batch_get_by_meta(meta)["reward"].tolist()
+        [0.0, 1.0]
     """
     return current_client().kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
 
@@ -207,10 +309,26 @@ async def async_kv_batch_get_by_meta(
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+    """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+
+    Args:
+        meta: The samples, as a put returned them.
+        select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
+        layout: See `get_data`.
+        device: See `get_data`.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        The values, one row for each key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+        InvalidArgumentError: `meta` has no partition_id, no fields, or not the selected ones. Or see
+            `kv_batch_get`.
+
+    Example:
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> (await tq.async_kv_batch_get_by_meta(meta))["reward"].tolist()
+        [0.0, 1.0]
     """
     return await current_client().async_kv_batch_get_by_meta(
         meta, select_fields, layout=layout, device=device, timeout=timeout
@@ -220,10 +338,23 @@ async def async_kv_batch_get_by_meta(
 def kv_list(
     partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+    """Return the keys and tags of one partition or of all.
 
-    where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
-    pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
+    A long list is fetched in pages, so that it does not delay other requests. What is put or cleared meanwhile may
+    or may not be in it.
+
+    Args:
+        partition_id: The partition. Default: all partitions.
+        where: Tag entries that a key must have, with equal values; see `wait_for_change`. Default: every key.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        Partition -> key -> tag, keys in order of creation; {} for a partition that does not exist.
+
+    Example:
+        >>> meta = tq.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+        >>> tq.kv_list("train_0", where={"step": 2})
+        {'train_0': {'b': {'step': 2}}}
     """
     return current_client().kv_list(partition_id, where=where, timeout=timeout)
 
@@ -231,19 +362,56 @@ def kv_list(
 async def async_kv_list(
     partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+    """Return the keys and tags of one partition or of all.
 
-    where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
-    pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
+    A long list is fetched in pages, so that it does not delay other requests. What is put or cleared meanwhile may
+    or may not be in it.
+
+    Args:
+        partition_id: The partition. Default: all partitions.
+        where: Tag entries that a key must have, with equal values; see `wait_for_change`. Default: every key.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        Partition -> key -> tag, keys in order of creation; {} for a partition that does not exist.
+
+    Example:
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+        >>> await tq.async_kv_list("train_0", where={"step": 2})
+        {'train_0': {'b': {'step': 2}}}
     """
     return await current_client().async_kv_list(partition_id, where=where, timeout=timeout)
 
 
 def kv_clear(keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
-    """Drops the samples of these keys; unknown keys and partitions are fine."""
+    """Remove the samples with these keys. Unknown keys and partitions are ignored.
+
+    Args:
+        keys: The keys (one str for one key).
+        partition_id: The partition.
+        timeout: See `TransferQueueClient`.
+
+    Example:
+        >>> meta = tq.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+        >>> tq.kv_clear("a", "train_0")
+        >>> tq.kv_list("train_0")
+        {'train_0': {'b': {}}}
+    """
     return current_client().kv_clear(keys, partition_id, timeout=timeout)
 
 
 async def async_kv_clear(keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
-    """Drops the samples of these keys; unknown keys and partitions are fine."""
+    """Remove the samples with these keys. Unknown keys and partitions are ignored.
+
+    Args:
+        keys: The keys (one str for one key).
+        partition_id: The partition.
+        timeout: See `TransferQueueClient`.
+
+    Example:
+        >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+        >>> await tq.async_kv_clear("a", "train_0")
+        >>> await tq.async_kv_list("train_0")
+        {'train_0': {'b': {}}}
+    """
     return await current_client().async_kv_clear(keys, partition_id, timeout=timeout)

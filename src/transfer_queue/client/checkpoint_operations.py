@@ -1,8 +1,8 @@
-"""What a client can do with checkpoints: operations like those of `operations.py`.
+"""Define the operations that save and load checkpoints, in the manner of `operations.py`.
 
-A save is a cut of the controller's state, made while everything goes on, and a copy of the bytes that it names; a load
-writes the bytes into leased space first and then lets the state change in one step. Files are written and read by the
-client: in the thread that calls, or in one beside the event loop (`net.threaded`).
+A save consists of the controller's state at one moment, and a copy of the bytes that this state needs. A load first
+writes the bytes into leased space, and then replaces the state in one step. The client writes and reads the files: in
+the calling thread, or in a thread beside the event loop (`net.threaded`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STATE_SECONDS = 600.0  # for the controller to write its state, or to take one o
 
 
 class CheckpointOperations(Transfers):
-    """The operations of one client that save and load."""
+    """The operations of one client that save and load checkpoints."""
 
     def begin_checkpoint(
         self,
@@ -56,15 +56,29 @@ class CheckpointOperations(Transfers):
         *,
         timeout: float | None = None,
     ) -> Operation[Cut]:
-        """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
+        """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
 
-        Everything goes on meanwhile, but space that the saved samples lie in is not used again.
-        checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
-        told so.
+        The system continues meanwhile, but does not reuse the space of the saved samples. Most programs call
+        `tq.save_checkpoint` instead.
+
+        Args:
+            checkpoint_dir: A folder: until `end_checkpoint`, saves of this client into it use this pending save, and
+                `previous`, without further arguments. Default: none.
+            previous: The older checkpoint whose files may be linked to. Default: the one in `checkpoint_dir`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The pending save.
 
         Raises:
-            UnitLostError: a storage unit was lost at this moment; call it again, to cut the remaining samples.
-            CheckpointError: the controller could not write its state.
+            UnitLostError: A storage unit was lost at this moment. Call again to save the remaining samples.
+            CheckpointError: The controller could not write its state.
+
+        Example:
+            >>> pending = client.begin_checkpoint()
+            >>> client.save_controller_checkpoint("state.pkl", cut=pending)
+            >>> client.end_checkpoint(pending)
+            True
         """
         yield from self._state.learn()
         while self._state.lost_cuts:
@@ -89,11 +103,23 @@ class CheckpointOperations(Transfers):
             raise
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
-        """Release a cut. True if it was held until now, so that all copies are complete.
+        """End a pending save and release its samples.
+
+        Args:
+            cut: The pending save of `begin_checkpoint`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the samples were kept until now, so that all copies are complete.
 
         Raises:
-            UnitLostError: a storage unit with samples of the cut was lost meanwhile, so it is not known whether the
+            UnitLostError: A storage unit with samples of the save was lost meanwhile, so it is not known whether the
                 copies are complete.
+
+        Example:
+            >>> pending = client.begin_checkpoint()
+            >>> client.end_checkpoint(pending)
+            True
         """
         lost: TransferQueueError | None = None
         gone = False
@@ -120,9 +146,19 @@ class CheckpointOperations(Transfers):
     def save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
     ) -> Operation[None]:
-        """Writes the controller's state, all but the samples' bytes, into a file, which is replaced whole.
+        """Write the controller's state, which is everything except the bytes of the samples, into a file.
 
-        cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
+        Args:
+            path: The file. It is replaced in one step; missing parents are created.
+            cut: The pending save to write. Default: the present state.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            CheckpointError: The controller could not write its state, or was restarted meanwhile.
+            UnitLostError: See `begin_checkpoint`.
+
+        Example:
+            >>> client.save_controller_checkpoint("state.pkl")
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,14 +186,22 @@ class CheckpointOperations(Transfers):
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> Operation[None]:
-        """Writes the bytes of all samples into the folder `simple_storage` of this one, which is replaced whole.
+        """Write the bytes of all samples into the subfolder `simple_storage` of a folder.
 
-        cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
-        checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+        Args:
+            checkpoint_dir: The folder. Its `simple_storage` is replaced in one step.
+            cut: The pending save to write. Default: the present samples.
+            previous: An older checkpoint: files of it that contain enough of the saved bytes are linked to and not
+                written again. Default: the one in `checkpoint_dir`.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves the remaining samples.
-            CheckpointError: a server was restarted meanwhile, or another client saves there. OSError: the disk refuses.
+            UnitLostError: A storage unit was lost meanwhile; `tq.save_checkpoint` saves the remaining samples.
+            CheckpointError: A server was restarted meanwhile, or another client is saving into the folder.
+            OSError: The disk is full or cannot be written to.
+
+        Example:
+            >>> client.save_storage_checkpoint("checkpoint")
         """
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
@@ -180,14 +224,25 @@ class CheckpointOperations(Transfers):
     def load_storage_checkpoint(
         self, checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> Operation[None]:
-        """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
+        """Write the bytes of a checkpoint's samples into storage. `load_controller_checkpoint` then makes them visible.
 
-        Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
-        allow_pickle: see `tq.load_checkpoint`; with False the folder must contain the controller's state, too.
+        If the folder also contains the controller's state, only the bytes that this state needs are written.
+
+        Args:
+            checkpoint_dir: The folder that `save_storage_checkpoint` wrote into.
+            allow_pickle: See `tq.load_checkpoint`. With False the folder must contain the controller's state, too.
+                Default: True.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
-            damaged. CapacityError: no room for the samples beside those that there are.
+            CheckpointNotFoundError: The folder has no manifest.
+            CheckpointError: The manifest does not match its files, or a file is damaged.
+            CapacityError: There is no space for the samples in addition to the present ones.
+
+        Example:
+            >>> tq.save_checkpoint("checkpoint")
+            >>> client.load_storage_checkpoint("checkpoint")
+            >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         checked_bool("allow_pickle", allow_pickle)
         yield from self._state.learn()
@@ -253,13 +308,25 @@ class CheckpointOperations(Transfers):
     def load_controller_checkpoint(
         self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> Operation[None]:
-        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+        """Replace the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
-        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-        allow_pickle: the same as for the samples; with False tags that need pickle are refused, too.
+        The previous samples are gone, and their metadata is refused. New global indexes continue after the higher of
+        both counters.
+
+        Args:
+            path: The file that `save_controller_checkpoint` wrote.
+            allow_pickle: The same as for `load_storage_checkpoint`. With False, tags that need pickle are refused, too.
+                Default: True.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+            CheckpointNotFoundError: The file does not exist.
+            CheckpointError: The file is not a saved state, or its samples were not loaded.
+
+        Example:
+            >>> tq.save_checkpoint("checkpoint")
+            >>> client.load_storage_checkpoint("checkpoint")
+            >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         checked_bool("allow_pickle", allow_pickle)
         tree, state = _state_of(Path(path))

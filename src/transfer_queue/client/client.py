@@ -1,4 +1,4 @@
-"""TransferQueueClient: the operations of `operations.py` with their two drivers, in any thread, loop or fork."""
+"""TransferQueueClient: the operations of `operations.py`, run by two drivers in any thread, event loop or forked child."""
 
 from __future__ import annotations
 
@@ -23,16 +23,26 @@ T = TypeVar("T")
 
 
 class TransferQueueClient(Subscriptions):
-    """Puts and fetches samples of one system.
+    """Put and fetch samples of one system.
 
-    Blocking calls work from any thread, inside a running event loop (which they block), and after a fork, where
-    the child is a new client of the same system; `async_...` methods work in any event loop. Most programs get
-    theirs from `transfer_queue.get_client()`.
+    Blocking methods work in any thread, inside a running event loop (which they block), and after a fork, where the
+    child is a new client of the same system. Each `async_` method works in any event loop. Most programs get their
+    client from `transfer_queue.get_client()`.
 
-    timeout=, of every method: seconds in which a server must have answered (each of several, where a method asks more
-    than once), by default the system's `timeouts.call` (60 s); WaitTimeoutError after that. Methods that wait by
-    nature (`get_meta`, `await_...`, `wait_for_change` for samples, puts for space) wait so long, and their docstrings
-    say how long without it; an answer that is late beyond that is a WaitTimeoutError after `timeouts.call`.
+    Every method takes `timeout`: the seconds in which a server must reply, or each of several servers. The default is
+    the setting `timeouts.call` (60 s). A method raises WaitTimeoutError after that. The timeout of methods that wait
+    for samples, changes or space is the time of this wait, and their docstrings give its default; a reply that is later
+    than this wait and `timeouts.call` raises WaitTimeoutError. All examples assume the following lines.
+
+    Args:
+        system: The address of the system.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> import transfer_queue as tq
+        >>> config = tq.init()
+        >>> client = tq.get_client()
     """
 
     def __init__(self, system: SystemAddress) -> None:
@@ -83,25 +93,48 @@ class TransferQueueClient(Subscriptions):
 
     @property
     def client_id(self) -> str:
-        """This client's id, another one in a forked child."""
+        """The id of this client. A forked child has another one.
+
+        Example:
+            >>> client.client_id == client.client_id
+            True
+        """
         self._connect()
         assert self._state is not None
         return self._state.client_id
 
     @property
     def storage_manager(self) -> ClientState:
-        """What this client knows of the storage units."""
+        """The object that holds what this client knows of the storage units.
+
+        Example:
+            >>> client.storage_manager is not None
+            True
+        """
         self._connect()
         assert self._state is not None
         return self._state
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close` was called.
+
+        Example:
+            >>> client.closed
+            False
+        """
         return self._closed
 
     def close(self) -> None:
-        """Hands back what the client holds and closes its connections. Idempotent."""
+        """Release everything that this client holds, and close its connections. Further calls do nothing.
+
+        The process stays attached to the system. `tq.close()` detaches the process.
+
+        Example:
+            >>> client.close()
+            >>> client.closed
+            True
+        """
         with self._lock:
             state, self._state, self._bound = self._state, None, None
             renewer, self._renewer = self._renewer, None

@@ -1,4 +1,4 @@
-"""What a client can do to get samples and their values at once: operations like those of `operations.py`."""
+"""Define the operations that fetch samples together with their values, in the manner of `operations.py`."""
 
 from __future__ import annotations
 
@@ -41,16 +41,29 @@ class FetchOperations(Transfers):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+        """Return the values of samples.
 
-        If the metadata has no samples, returns the fields that it knows, with no rows.
+        Args:
+            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
+                rows.
+            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
+                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            device: The device of the returned tensors. They go there directly from the store if the backend supports it
+                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            timeout: See `TransferQueueClient`.
 
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
-        store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
+        Returns:
+            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
 
         Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+
+        Example:
+            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
+            >>> meta = client.put(prompts, partition_id="train_0")
+            >>> client.get_data(meta, layout="dense")["prompt"].tolist()
+            [[1, 2], [3, 4]]
         """
         arguments.batch_meta(metadata)
         place = arguments.device(device)
@@ -73,12 +86,37 @@ class FetchOperations(Transfers):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
-        """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
+        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
 
-        The values are those of the moment in which the samples were dealt, or later ones; None where nothing came.
+        The values are those of the moment at which the samples were dealt, or later ones.
+
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `await_batch`.
+
+        Returns:
+            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
 
         Raises:
-            StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
+            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
+            >>> values, meta, ended = client.await_data("reward", 2, "train_0", "update")
+            >>> values["reward"].tolist(), ended
+            ([1.0, 1.0], False)
         """
         place = arguments.device(device)
         found = yield from self._awaited(

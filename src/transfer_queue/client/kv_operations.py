@@ -1,4 +1,4 @@
-"""What a client can do with samples under keys: operations like those of `operations.py`, one by one or in batches."""
+"""Define the operations on samples under keys, one by one or in batches, in the manner of `operations.py`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,24 @@ class KVOperations(Transfers):
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
     ) -> Operation[BatchMeta]:
-        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
+        """Return the metadata of the samples with these keys, with the fields that all of them have.
 
-        Unknown keys are left out, or made (create=True).
+        Args:
+            keys: The keys (one str for one key).
+            partition_id: The partition.
+            create: True to reserve a sample for each unknown key. Default: unknown keys are omitted.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The metadata, in the order of the keys.
+
+        Raises:
+            SealedError: A sample would be reserved in a sealed partition.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.kv_retrieve_meta(["b", "unknown"], "train_0")
+            BatchMeta(size=1, partitions=['train_0'], fields=['prompt'], produced=1)
         """
         wanted = arguments.keys(keys)
         request: AnyRequest = RetrieveMeta(partition_id, wanted)
@@ -49,7 +64,25 @@ class KVOperations(Transfers):
     def kv_retrieve_keys(
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
     ) -> Operation[list[str | None]]:
-        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
+        """Return the keys of samples.
+
+        Args:
+            global_indexes: The global indexes of the samples (an int for one sample).
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The key of each sample; None for one without a key.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.kv_retrieve_meta(["b"], "train_0")
+            >>> client.kv_retrieve_keys(meta.global_indexes, "train_0")
+            ['b']
+        """
         rows = arguments.indexes(global_indexes)
         return list((yield from self._ask(RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
 
@@ -64,16 +97,33 @@ class KVOperations(Transfers):
         group_id: str | int | None = None,
         timeout: float | None = None,
     ) -> Operation[KVBatchMeta]:
-        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+        """Put one sample under a key: add or replace only these fields, and merge the tag.
 
-        fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
-        and numbers become tensors) or a TensorDict of batch size 1.
-        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        Args:
+            key: The key.
+            partition_id: The partition.
+            fields: A dict of the sample's values: a tensor is the row of this sample, anything else is an object (if
+                the field holds tensors, arrays and numbers become tensors). Or a TensorDict of batch size 1. Default:
+                write the tag alone.
+            tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
+            data_parser: See `put`.
+            group_id: The group of the sample, usually the id of its prompt. Default: no group.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
+
+        Returns:
+            The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
-            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            FieldTypeError: See `kv_batch_put`.
+            CapacityError: See `kv_batch_put`.
+            SealedError: See `kv_batch_put`.
+            UncarriableValueError: See `kv_batch_put`.
+
+        Example:
+            >>> meta = client.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])}, {"step": 1})
+            >>> meta.keys, meta.tags, meta.fields
+            (['a'], [{'step': 1}], ['prompt'])
         """
         yield from self._state.learn()
         key = arguments.text(key, "key")
@@ -99,20 +149,35 @@ class KVOperations(Transfers):
         group_ids: Sequence[str | int] | None = None,
         timeout: float | None = None,
     ) -> Operation[KVBatchMeta]:
-        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+        """Put samples under keys: add or replace only these fields, and merge the tags.
 
-        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
-        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-        sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        If the put fails, it left nothing.
+
+        Args:
+            keys: The keys, without repetitions (one str for one key).
+            partition_id: The partition.
+            fields: The columns, one row for each key. Default: write the tags alone.
+            tags: One dict for each key, merged into its tag; `tq.DELETE` as a value removes an entry. Default: none.
+            data_parser: See `put`.
+            group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
+                groups.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
-            nothing and returns empty metadata.
+            The keys, the merged tags, and the fields that every one of these keys has after the put. A put of no keys
+            does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            value does not match the field's live ones. CapacityError: no room. SealedError: no new
-            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            FieldTypeError: The values do not match the live values of a field (a ValueError).
+            CapacityError: There is no space.
+            SealedError: The partition is sealed and accepts no new samples.
+            UncarriableValueError: A value cannot be stored.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}]).tags
+            [{'step': 1}, {'step': 2}]
         """
         yield from self._state.learn()
         names = arguments.keys(keys)
@@ -138,20 +203,31 @@ class KVOperations(Transfers):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+        """Return the values of the samples with these keys. Consumes nothing.
 
-        Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
-        left out.
+        Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
+        omitted.
 
         Args:
-            select_fields: The fields to return. Default: all that every found key has.
-            missing: "drop" leaves out what is missing, "error" raises instead.
+            keys: The keys (one str for one key). Repeated keys are repeated in the result.
+            partition_id: The partition.
+            select_fields: The fields to return. Default: all fields that every found key has.
+            missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
             layout: See `get_data`.
             device: See `get_data`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
                 anything is missing and `missing` is "error".
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.kv_batch_get(["b", "a"], "train_0")["reward"].tolist()
+            [1.0, 0.0]
         """
         place = arguments.device(device)
         if missing not in ("drop", "error"):
@@ -193,10 +269,26 @@ class KVOperations(Transfers):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+        """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+
+        Args:
+            meta: The samples, as a put returned them.
+            select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The values, one row for each key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+            InvalidArgumentError: `meta` has no partition_id, no fields, or not the selected ones. Or see
+                `kv_batch_get`.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.kv_batch_get_by_meta(meta)["reward"].tolist()
+            [0.0, 1.0]
         """
         if not isinstance(meta, KVBatchMeta):
             raise InvalidArgumentError(f"meta must be a KVBatchMeta, as a put returns it, not a {type(meta).__name__}")
@@ -225,10 +317,23 @@ class KVOperations(Transfers):
         where: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[dict[str, dict[str, dict[str, Any]]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+        """Return the keys and tags of one partition or of all.
 
-        where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
-        pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
+        A long list is fetched in pages, so that it does not delay other requests. What is put or cleared meanwhile may
+        or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            where: Tag entries that a key must have, with equal values; see `wait_for_change`. Default: every key.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            Partition -> key -> tag, keys in order of creation; {} for a partition that does not exist.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+            >>> client.kv_list("train_0", where={"step": 2})
+            {'train_0': {'b': {'step': 2}}}
         """
         yield from self._state.learn()
         allow = self._state.settings.allow_pickle
@@ -248,7 +353,19 @@ class KVOperations(Transfers):
     def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> Operation[None]:
-        """Drops the samples of these keys; unknown keys and partitions are fine."""
+        """Remove the samples with these keys. Unknown keys and partitions are ignored.
+
+        Args:
+            keys: The keys (one str for one key).
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.kv_clear("a", "train_0")
+            >>> client.kv_list("train_0")
+            {'train_0': {'b': {}}}
+        """
         yield from self._ask(ClearKeys(partition_id, arguments.keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ shared

@@ -1,4 +1,4 @@
-"""What a client can do with samples that it fetched under a lease: operations like those of `operations.py`."""
+"""Define the operations on samples that were fetched under a lease, in the manner of `operations.py`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from transfer_queue.metadata import BatchMeta
 
 
 class LeaseOperations(Transfers):
-    """The operations of one client about leases."""
+    """The operations of one client on leases."""
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[bool]:
-        """Makes these samples, which were fetched under a lease, consumed by the task they were fetched for.
+        """Acknowledge samples that were fetched under a lease: the task has then consumed them.
 
-        Metadata may be a part of what was fetched (of a group sampler's batch: whole groups), and may have come from
-        another process. Returns whether it counts for all of it: False where a lease was over, so that others have
-        these samples, or where another replica's ack has finished them; or where there is no lease. It is no error.
+        Args:
+            metadata: The samples: what was fetched, or a part of it (with a group sampler: complete groups). It may
+                come from another process.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if all samples count as acknowledged. False if a lease had ended, so that others may have these
+            samples, if the ack of another rank replica already completed them, or if there is no lease.
 
         Raises:
-            InvalidArgumentError: these are parts of groups.
+            InvalidArgumentError: The samples are parts of groups.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 2, "train_0", task_name="update", lease=60)
+            >>> client.ack(meta)
+            True
         """
         arguments.batch_meta(metadata)
         counts = bool(metadata._leases)
@@ -31,13 +42,27 @@ class LeaseOperations(Transfers):
         return counts
 
     def nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> Operation[bool]:
-        """Gives these samples, which were fetched under a lease, back at once, to be delivered again.
+        """Return samples that were fetched under a lease, so that they are delivered again.
 
-        delivered: False where nobody has worked on them; it does not count towards `max_deliveries`. Returns whether
-        the lease was in force, as `ack` does.
+        Args:
+            metadata: See `ack`.
+            delivered: False if nobody has worked on the samples: this delivery does not count towards `max_deliveries`.
+                Default: True.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the lease was still valid for all samples; see `ack`.
 
         Raises:
-            InvalidArgumentError: these are parts of groups.
+            InvalidArgumentError: The samples are parts of groups.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 2, "train_0", task_name="update", lease=60)
+            >>> client.nack(meta)
+            True
+            >>> client.get_meta("prompt", 2, "train_0", task_name="update", lease=60).deliveries
+            [2, 2]
         """
         arguments.batch_meta(metadata)
         counts = bool(metadata._leases)
@@ -51,13 +76,27 @@ class LeaseOperations(Transfers):
     def declare_rank_gone(
         self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None
     ) -> Operation[int]:
-        """Says that a rank will not come back: what it has not acknowledged is ready for others.
+        """Declare that a rank will not return, so that samples that it has not acknowledged become ready for others.
 
-        It is about batches of a rank-consistent sampler that were dealt to claims with a lease; nobody else gets these
-        before. Late acks of the rank count for nothing. Returns how many samples are ready again.
+        This concerns batches of a rank-consistent sampler that were dealt under a lease, which no other rank receives
+        before. Later acks of the rank have no effect.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            dp_rank: The rank.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that became ready again.
 
         Raises:
-            UnknownPartitionError: there is none of this name.
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.declare_rank_gone("train_0", "update", dp_rank=3)
+            0
         """
         request = RankGone(
             partition_id, arguments.text(task_name, "task_name"), arguments.natural(dp_rank, "dp_rank")

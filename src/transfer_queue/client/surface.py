@@ -1,4 +1,4 @@
-"""TransferQueueClient's methods. Made by tools/generate_surface.py out of the client's operations."""
+"""The methods of TransferQueueClient. tools/generate_surface.py generates them from the operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Surface(ABC):
-    """Each operation twice: blocking, and awaitable as `async_...`."""
+    """Each operation as a blocking method, and as an awaitable one with the prefix `async_`."""
 
     @property
     @abstractmethod
@@ -32,14 +32,14 @@ class Surface(ABC):
 
     @abstractmethod
     def _run(self, operation: Operation[T]) -> T:
-        """Runs an operation in this thread."""
+        """Run an operation in this thread."""
 
     @abstractmethod
     async def _run_async(self, operation: Operation[T]) -> T:
-        """Runs an operation in this event loop."""
+        """Run an operation in this event loop."""
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
-        """Runs an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
+        """Run an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
         return await self._run_async(operation)
 
     def get_meta(
@@ -56,28 +56,45 @@ class Surface(ABC):
         replicas: int | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Metadata of samples of a partition.
+        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
 
-        mode "fetch": `batch_size` samples that have all `data_fields` and that `task_name` has not consumed, chosen
-        by the sampler, which gets `sampling_config` (dp_rank, batch_index, ...); they count as consumed then.
-        mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
-        `production_status` 1 where those of the fields that exist are produced.
+        Args:
+            data_fields: The fields that the samples must have (one str for one field).
+            batch_size: The number of samples. Ignored if `mode` is "force_fetch".
+            partition_id: The partition.
+            mode: "fetch": samples that have all `data_fields` and that `task_name` has not consumed. The sampler
+                chooses them, and they are then consumed. "insert": reserves new samples. "force_fetch": all samples,
+                without sampling or consuming; `production_status` is 1 if all requested fields that exist are produced.
+                Default: "fetch".
+            task_name: The task that consumes the samples. Required for "fetch", unless `sampling_config` contains it.
+            sampling_config: Arguments of the sampler, for example dp_rank and batch_index. Default: none.
+            hold: True if this fetch must not finish the previous batch of the task (see `finish`). Default: False.
+            lease: Seconds for which the samples are claimed instead of consumed. The client renews the lease in the
+                background while anything refers to the metadata. `ack` makes the samples consumed. A `nack` or the end
+                of the lease makes them ready again: samples of a rank-consistent sampler under the same (dp_rank,
+                batch_index), others for any consumer. `metadata.deliveries` counts deliveries; after `max_deliveries`
+                without an ack the task skips the sample. Default: no lease.
+            replicas: The number of rank replicas that must acknowledge a rank-consistent batch before it is consumed.
+                Default: the `replicas` of the partition.
+            timeout: Seconds that a fetch waits for samples, or an insert for space. Default for a fetch:
+                TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s); with `polling_mode: true` it does not wait, and returns empty
+                metadata if it cannot be met. Default for an insert: do not wait.
 
-        timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
-        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
-        waits so long for room (None: not at all).
-        hold: this fetch does not say that the task is through with the batch before it (see `finish`).
-        lease: seconds for which the samples are claimed instead of consumed, renewed in the background while anything
-        refers to the metadata. `ack` makes them consumed, `nack` gives them back; so does the end of the lease, after
-        which they are delivered again: those of a rank-consistent sampler under the same (dp_rank, batch_index),
-        others to whoever asks. `metadata.deliveries` says how often. Samples delivered `max_deliveries` times without
-        an ack are set aside. replicas: a rank-consistent batch is consumed when so many who fetched it acknowledged it
-        (None: the partition's replicas).
+        Returns:
+            The metadata of the samples.
 
         Raises:
-            WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
-            InvalidArgumentError: the arguments cannot be right, or this batch was dealt with another batch_size.
-            BatchGoneError: this dealt batch's rows are cleared. UnknownPartitionError: force_fetch of none.
+            WaitTimeoutError: The wait ended (also a TimeoutError and a RuntimeError). The message says which samples
+                are nearest to ready.
+            InvalidArgumentError: An argument is not valid, or this batch was dealt with another batch_size.
+            BatchGoneError: The rows of this dealt batch were cleared.
+            UnknownPartitionError: "force_fetch" of a partition that does not exist.
+            SamplerError: A user's sampler failed.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.get_meta(["prompt"], 2, "train_0", task_name="update")
+            BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
         """
         return self._run(
             self._operations.get_meta(
@@ -108,28 +125,45 @@ class Surface(ABC):
         replicas: int | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Metadata of samples of a partition.
+        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
 
-        mode "fetch": `batch_size` samples that have all `data_fields` and that `task_name` has not consumed, chosen
-        by the sampler, which gets `sampling_config` (dp_rank, batch_index, ...); they count as consumed then.
-        mode "insert": reserves `batch_size` new samples. mode "force_fetch": all samples, nothing is consumed,
-        `production_status` 1 where those of the fields that exist are produced.
+        Args:
+            data_fields: The fields that the samples must have (one str for one field).
+            batch_size: The number of samples. Ignored if `mode` is "force_fetch".
+            partition_id: The partition.
+            mode: "fetch": samples that have all `data_fields` and that `task_name` has not consumed. The sampler
+                chooses them, and they are then consumed. "insert": reserves new samples. "force_fetch": all samples,
+                without sampling or consuming; `production_status` is 1 if all requested fields that exist are produced.
+                Default: "fetch".
+            task_name: The task that consumes the samples. Required for "fetch", unless `sampling_config` contains it.
+            sampling_config: Arguments of the sampler, for example dp_rank and batch_index. Default: none.
+            hold: True if this fetch must not finish the previous batch of the task (see `finish`). Default: False.
+            lease: Seconds for which the samples are claimed instead of consumed. The client renews the lease in the
+                background while anything refers to the metadata. `ack` makes the samples consumed. A `nack` or the end
+                of the lease makes them ready again: samples of a rank-consistent sampler under the same (dp_rank,
+                batch_index), others for any consumer. `metadata.deliveries` counts deliveries; after `max_deliveries`
+                without an ack the task skips the sample. Default: no lease.
+            replicas: The number of rank replicas that must acknowledge a rank-consistent batch before it is consumed.
+                Default: the `replicas` of the partition.
+            timeout: Seconds that a fetch waits for samples, or an insert for space. Default for a fetch:
+                TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s); with `polling_mode: true` it does not wait, and returns empty
+                metadata if it cannot be met. Default for an insert: do not wait.
 
-        timeout: seconds that a fetch waits for samples. None: with `polling_mode: true` it answers at once with an
-        empty BatchMeta where it cannot be met; else it waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). An insert
-        waits so long for room (None: not at all).
-        hold: this fetch does not say that the task is through with the batch before it (see `finish`).
-        lease: seconds for which the samples are claimed instead of consumed, renewed in the background while anything
-        refers to the metadata. `ack` makes them consumed, `nack` gives them back; so does the end of the lease, after
-        which they are delivered again: those of a rank-consistent sampler under the same (dp_rank, batch_index),
-        others to whoever asks. `metadata.deliveries` says how often. Samples delivered `max_deliveries` times without
-        an ack are set aside. replicas: a rank-consistent batch is consumed when so many who fetched it acknowledged it
-        (None: the partition's replicas).
+        Returns:
+            The metadata of the samples.
 
         Raises:
-            WaitTimeoutError: the wait ended (a TimeoutError and a RuntimeError); it names what is nearest to ready.
-            InvalidArgumentError: the arguments cannot be right, or this batch was dealt with another batch_size.
-            BatchGoneError: this dealt batch's rows are cleared. UnknownPartitionError: force_fetch of none.
+            WaitTimeoutError: The wait ended (also a TimeoutError and a RuntimeError). The message says which samples
+                are nearest to ready.
+            InvalidArgumentError: An argument is not valid, or this batch was dealt with another batch_size.
+            BatchGoneError: The rows of this dealt batch were cleared.
+            UnknownPartitionError: "force_fetch" of a partition that does not exist.
+            SamplerError: A user's sampler failed.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> await client.async_get_meta(["prompt"], 2, "train_0", task_name="update")
+            BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
         """
         return await self._run_async(
             self._operations.get_meta(
@@ -161,14 +195,36 @@ class Surface(ABC):
         ahead: int = 0,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
-        """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
+        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
 
-        The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
-        ahead: by how many batches this one is ahead of the batch that the caller needs now, for example if the workers
-        of a loader fetch ahead. If a rank-consistent sampler does not know the number of dp_ranks, it deals such a
-        batch only if other ranks do not need these samples.
+        Args:
+            data_fields: The fields that the samples must have.
+            batch_size: The number of samples.
+            partition_id: The partition.
+            task_name: The task that consumes the samples.
+            sampling_config: Arguments of the sampler, for example dp_rank and batch_index. Default: none.
+            finite: True to end as soon as the task has consumed every sample of the partition. Default: False, which
+                ends only if the partition is sealed and everything is dealt.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            ahead: By how many batches this one is ahead of the batch that the caller needs now, for example if the
+                workers of a loader fetch ahead. If a rank-consistent sampler does not know the number of ranks, it
+                deals such a batch only if other ranks do not need these samples. Default: 0.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s), in any
+                polling mode.
+
+        Returns:
+            The metadata, which is empty if nothing became ready, and whether the task has reached its end.
+
+        Raises:
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> client.seal("train_0", create=True)
+            >>> client.await_batch(["prompt"], 2, "train_0", "update", timeout=5)
+            (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
         """
         return self._run(
             self._operations.await_batch(
@@ -201,14 +257,36 @@ class Surface(ABC):
         ahead: int = 0,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
-        """(metadata, ended) of a fetch that waits in any mode, at most `timeout` seconds, and raises no timeout.
+        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
 
-        The metadata is empty where nothing came. ended: nothing ever will, because the partition is sealed and
-        everything is dealt, or because it is `finite` and the task has consumed it wholly. timeout: 0 asks and does
-        not wait; None waits TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s). hold, lease, replicas: as in `get_meta`.
-        ahead: by how many batches this one is ahead of the batch that the caller needs now, for example if the workers
-        of a loader fetch ahead. If a rank-consistent sampler does not know the number of dp_ranks, it deals such a
-        batch only if other ranks do not need these samples.
+        Args:
+            data_fields: The fields that the samples must have.
+            batch_size: The number of samples.
+            partition_id: The partition.
+            task_name: The task that consumes the samples.
+            sampling_config: Arguments of the sampler, for example dp_rank and batch_index. Default: none.
+            finite: True to end as soon as the task has consumed every sample of the partition. Default: False, which
+                ends only if the partition is sealed and everything is dealt.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            ahead: By how many batches this one is ahead of the batch that the caller needs now, for example if the
+                workers of a loader fetch ahead. If a rank-consistent sampler does not know the number of ranks, it
+                deals such a batch only if other ranks do not need these samples. Default: 0.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s), in any
+                polling mode.
+
+        Returns:
+            The metadata, which is empty if nothing became ready, and whether the task has reached its end.
+
+        Raises:
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> await client.async_seal("train_0", create=True)
+            >>> await client.async_await_batch(["prompt"], 2, "train_0", "update", timeout=5)
+            (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
         """
         return await self._run_async(
             self._operations.await_batch(
@@ -238,13 +316,28 @@ class Surface(ABC):
         *,
         timeout: float | None = None,
     ) -> Readiness:
-        """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
+        """Wait until `await_batch` with the same arguments could be met. Deals nothing.
 
-        since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
-        timeout: as in `await_batch`.
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            since: The partition version that an earlier call returned, to wait for a change after it. Default: none.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Returns:
-            ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
+            Whether such a fetch can never be met, and the version of the partition.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.await_ready(["prompt"], 2, "train_0", "update").ended
+            False
         """
         return self._run(
             self._operations.await_ready(
@@ -264,13 +357,28 @@ class Surface(ABC):
         *,
         timeout: float | None = None,
     ) -> Readiness:
-        """Waits, at most `timeout` seconds, until `await_batch` with these arguments could be met; deals nothing.
+        """Wait until `await_batch` with the same arguments could be met. Deals nothing.
 
-        since: the version of the partition that an earlier call gave; it then waits for a change after that, too.
-        timeout: as in `await_batch`.
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            since: The partition version that an earlier call returned, to wait for a change after it. Default: none.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Returns:
-            ended: such a fetch can never be met. version: of the partition, which grows with every change in it.
+            Whether such a fetch can never be met, and the version of the partition.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> (await client.async_await_ready(["prompt"], 2, "train_0", "update")).ended
+            False
         """
         return await self._run_async(
             self._operations.await_ready(
@@ -286,19 +394,34 @@ class Surface(ABC):
         *,
         timeout: float | None = None,
     ) -> PartitionChange:
-        """Waits, at most `timeout` seconds, until samples of a partition change, and tells which; false if none did.
+        """Wait until samples of a partition change, and return the changes.
 
-        A sample changes when it gets a field, a tag or a key. What is told is the state now: of several changes of a
-        sample the last, and no sample is left out however late the question comes. It also tells the samples that
-        were cleared, and ends when the partition is sealed or dropped. A partition that does not exist is waited for.
+        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
+        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
+        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
+        for it.
 
-        since: the version that an earlier call gave. None: all samples there are; it waits only where there is none.
-        where: entries that a sample's tag must have for it to be told, with equal values: numbers by their value
-        (1 is 1.0, True is not 1), what only Python knows (tuples, objects) by its bytes. {} or None: every sample.
-        timeout: as in `await_batch`.
+        Args:
+            partition_id: The partition.
+            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
+                there are none.
+            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
+                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Returns:
+            The changes; falsy if there were none.
 
         Raises:
-            InvalidArgumentError: where is no dict of tag entries, or since no version.
+            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
+            >>> change = client.wait_for_change("train_0", where={"status": "done"})
+            >>> change.keys, change.tags
+            (['a'], [{'status': 'done'}])
+            >>> bool(client.wait_for_change("train_0", change.version, timeout=0))
+            False
         """
         return self._run(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
 
@@ -310,19 +433,34 @@ class Surface(ABC):
         *,
         timeout: float | None = None,
     ) -> PartitionChange:
-        """Waits, at most `timeout` seconds, until samples of a partition change, and tells which; false if none did.
+        """Wait until samples of a partition change, and return the changes.
 
-        A sample changes when it gets a field, a tag or a key. What is told is the state now: of several changes of a
-        sample the last, and no sample is left out however late the question comes. It also tells the samples that
-        were cleared, and ends when the partition is sealed or dropped. A partition that does not exist is waited for.
+        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
+        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
+        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
+        for it.
 
-        since: the version that an earlier call gave. None: all samples there are; it waits only where there is none.
-        where: entries that a sample's tag must have for it to be told, with equal values: numbers by their value
-        (1 is 1.0, True is not 1), what only Python knows (tuples, objects) by its bytes. {} or None: every sample.
-        timeout: as in `await_batch`.
+        Args:
+            partition_id: The partition.
+            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
+                there are none.
+            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
+                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Returns:
+            The changes; falsy if there were none.
 
         Raises:
-            InvalidArgumentError: where is no dict of tag entries, or since no version.
+            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", tag={"status": "done"})
+            >>> change = await client.async_wait_for_change("train_0", where={"status": "done"})
+            >>> change.keys, change.tags
+            (['a'], [{'status': 'done'}])
+            >>> bool(await client.async_wait_for_change("train_0", change.version, timeout=0))
+            False
         """
         return await self._run_async(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
 
@@ -337,24 +475,43 @@ class Surface(ABC):
         tags: Tags | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
+        """Write columns: as new samples of a partition, or as fields of existing samples.
 
-        data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
-        the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is. tags: one dict a row, to be merged; they become visible
-        together with the values, so that no sampler sees a sample without its tag.
-        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        The values, tags and groups of a put become visible together. If the put fails, it left nothing, with one
+        exception: a put into samples of several partitions is published partition by partition, and the partitions
+        before the one that fails keep their values.
+
+        Args:
+            data: The columns, one row for each sample. docs/tutorials lists the types that a column can have.
+            metadata: The samples that get the fields, in the order of the rows. Tag entries that were changed since the
+                metadata was fetched are merged in, too. Default: the rows are new samples.
+            partition_id: The partition of new samples. Required without `metadata`.
+            data_parser: A function that maps a dict of columns to one with the same keys, lengths and order, for
+                example to replace URLs by their content. It runs in this process before the write. Default: none.
+            group_ids: One entry for each row: the group of the sample, usually the id of its prompt. Default: no
+                groups.
+            tags: One dict for each row, merged into the tag of the sample. Default: none.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
             The given metadata with the fields added, or the metadata of the new samples. A put of no rows does nothing
             and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or the values do not match the field's live ones
-            (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
-            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
-            exception: metadata of several partitions is published partition by partition, and what the controller
-            refuses in one leaves what it took for those before it.
+            InvalidArgumentError: Sizes do not match.
+            FieldTypeError: The values do not match the live values of a field (a ValueError).
+            CapacityError: There is no space.
+            SealedError: The partition is sealed and accepts no new samples.
+            StorageKeyNotFoundError: One of the samples was cleared.
+            StaleMetadataError: The metadata is older than a checkpoint that was loaded.
+            UncarriableValueError: A value cannot be stored.
+
+        Example:
+            >>> prompts = TensorDict({"prompt": torch.zeros(2, 3)}, batch_size=2)
+            >>> meta = client.put(prompts, partition_id="train_0")
+            >>> rewards = TensorDict({"reward": torch.ones(2)}, batch_size=2)
+            >>> client.put(rewards, meta).field_names
+            ['prompt', 'reward']
         """
         return self._run(
             self._operations.put(
@@ -373,24 +530,43 @@ class Surface(ABC):
         tags: Tags | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Writes columns: new samples of `partition_id`, or fields of the samples that `metadata` names.
+        """Write columns: as new samples of a partition, or as fields of existing samples.
 
-        data: TensorDict [rows]. With metadata its rows are the samples in their order; tag entries changed since
-        the metadata was fetched are merged in, too. data_parser: turns columns into others before the write.
-        group_ids: one a row, the prompt whose sample it is. tags: one dict a row, to be merged; they become visible
-        together with the values, so that no sampler sees a sample without its tag.
-        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        The values, tags and groups of a put become visible together. If the put fails, it left nothing, with one
+        exception: a put into samples of several partitions is published partition by partition, and the partitions
+        before the one that fails keep their values.
+
+        Args:
+            data: The columns, one row for each sample. docs/tutorials lists the types that a column can have.
+            metadata: The samples that get the fields, in the order of the rows. Tag entries that were changed since the
+                metadata was fetched are merged in, too. Default: the rows are new samples.
+            partition_id: The partition of new samples. Required without `metadata`.
+            data_parser: A function that maps a dict of columns to one with the same keys, lengths and order, for
+                example to replace URLs by their content. It runs in this process before the write. Default: none.
+            group_ids: One entry for each row: the group of the sample, usually the id of its prompt. Default: no
+                groups.
+            tags: One dict for each row, merged into the tag of the sample. Default: none.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
             The given metadata with the fields added, or the metadata of the new samples. A put of no rows does nothing
             and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: sizes do not match, or the values do not match the field's live ones
-            (FieldTypeError). CapacityError: no room. SealedError: no new rows. StorageKeyNotFoundError: a sample
-            was cleared. UncarriableValueError: a value cannot be stored. The put left nothing then, with one
-            exception: metadata of several partitions is published partition by partition, and what the controller
-            refuses in one leaves what it took for those before it.
+            InvalidArgumentError: Sizes do not match.
+            FieldTypeError: The values do not match the live values of a field (a ValueError).
+            CapacityError: There is no space.
+            SealedError: The partition is sealed and accepts no new samples.
+            StorageKeyNotFoundError: One of the samples was cleared.
+            StaleMetadataError: The metadata is older than a checkpoint that was loaded.
+            UncarriableValueError: A value cannot be stored.
+
+        Example:
+            >>> prompts = TensorDict({"prompt": torch.zeros(2, 3)}, batch_size=2)
+            >>> meta = await client.async_put(prompts, partition_id="train_0")
+            >>> rewards = TensorDict({"reward": torch.ones(2)}, batch_size=2)
+            >>> (await client.async_put(rewards, meta)).field_names
+            ['prompt', 'reward']
         """
         return await self._run_async(
             self._operations.put(
@@ -399,27 +575,99 @@ class Surface(ABC):
         )
 
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Replaces the tag of each of these samples by the metadata's custom_meta."""
+        """Replace the tag of each sample by the metadata's custom_meta.
+
+        Args:
+            metadata: The samples with their new tags.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            StorageKeyNotFoundError: One of the samples was cleared.
+
+        Example:
+            >>> meta = client.get_meta("prompt", 1, "train_0", mode="insert")
+            >>> meta.custom_meta = [{"status": "running"}]
+            >>> client.set_custom_meta(meta)
+        """
         return self._run(self._operations.set_custom_meta(metadata, timeout=timeout))
 
     async def async_set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Replaces the tag of each of these samples by the metadata's custom_meta."""
+        """Replace the tag of each sample by the metadata's custom_meta.
+
+        Args:
+            metadata: The samples with their new tags.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            StorageKeyNotFoundError: One of the samples was cleared.
+
+        Example:
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", mode="insert")
+            >>> meta.custom_meta = [{"status": "running"}]
+            >>> await client.async_set_custom_meta(meta)
+        """
         return await self._run_async(self._operations.set_custom_meta(metadata, timeout=timeout))
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Drops these samples with their values, keys and tags; those that are gone already are fine."""
+        """Remove samples with their values, keys and tags. Samples that were already cleared are ignored.
+
+        Args:
+            metadata: The samples.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.kv_retrieve_meta("a", "train_0")
+            >>> client.clear_samples(meta)
+            >>> client.kv_list("train_0")
+            {'train_0': {'b': {}}}
+        """
         return self._run(self._operations.clear_samples(metadata, timeout=timeout))
 
     async def async_clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Drops these samples with their values, keys and tags; those that are gone already are fine."""
+        """Remove samples with their values, keys and tags. Samples that were already cleared are ignored.
+
+        Args:
+            metadata: The samples.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_kv_retrieve_meta("a", "train_0")
+            >>> await client.async_clear_samples(meta)
+            >>> await client.async_kv_list("train_0")
+            {'train_0': {'b': {}}}
+        """
         return await self._run_async(self._operations.clear_samples(metadata, timeout=timeout))
 
     def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
-        """Drops a partition and all its samples; an unknown one is fine."""
+        """Remove a partition with all its samples. A partition that does not exist is ignored.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.clear_partition("train_0")
+            >>> client.get_partition_list()
+            []
+        """
         return self._run(self._operations.clear_partition(partition_id, timeout=timeout))
 
     async def async_clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
-        """Drops a partition and all its samples; an unknown one is fine."""
+        """Remove a partition with all its samples. A partition that does not exist is ignored.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_clear_partition("train_0")
+            >>> await client.async_get_partition_list()
+            []
+        """
         return await self._run_async(self._operations.clear_partition(partition_id, timeout=timeout))
 
     def create_partition(
@@ -438,21 +686,41 @@ class Surface(ABC):
         max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Makes a partition ahead of its first sample; False if it exists.
+        """Create a partition before its first sample, with options.
 
-        Raises InvalidArgumentError, which names both settings, if the partition exists with other settings than those
-        given here. Arguments that have their defaults are not compared.
+        Args:
+            partition_id: The partition.
+            group_size: The number of samples of each declared group. Default: groups have no declared size.
+            producers: How many calls of `seal` seal the partition. Default: 1.
+            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+                consumed and finished it (see `finish`). Default: samples are cleared only by calls.
+            replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
+            max_staleness: New samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
+                were, where `set_policy_version` sets the version. A put beyond this waits, if it has a timeout, or
+                raises StalenessError. `get_meta(mode="insert", timeout=...)` makes a producer wait before it generates.
+                Default: no limit.
+            rows_per_version: The number of samples that training consumes for each policy version. Required with
+                `max_staleness`.
+            keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
+                no limit.
+            keep_bytes: The same in bytes of values. Default: no limit.
+            keep_seconds: The same by age in seconds. Default: no limit.
+            max_deliveries: A sample whose leases ended this often without an ack is skipped; 0 never skips. Default:
+                `controller.max_deliveries`.
+            timeout: See `TransferQueueClient`.
 
-        group_size: samples of each declared group. producers: how many `seal`s seal it.
-        free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
-        consumed it and is through with it (see `finish`); replicas: by so many readers of each sample.
-        max_staleness, rows_per_version: new samples are taken in while fewer than (version + max_staleness + 1) *
-        rows_per_version were; `set_policy_version` says the version. What is beyond waits, given a timeout, or is a
-        StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
-        keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
-        `status` counts them.
-        max_deliveries: samples whose leases ended so often without an ack are set aside (0: never; None: the system's
-        controller.max_deliveries).
+        Returns:
+            True; False if the partition already existed.
+
+        Raises:
+            InvalidArgumentError: An option is not valid, or the partition exists with other options. Arguments that
+                have their defaults are not compared.
+
+        Example:
+            >>> client.create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            True
+            >>> client.create_partition("train_0", group_size=8)
+            False
         """
         return self._run(
             self._operations.create_partition(
@@ -487,21 +755,41 @@ class Surface(ABC):
         max_deliveries: int | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Makes a partition ahead of its first sample; False if it exists.
+        """Create a partition before its first sample, with options.
 
-        Raises InvalidArgumentError, which names both settings, if the partition exists with other settings than those
-        given here. Arguments that have their defaults are not compared.
+        Args:
+            partition_id: The partition.
+            group_size: The number of samples of each declared group. Default: groups have no declared size.
+            producers: How many calls of `seal` seal the partition. Default: 1.
+            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+                consumed and finished it (see `finish`). Default: samples are cleared only by calls.
+            replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
+            max_staleness: New samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
+                were, where `set_policy_version` sets the version. A put beyond this waits, if it has a timeout, or
+                raises StalenessError. `get_meta(mode="insert", timeout=...)` makes a producer wait before it generates.
+                Default: no limit.
+            rows_per_version: The number of samples that training consumes for each policy version. Required with
+                `max_staleness`.
+            keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
+                no limit.
+            keep_bytes: The same in bytes of values. Default: no limit.
+            keep_seconds: The same by age in seconds. Default: no limit.
+            max_deliveries: A sample whose leases ended this often without an ack is skipped; 0 never skips. Default:
+                `controller.max_deliveries`.
+            timeout: See `TransferQueueClient`.
 
-        group_size: samples of each declared group. producers: how many `seal`s seal it.
-        free_when: `consumed_by["reward", "update"]`: a sample is cleared by itself once each of these tasks has
-        consumed it and is through with it (see `finish`); replicas: by so many readers of each sample.
-        max_staleness, rows_per_version: new samples are taken in while fewer than (version + max_staleness + 1) *
-        rows_per_version were; `set_policy_version` says the version. What is beyond waits, given a timeout, or is a
-        StalenessError; `get_meta(mode="insert", timeout=...)` so holds back a producer before it generates.
-        keep_rows, keep_bytes, keep_seconds: the oldest samples beyond these are dropped, whole groups together;
-        `status` counts them.
-        max_deliveries: samples whose leases ended so often without an ack are set aside (0: never; None: the system's
-        controller.max_deliveries).
+        Returns:
+            True; False if the partition already existed.
+
+        Raises:
+            InvalidArgumentError: An option is not valid, or the partition exists with other options. Arguments that
+                have their defaults are not compared.
+
+        Example:
+            >>> await client.async_create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            True
+            >>> await client.async_create_partition("train_0", group_size=8)
+            False
         """
         return await self._run_async(
             self._operations.create_partition(
@@ -529,11 +817,31 @@ class Surface(ABC):
         reason: str,
         timeout: float | None = None,
     ) -> int:
-        """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
+        """Remove samples that are of no use, and count them under a reason.
 
-        Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine. Logs a warning if the partition does not exist. Returns how many
-        samples were dropped.
+        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
+        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        exist.
+
+        Args:
+            partition_id: The partition.
+            groups: The ids of the groups to drop as a whole. Default: none.
+            metadata: The samples to drop. Default: none.
+            reason: The reason to count them under, for example "no advantage".
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that were dropped.
+
+        Raises:
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
+                partition.
+
+        Example:
+            >>> rows = {"prompt": torch.zeros(2, 3)}
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", rows, group_ids=["p0", "p0"])
+            >>> client.drop("train_0", "p0", reason="no advantage")
+            2
         """
         return self._run(self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout))
 
@@ -546,186 +854,464 @@ class Surface(ABC):
         reason: str,
         timeout: float | None = None,
     ) -> int:
-        """Drops samples, whole declared groups or those of metadata, and counts them under the reason.
+        """Remove samples that are of no use, and count them under a reason.
 
-        Members of a dropped group that are put later are dropped, too, where the partition has a group_size. Unknown
-        groups, and samples that are gone, are fine. Logs a warning if the partition does not exist. Returns how many
-        samples were dropped.
+        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
+        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        exist.
+
+        Args:
+            partition_id: The partition.
+            groups: The ids of the groups to drop as a whole. Default: none.
+            metadata: The samples to drop. Default: none.
+            reason: The reason to count them under, for example "no advantage".
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that were dropped.
+
+        Raises:
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
+                partition.
+
+        Example:
+            >>> rows = {"prompt": torch.zeros(2, 3)}
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", rows, group_ids=["p0", "p0"])
+            >>> await client.async_drop("train_0", "p0", reason="no advantage")
+            2
         """
         return await self._run_async(
             self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout)
         )
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
-        """Says that the task is through with these samples, which were fetched for it.
+        """Declare that the task does not need these samples any more.
 
-        It counts where the partition frees samples by itself (`create_partition(free_when=...)`). A fetch says it of
-        what the same client was given before for the same task and dp_rank, unless it is made with hold=True.
+        This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
+        the samples that the same client fetched before for the same task and dp_rank, unless it is made with
+        `hold=True`.
+
+        Args:
+            metadata: The samples, as they were fetched.
+            task_name: The task that they were fetched for.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+            >>> client.finish(meta, "update")
+            >>> client.kv_list("train_0")
+            {'train_0': {}}
         """
         return self._run(self._operations.finish(metadata, task_name, timeout=timeout))
 
     async def async_finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
-        """Says that the task is through with these samples, which were fetched for it.
+        """Declare that the task does not need these samples any more.
 
-        It counts where the partition frees samples by itself (`create_partition(free_when=...)`). A fetch says it of
-        what the same client was given before for the same task and dp_rank, unless it is made with hold=True.
+        This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
+        the samples that the same client fetched before for the same task and dp_rank, unless it is made with
+        `hold=True`.
+
+        Args:
+            metadata: The samples, as they were fetched.
+            task_name: The task that they were fetched for.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> created = await client.async_create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
+            >>> await client.async_finish(meta, "update")
+            >>> await client.async_kv_list("train_0")
+            {'train_0': {}}
         """
         return await self._run_async(self._operations.finish(metadata, task_name, timeout=timeout))
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
-        """Says that the policy has reached this version: producers may go on, and staleness is counted from it.
+        """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
+
+        Args:
+            partition_id: The partition.
+            version: The version, which may not decrease.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            InvalidArgumentError: it would go back. UnknownPartitionError: create the partition first.
+            InvalidArgumentError: The version is lower than the present one.
+            UnknownPartitionError: The partition does not exist. Create it first.
+
+        Example:
+            >>> created = client.create_partition("train_0", max_staleness=1, rows_per_version=64)
+            >>> client.set_policy_version("train_0", 1)
         """
         return self._run(self._operations.set_policy_version(partition_id, version, timeout=timeout))
 
     async def async_set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
-        """Says that the policy has reached this version: producers may go on, and staleness is counted from it.
+        """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
+
+        Args:
+            partition_id: The partition.
+            version: The version, which may not decrease.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            InvalidArgumentError: it would go back. UnknownPartitionError: create the partition first.
+            InvalidArgumentError: The version is lower than the present one.
+            UnknownPartitionError: The partition does not exist. Create it first.
+
+        Example:
+            >>> created = await client.async_create_partition("train_0", max_staleness=1, rows_per_version=64)
+            >>> await client.async_set_policy_version("train_0", 1)
         """
         return await self._run_async(self._operations.set_policy_version(partition_id, version, timeout=timeout))
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> None:
-        """Says how many whole groups the task wants to be there or on their way; 0 takes it back.
+        """Set the group demand of a task: the number of complete groups that should exist or be in production.
 
-        It holds until it is changed: as the task consumes groups, or groups are dropped, producers are told of as
-        many new ones (`wanted`).
+        The demand stays until it is changed. When the task consumes groups, or groups are dropped, `wanted` reports the
+        same number of new ones to producers.
+
+        Args:
+            partition_id: The partition.
+            groups: The number of groups; 0 removes the demand.
+            task_name: The task.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> created = client.create_partition("train_0", group_size=8)
+            >>> client.want("train_0", 4, "update")
+            >>> client.wanted("train_0", "update")
+            4
         """
         return self._run(self._operations.want(partition_id, groups, task_name, timeout=timeout))
 
     async def async_want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> None:
-        """Says how many whole groups the task wants to be there or on their way; 0 takes it back.
+        """Set the group demand of a task: the number of complete groups that should exist or be in production.
 
-        It holds until it is changed: as the task consumes groups, or groups are dropped, producers are told of as
-        many new ones (`wanted`).
+        The demand stays until it is changed. When the task consumes groups, or groups are dropped, `wanted` reports the
+        same number of new ones to producers.
+
+        Args:
+            partition_id: The partition.
+            groups: The number of groups; 0 removes the demand.
+            task_name: The task.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> created = await client.async_create_partition("train_0", group_size=8)
+            >>> await client.async_want("train_0", 4, "update")
+            >>> await client.async_wanted("train_0", "update")
+            4
         """
         return await self._run_async(self._operations.want(partition_id, groups, task_name, timeout=timeout))
 
     def wanted(
         self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
     ) -> int:
-        """How many groups the task still misses, beyond those that are there, begun, or promised by a producer.
+        """Return how many groups a task is missing, and promise to produce some of them.
 
-        most: this producer takes up to so many upon itself, which others are not told of then; the promise ends as
-        it puts (or reserves) their samples, or when it has gone. timeout: seconds to wait while none is missing
-        (None, 0: none); 0 is the answer then.
+        A missing group is one of the group demand (`want`) that does not exist, is not in production, and that no
+        producer has promised.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            most: The maximum number of groups that this producer promises to produce. Other producers do not get these.
+                The promise ends when the samples are put (or reserved), or when this client is gone. Default: promise
+                none.
+            timeout: Seconds to wait while no group is missing. Default: do not wait.
+
+        Returns:
+            The number of missing groups; with `most`, the number that this producer promised.
+
+        Example:
+            >>> created = client.create_partition("train_0", group_size=8)
+            >>> client.want("train_0", 4, "update")
+            >>> client.wanted("train_0", "update", most=3)
+            3
+            >>> client.wanted("train_0", "update", most=3)
+            1
         """
         return self._run(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
 
     async def async_wanted(
         self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
     ) -> int:
-        """How many groups the task still misses, beyond those that are there, begun, or promised by a producer.
+        """Return how many groups a task is missing, and promise to produce some of them.
 
-        most: this producer takes up to so many upon itself, which others are not told of then; the promise ends as
-        it puts (or reserves) their samples, or when it has gone. timeout: seconds to wait while none is missing
-        (None, 0: none); 0 is the answer then.
+        A missing group is one of the group demand (`want`) that does not exist, is not in production, and that no
+        producer has promised.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            most: The maximum number of groups that this producer promises to produce. Other producers do not get these.
+                The promise ends when the samples are put (or reserved), or when this client is gone. Default: promise
+                none.
+            timeout: Seconds to wait while no group is missing. Default: do not wait.
+
+        Returns:
+            The number of missing groups; with `most`, the number that this producer promised.
+
+        Example:
+            >>> created = await client.async_create_partition("train_0", group_size=8)
+            >>> await client.async_want("train_0", 4, "update")
+            >>> await client.async_wanted("train_0", "update", most=3)
+            3
+            >>> await client.async_wanted("train_0", "update", most=3)
+            1
         """
         return await self._run_async(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
         """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        If the partition does not exist, it is made and sealed, so that consumers do not wait for its samples. Unless
+        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
         `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
             partition_id: The partition.
-            create: Do not warn if the partition does not exist yet. Default: False.
+            create: True to suppress the warning if the partition does not exist. Default: False.
             timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.seal("train_0")
+            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
+            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
+            >>> ended
+            True
         """
         return self._run(self._operations.seal(partition_id, create, timeout=timeout))
 
     async def async_seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
         """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        If the partition does not exist, it is made and sealed, so that consumers do not wait for its samples. Unless
+        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
         `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
             partition_id: The partition.
-            create: Do not warn if the partition does not exist yet. Default: False.
+            create: True to suppress the warning if the partition does not exist. Default: False.
             timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_seal("train_0")
+            >>> meta, ended = await client.async_await_batch("prompt", 1, "train_0", "update")
+            >>> meta, ended = await client.async_await_batch("prompt", 1, "train_0", "update")
+            >>> ended
+            True
         """
         return await self._run_async(self._operations.seal(partition_id, create, timeout=timeout))
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
-        """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
+        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
 
-        unit: its number, from 0 on. undo: it is written to again. timeout: seconds to wait (None: no limit); moving
-        goes on when they are over.
+        Args:
+            unit: The number of the unit, from 0.
+            undo: True to let the unit receive values again. Default: False.
+            timeout: Seconds to wait; moving continues after that. Default: no limit.
 
         Raises:
-            InvalidArgumentError: there is no such unit, or too few others would be left to write to.
+            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
+            WaitTimeoutError: The unit still stores values.
+
+        Example:
+            >>> client.drain_unit(0, undo=True)
         """
         return self._run(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
 
     async def async_drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
-        """Moves everything off a storage unit, which gets nothing new from now on; returns when it holds nothing.
+        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
 
-        unit: its number, from 0 on. undo: it is written to again. timeout: seconds to wait (None: no limit); moving
-        goes on when they are over.
+        Args:
+            unit: The number of the unit, from 0.
+            undo: True to let the unit receive values again. Default: False.
+            timeout: Seconds to wait; moving continues after that. Default: no limit.
 
         Raises:
-            InvalidArgumentError: there is no such unit, or too few others would be left to write to.
+            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
+            WaitTimeoutError: The unit still stores values.
+
+        Example:
+            >>> await client.async_drain_unit(0, undo=True)
         """
         return await self._run_async(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
 
     def get_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(int64 indexes [rows], int8 [rows, fields]): 1 where a sample has a field; ascending, reserved rows included.
+        """Return which samples have which fields.
 
-        (None, None) for an unknown partition or field.
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The global indexes of all samples, reserved ones included, int64 [rows], ascending; and int8 [rows, fields],
+            1 where a sample has a field, columns in the order of `data_fields`. (None, None) if the partition or a
+            field does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> put = client.kv_put("a", "train_0", {"reward": torch.tensor(1.0)})
+            >>> indexes, produced = client.get_production_status(["prompt", "reward"], "train_0")
+            >>> produced.tolist()
+            [[1, 1], [1, 0]]
         """
         return self._run(self._operations.get_production_status(data_fields, partition_id, timeout=timeout))
 
     async def async_get_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(int64 indexes [rows], int8 [rows, fields]): 1 where a sample has a field; ascending, reserved rows included.
+        """Return which samples have which fields.
 
-        (None, None) for an unknown partition or field.
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The global indexes of all samples, reserved ones included, int64 [rows], ascending; and int8 [rows, fields],
+            1 where a sample has a field, columns in the order of `data_fields`. (None, None) if the partition or a
+            field does not exist.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> put = await client.async_kv_put("a", "train_0", {"reward": torch.tensor(1.0)})
+            >>> indexes, produced = await client.async_get_production_status(["prompt", "reward"], "train_0")
+            >>> produced.tolist()
+            [[1, 1], [1, 0]]
         """
         return await self._run_async(self._operations.get_production_status(data_fields, partition_id, timeout=timeout))
 
     def get_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(int64 indexes [rows], int8 [rows]): 1 where the task has consumed a sample; (None, None) if unknown."""
+        """Return which samples a task has consumed.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The global indexes of all samples, reserved ones included, int64 [rows], ascending; and int8 [rows], 1 where
+            the task has consumed the sample. (None, None) if the partition does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+            >>> indexes, consumed = client.get_consumption_status("update", "train_0")
+            >>> consumed.tolist()
+            [1, 0]
+        """
         return self._run(self._operations.get_consumption_status(task_name, partition_id, timeout=timeout))
 
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(int64 indexes [rows], int8 [rows]): 1 where the task has consumed a sample; (None, None) if unknown."""
+        """Return which samples a task has consumed.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The global indexes of all samples, reserved ones included, int64 [rows], ascending; and int8 [rows], 1 where
+            the task has consumed the sample. (None, None) if the partition does not exist.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
+            >>> indexes, consumed = await client.async_get_consumption_status("update", "train_0")
+            >>> consumed.tolist()
+            [1, 0]
+        """
         return await self._run_async(self._operations.get_consumption_status(task_name, partition_id, timeout=timeout))
 
     def check_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether every sample has every one of these fields; False for an unknown partition or field."""
+        """Return whether every sample has all of these fields.
+
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if every sample has every field; False if the partition or a field does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.check_production_status(["prompt"], "train_0")
+            True
+        """
         return self._run(self._operations.check_production_status(data_fields, partition_id, timeout=timeout))
 
     async def async_check_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether every sample has every one of these fields; False for an unknown partition or field."""
+        """Return whether every sample has all of these fields.
+
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if every sample has every field; False if the partition or a field does not exist.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_check_production_status(["prompt"], "train_0")
+            True
+        """
         return await self._run_async(
             self._operations.check_production_status(data_fields, partition_id, timeout=timeout)
         )
 
     def check_consumption_status(self, task_name: str, partition_id: str, *, timeout: float | None = None) -> bool:
-        """Whether the task has consumed every sample, those cleared since too; False for an unknown partition."""
+        """Return whether a task has consumed every sample.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the task has consumed every sample, including samples that were cleared since; False if the
+            partition does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.check_consumption_status("update", "train_0")
+            False
+        """
         return self._run(self._operations.check_consumption_status(task_name, partition_id, timeout=timeout))
 
     async def async_check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether the task has consumed every sample, those cleared since too; False for an unknown partition."""
+        """Return whether a task has consumed every sample.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the task has consumed every sample, including samples that were cleared since; False if the
+            partition does not exist.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_check_consumption_status("update", "train_0")
+            False
+        """
         return await self._run_async(
             self._operations.check_consumption_status(task_name, partition_id, timeout=timeout)
         )
@@ -733,27 +1319,83 @@ class Surface(ABC):
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> bool:
-        """Let a task (None: every task) consume the partition again. Forgets its dealt batches. Returns True.
+        """Let a task consume the partition again from the beginning.
 
-        Logs a warning if the partition does not exist.
+        The dealt batches of the task are forgotten, and its leases end. A warning is logged if the partition does not
+        exist.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task. Default: every task.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+            >>> client.reset_consumption("train_0", "update")
+            True
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
         """
         return self._run(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
     ) -> bool:
-        """Let a task (None: every task) consume the partition again. Forgets its dealt batches. Returns True.
+        """Let a task consume the partition again from the beginning.
 
-        Logs a warning if the partition does not exist.
+        The dealt batches of the task are forgotten, and its leases end. A warning is logged if the partition does not
+        exist.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task. Default: every task.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
+            >>> await client.async_reset_consumption("train_0", "update")
+            True
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
         """
         return await self._run_async(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
     def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
-        """The names of all partitions, in order of creation."""
+        """Return the names of all partitions, in order of creation.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The names.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.get_partition_list()
+            ['train_0']
+        """
         return self._run(self._operations.get_partition_list(timeout=timeout))
 
     async def async_get_partition_list(self, *, timeout: float | None = None) -> list[str]:
-        """The names of all partitions, in order of creation."""
+        """Return the names of all partitions, in order of creation.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The names.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_get_partition_list()
+            ['train_0']
+        """
         return await self._run_async(self._operations.get_partition_list(timeout=timeout))
 
     def explain(
@@ -768,10 +1410,28 @@ class Surface(ABC):
         sampling_config: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
+        """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
 
         If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
-        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which dp_ranks are ahead.
+        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which ranks are ahead.
+
+        Args:
+            partition_id: The partition.
+            global_index: The global index of the sample. Default: none.
+            key: The key of the sample. Default: none.
+            task: The task that waits for the sample. Default: all tasks.
+            fields: The fields that the task needs. Default: any.
+            batch_size: The batch size of the fetch to explain. Default: none.
+            sampling_config: The sampling_config of the fetch to explain. Default: none.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The explanation, one or more lines.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> "reward" in client.explain("train_0", key="a", task="update", fields=["reward"])
+            True
         """
         return self._run(
             self._operations.explain(
@@ -798,10 +1458,28 @@ class Surface(ABC):
         sampling_config: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Says in words why a sample is not handed out: missing fields, the batch that took it, its group, ...
+        """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
 
         If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
-        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which dp_ranks are ahead.
+        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which ranks are ahead.
+
+        Args:
+            partition_id: The partition.
+            global_index: The global index of the sample. Default: none.
+            key: The key of the sample. Default: none.
+            task: The task that waits for the sample. Default: all tasks.
+            fields: The fields that the task needs. Default: any.
+            batch_size: The batch size of the fetch to explain. Default: none.
+            sampling_config: The sampling_config of the fetch to explain. Default: none.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The explanation, one or more lines.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> "reward" in (await client.async_explain("train_0", key="a", task="update", fields=["reward"]))
+            True
         """
         return await self._run_async(
             self._operations.explain(
@@ -817,11 +1495,35 @@ class Surface(ABC):
         )
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
-        """Progress of every partition by field and task, and the controller's counters."""
+        """Return the progress of every partition by field and task, and the counters of the controller.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The status; `tq status` prints it.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> [partition.name for partition in client.status().partitions]
+            ['train_0']
+        """
         return self._run(self._operations.status(timeout=timeout))
 
     async def async_status(self, *, timeout: float | None = None) -> SystemStatus:
-        """Progress of every partition by field and task, and the controller's counters."""
+        """Return the progress of every partition by field and task, and the counters of the controller.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The status; `tq status` prints it.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> [partition.name for partition in (await client.async_status()).partitions]
+            ['train_0']
+        """
         return await self._run_async(self._operations.status(timeout=timeout))
 
     def get_data(
@@ -832,16 +1534,29 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+        """Return the values of samples.
 
-        If the metadata has no samples, returns the fields that it knows, with no rows.
+        Args:
+            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
+                rows.
+            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
+                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            device: The device of the returned tensors. They go there directly from the store if the backend supports it
+                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            timeout: See `TransferQueueClient`.
 
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
-        store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
+        Returns:
+            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
 
         Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+
+        Example:
+            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
+            >>> meta = client.put(prompts, partition_id="train_0")
+            >>> client.get_data(meta, layout="dense")["prompt"].tolist()
+            [[1, 2], [3, 4]]
         """
         return self._run(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
 
@@ -853,16 +1568,29 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """The values of these samples' fields, rows in the order of the metadata, as a TensorDict [rows].
+        """Return the values of samples.
 
-        If the metadata has no samples, returns the fields that it knows, with no rows.
+        Args:
+            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
+                rows.
+            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
+                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            device: The device of the returned tensors. They go there directly from the store if the backend supports it
+                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            timeout: See `TransferQueueClient`.
 
-        layout: how rows of one or more dimensions come: "jagged" (nested tensors), "dense" (stacked; ValueError where
-        shapes differ), "padded" (with zeros), "list" (a list of tensors). device: where tensors come, straight from the
-        store where that can be (docs/backends.md); None: into the host's memory, as objects always do.
+        Returns:
+            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
 
         Raises:
-            StorageKeyNotFoundError: a sample was cleared, or lacks a field.
+            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+
+        Example:
+            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
+            >>> meta = await client.async_put(prompts, partition_id="train_0")
+            >>> (await client.async_get_data(meta, layout="dense"))["prompt"].tolist()
+            [[1, 2], [3, 4]]
         """
         return await self._run_async(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
 
@@ -882,12 +1610,37 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
-        """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
+        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
 
-        The values are those of the moment in which the samples were dealt, or later ones; None where nothing came.
+        The values are those of the moment at which the samples were dealt, or later ones.
+
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `await_batch`.
+
+        Returns:
+            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
 
         Raises:
-            StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
+            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
+            >>> values, meta, ended = client.await_data("reward", 2, "train_0", "update")
+            >>> values["reward"].tolist(), ended
+            ([1.0, 1.0], False)
         """
         return self._run(
             self._operations.await_data(
@@ -922,12 +1675,37 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
-        """(values, metadata, ended): `await_batch`, and `get_data` of what came, in one round trip.
+        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
 
-        The values are those of the moment in which the samples were dealt, or later ones; None where nothing came.
+        The values are those of the moment at which the samples were dealt, or later ones.
+
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `await_batch`.
+
+        Returns:
+            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
 
         Raises:
-            StorageKeyNotFoundError: a sample of a batch that was dealt before was cleared. As `await_batch`.
+            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
+            >>> values, meta, ended = await client.async_await_data("reward", 2, "train_0", "update")
+            >>> values["reward"].tolist(), ended
+            ([1.0, 1.0], False)
         """
         return await self._run_async(
             self._operations.await_data(
@@ -949,31 +1727,97 @@ class Surface(ABC):
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
     ) -> BatchMeta:
-        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
+        """Return the metadata of the samples with these keys, with the fields that all of them have.
 
-        Unknown keys are left out, or made (create=True).
+        Args:
+            keys: The keys (one str for one key).
+            partition_id: The partition.
+            create: True to reserve a sample for each unknown key. Default: unknown keys are omitted.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The metadata, in the order of the keys.
+
+        Raises:
+            SealedError: A sample would be reserved in a sealed partition.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.kv_retrieve_meta(["b", "unknown"], "train_0")
+            BatchMeta(size=1, partitions=['train_0'], fields=['prompt'], produced=1)
         """
         return self._run(self._operations.kv_retrieve_meta(keys, partition_id, create, timeout=timeout))
 
     async def async_kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
     ) -> BatchMeta:
-        """The metadata of the samples of these keys, in their order, with the fields that all of them have.
+        """Return the metadata of the samples with these keys, with the fields that all of them have.
 
-        Unknown keys are left out, or made (create=True).
+        Args:
+            keys: The keys (one str for one key).
+            partition_id: The partition.
+            create: True to reserve a sample for each unknown key. Default: unknown keys are omitted.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The metadata, in the order of the keys.
+
+        Raises:
+            SealedError: A sample would be reserved in a sealed partition.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> await client.async_kv_retrieve_meta(["b", "unknown"], "train_0")
+            BatchMeta(size=1, partitions=['train_0'], fields=['prompt'], produced=1)
         """
         return await self._run_async(self._operations.kv_retrieve_meta(keys, partition_id, create, timeout=timeout))
 
     def kv_retrieve_keys(
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
     ) -> list[str | None]:
-        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
+        """Return the keys of samples.
+
+        Args:
+            global_indexes: The global indexes of the samples (an int for one sample).
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The key of each sample; None for one without a key.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.kv_retrieve_meta(["b"], "train_0")
+            >>> client.kv_retrieve_keys(meta.global_indexes, "train_0")
+            ['b']
+        """
         return self._run(self._operations.kv_retrieve_keys(global_indexes, partition_id, timeout=timeout))
 
     async def async_kv_retrieve_keys(
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
     ) -> list[str | None]:
-        """The key of each of these samples, None for one without; UnknownPartitionError for an unknown partition."""
+        """Return the keys of samples.
+
+        Args:
+            global_indexes: The global indexes of the samples (an int for one sample).
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The key of each sample; None for one without a key.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_kv_retrieve_meta(["b"], "train_0")
+            >>> await client.async_kv_retrieve_keys(meta.global_indexes, "train_0")
+            ['b']
+        """
         return await self._run_async(self._operations.kv_retrieve_keys(global_indexes, partition_id, timeout=timeout))
 
     def kv_put(
@@ -987,16 +1831,33 @@ class Surface(ABC):
         group_id: str | int | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
-        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+        """Put one sample under a key: add or replace only these fields, and merge the tag.
 
-        fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
-        and numbers become tensors) or a TensorDict of batch size 1.
-        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        Args:
+            key: The key.
+            partition_id: The partition.
+            fields: A dict of the sample's values: a tensor is the row of this sample, anything else is an object (if
+                the field holds tensors, arrays and numbers become tensors). Or a TensorDict of batch size 1. Default:
+                write the tag alone.
+            tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
+            data_parser: See `put`.
+            group_id: The group of the sample, usually the id of its prompt. Default: no group.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
+
+        Returns:
+            The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
-            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            FieldTypeError: See `kv_batch_put`.
+            CapacityError: See `kv_batch_put`.
+            SealedError: See `kv_batch_put`.
+            UncarriableValueError: See `kv_batch_put`.
+
+        Example:
+            >>> meta = client.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])}, {"step": 1})
+            >>> meta.keys, meta.tags, meta.fields
+            (['a'], [{'step': 1}], ['prompt'])
         """
         return self._run(
             self._operations.kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
@@ -1013,16 +1874,33 @@ class Surface(ABC):
         group_id: str | int | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
-        """Puts one sample under a key: adds or replaces just these fields, and merges the tag.
+        """Put one sample under a key: add or replace only these fields, and merge the tag.
 
-        fields: a dict (a tensor is the sample's row, anything else an object; if the field holds tensors, arrays
-        and numbers become tensors) or a TensorDict of batch size 1.
-        tag: entries to merge; `tq.DELETE` as a value removes an entry. group_id: the prompt it is a sample of.
-        timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        Args:
+            key: The key.
+            partition_id: The partition.
+            fields: A dict of the sample's values: a tensor is the row of this sample, anything else is an object (if
+                the field holds tensors, arrays and numbers become tensors). Or a TensorDict of batch size 1. Default:
+                write the tag alone.
+            tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
+            data_parser: See `put`.
+            group_id: The group of the sample, usually the id of its prompt. Default: no group.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
+
+        Returns:
+            The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: neither fields nor tag, or fields of another kind or size; FieldTypeError,
-            CapacityError, SealedError, UncarriableValueError as `kv_batch_put`.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            FieldTypeError: See `kv_batch_put`.
+            CapacityError: See `kv_batch_put`.
+            SealedError: See `kv_batch_put`.
+            UncarriableValueError: See `kv_batch_put`.
+
+        Example:
+            >>> meta = await client.async_kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])}, {"step": 1})
+            >>> meta.keys, meta.tags, meta.fields
+            (['a'], [{'step': 1}], ['prompt'])
         """
         return await self._run_async(
             self._operations.kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
@@ -1039,20 +1917,35 @@ class Surface(ABC):
         group_ids: Sequence[str | int] | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
-        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+        """Put samples under keys: add or replace only these fields, and merge the tags.
 
-        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
-        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-        sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        If the put fails, it left nothing.
+
+        Args:
+            keys: The keys, without repetitions (one str for one key).
+            partition_id: The partition.
+            fields: The columns, one row for each key. Default: write the tags alone.
+            tags: One dict for each key, merged into its tag; `tq.DELETE` as a value removes an entry. Default: none.
+            data_parser: See `put`.
+            group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
+                groups.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
-            nothing and returns empty metadata.
+            The keys, the merged tags, and the fields that every one of these keys has after the put. A put of no keys
+            does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            value does not match the field's live ones. CapacityError: no room. SealedError: no new
-            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            FieldTypeError: The values do not match the live values of a field (a ValueError).
+            CapacityError: There is no space.
+            SealedError: The partition is sealed and accepts no new samples.
+            UncarriableValueError: A value cannot be stored.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}]).tags
+            [{'step': 1}, {'step': 2}]
         """
         return self._run(
             self._operations.kv_batch_put(
@@ -1071,20 +1964,35 @@ class Surface(ABC):
         group_ids: Sequence[str | int] | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
-        """Puts samples under keys: adds or replaces just these fields, and merges the tags.
+        """Put samples under keys: add or replace only these fields, and merge the tags.
 
-        fields: columns, one row a key; None writes tags alone. tags: one dict a key; `tq.DELETE` as a value removes
-        an entry. data_parser: turns columns into others before the write. group_ids: one a key, the prompt whose
-        sample it is. timeout: seconds to wait for space; None: no longer than freed space takes to come (0.25 s).
+        If the put fails, it left nothing.
+
+        Args:
+            keys: The keys, without repetitions (one str for one key).
+            partition_id: The partition.
+            fields: The columns, one row for each key. Default: write the tags alone.
+            tags: One dict for each key, merged into its tag; `tq.DELETE` as a value removes an entry. Default: none.
+            data_parser: See `put`.
+            group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
+                groups.
+            timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
-            Keys, merged tags, and the fields that every one of these keys has after the put. A put of no keys does
-            nothing and returns empty metadata.
+            The keys, the merged tags, and the fields that every one of these keys has after the put. A put of no keys
+            does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: lengths differ, keys repeat, or neither fields nor tags are given; FieldTypeError: a
-            value does not match the field's live ones. CapacityError: no room. SealedError: no new
-            rows. UncarriableValueError: a value cannot be stored. The put left nothing then.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            FieldTypeError: The values do not match the live values of a field (a ValueError).
+            CapacityError: There is no space.
+            SealedError: The partition is sealed and accepts no new samples.
+            UncarriableValueError: A value cannot be stored.
+
+        Example:
+            >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> (await client.async_kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])).tags
+            [{'step': 1}, {'step': 2}]
         """
         return await self._run_async(
             self._operations.kv_batch_put(
@@ -1103,20 +2011,31 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+        """Return the values of the samples with these keys. Consumes nothing.
 
-        Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
-        left out.
+        Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
+        omitted.
 
         Args:
-            select_fields: The fields to return. Default: all that every found key has.
-            missing: "drop" leaves out what is missing, "error" raises instead.
+            keys: The keys (one str for one key). Repeated keys are repeated in the result.
+            partition_id: The partition.
+            select_fields: The fields to return. Default: all fields that every found key has.
+            missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
             layout: See `get_data`.
             device: See `get_data`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
                 anything is missing and `missing` is "error".
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.kv_batch_get(["b", "a"], "train_0")["reward"].tolist()
+            [1.0, 0.0]
         """
         return self._run(
             self._operations.kv_batch_get(
@@ -1135,20 +2054,31 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """The values of these keys' samples, rows in the order of the keys; consumes nothing.
+        """Return the values of the samples with these keys. Consumes nothing.
 
-        Unknown keys are left out, and so are fields that not all of the found keys have. One warning names what was
-        left out.
+        Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
+        omitted.
 
         Args:
-            select_fields: The fields to return. Default: all that every found key has.
-            missing: "drop" leaves out what is missing, "error" raises instead.
+            keys: The keys (one str for one key). Repeated keys are repeated in the result.
+            partition_id: The partition.
+            select_fields: The fields to return. Default: all fields that every found key has.
+            missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
             layout: See `get_data`.
             device: See `get_data`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: None of the keys is found ("not found"), or they share no field ("not ready"), or
+            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
                 anything is missing and `missing` is "error".
+
+        Example:
+            >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> (await client.async_kv_batch_get(["b", "a"], "train_0"))["reward"].tolist()
+            [1.0, 0.0]
         """
         return await self._run_async(
             self._operations.kv_batch_get(
@@ -1165,10 +2095,26 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+        """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+
+        Args:
+            meta: The samples, as a put returned them.
+            select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The values, one row for each key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+            InvalidArgumentError: `meta` has no partition_id, no fields, or not the selected ones. Or see
+                `kv_batch_get`.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.kv_batch_get_by_meta(meta)["reward"].tolist()
+            [0.0, 1.0]
         """
         return self._run(
             self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
@@ -1183,10 +2129,26 @@ class Surface(ABC):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """The values of the samples that a KVBatchMeta names, its fields or some of them; see `kv_batch_get`.
+        """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+
+        Args:
+            meta: The samples, as a put returned them.
+            select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The values, one row for each key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: meta has no partition_id, no fields, or not the selected ones.
+            InvalidArgumentError: `meta` has no partition_id, no fields, or not the selected ones. Or see
+                `kv_batch_get`.
+
+        Example:
+            >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> (await client.async_kv_batch_get_by_meta(meta))["reward"].tolist()
+            [0.0, 1.0]
         """
         return await self._run_async(
             self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
@@ -1195,102 +2157,230 @@ class Surface(ABC):
     def kv_list(
         self, partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+        """Return the keys and tags of one partition or of all.
 
-        where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
-        pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
+        A long list is fetched in pages, so that it does not delay other requests. What is put or cleared meanwhile may
+        or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            where: Tag entries that a key must have, with equal values; see `wait_for_change`. Default: every key.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            Partition -> key -> tag, keys in order of creation; {} for a partition that does not exist.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+            >>> client.kv_list("train_0", where={"step": 2})
+            {'train_0': {'b': {'step': 2}}}
         """
         return self._run(self._operations.kv_list(partition_id, where=where, timeout=timeout))
 
     async def async_kv_list(
         self, partition_id: str | None = None, *, where: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Partition -> key -> tag, keys in order of creation; of one partition ({} if unknown) or of all.
+        """Return the keys and tags of one partition or of all.
 
-        where: only keys whose tags have these entries, with equal values; see `wait_for_change`. A long list comes in
-        pages, so that it delays nobody: what is put or cleared meanwhile may be in it or not.
+        A long list is fetched in pages, so that it does not delay other requests. What is put or cleared meanwhile may
+        or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            where: Tag entries that a key must have, with equal values; see `wait_for_change`. Default: every key.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            Partition -> key -> tag, keys in order of creation; {} for a partition that does not exist.
+
+        Example:
+            >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+            >>> await client.async_kv_list("train_0", where={"step": 2})
+            {'train_0': {'b': {'step': 2}}}
         """
         return await self._run_async(self._operations.kv_list(partition_id, where=where, timeout=timeout))
 
     def kv_clear(self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None) -> None:
-        """Drops the samples of these keys; unknown keys and partitions are fine."""
+        """Remove the samples with these keys. Unknown keys and partitions are ignored.
+
+        Args:
+            keys: The keys (one str for one key).
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.kv_clear("a", "train_0")
+            >>> client.kv_list("train_0")
+            {'train_0': {'b': {}}}
+        """
         return self._run(self._operations.kv_clear(keys, partition_id, timeout=timeout))
 
     async def async_kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> None:
-        """Drops the samples of these keys; unknown keys and partitions are fine."""
+        """Remove the samples with these keys. Unknown keys and partitions are ignored.
+
+        Args:
+            keys: The keys (one str for one key).
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> await client.async_kv_clear("a", "train_0")
+            >>> await client.async_kv_list("train_0")
+            {'train_0': {'b': {}}}
+        """
         return await self._run_async(self._operations.kv_clear(keys, partition_id, timeout=timeout))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
-        """Makes these samples, which were fetched under a lease, consumed by the task they were fetched for.
+        """Acknowledge samples that were fetched under a lease: the task has then consumed them.
 
-        Metadata may be a part of what was fetched (of a group sampler's batch: whole groups), and may have come from
-        another process. Returns whether it counts for all of it: False where a lease was over, so that others have
-        these samples, or where another replica's ack has finished them; or where there is no lease. It is no error.
+        Args:
+            metadata: The samples: what was fetched, or a part of it (with a group sampler: complete groups). It may
+                come from another process.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if all samples count as acknowledged. False if a lease had ended, so that others may have these
+            samples, if the ack of another rank replica already completed them, or if there is no lease.
 
         Raises:
-            InvalidArgumentError: these are parts of groups.
+            InvalidArgumentError: The samples are parts of groups.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 2, "train_0", task_name="update", lease=60)
+            >>> client.ack(meta)
+            True
         """
         return self._run(self._operations.ack(metadata, timeout=timeout))
 
     async def async_ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
-        """Makes these samples, which were fetched under a lease, consumed by the task they were fetched for.
+        """Acknowledge samples that were fetched under a lease: the task has then consumed them.
 
-        Metadata may be a part of what was fetched (of a group sampler's batch: whole groups), and may have come from
-        another process. Returns whether it counts for all of it: False where a lease was over, so that others have
-        these samples, or where another replica's ack has finished them; or where there is no lease. It is no error.
+        Args:
+            metadata: The samples: what was fetched, or a part of it (with a group sampler: complete groups). It may
+                come from another process.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if all samples count as acknowledged. False if a lease had ended, so that others may have these
+            samples, if the ack of another rank replica already completed them, or if there is no lease.
 
         Raises:
-            InvalidArgumentError: these are parts of groups.
+            InvalidArgumentError: The samples are parts of groups.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_get_meta("prompt", 2, "train_0", task_name="update", lease=60)
+            >>> await client.async_ack(meta)
+            True
         """
         return await self._run_async(self._operations.ack(metadata, timeout=timeout))
 
     def nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> bool:
-        """Gives these samples, which were fetched under a lease, back at once, to be delivered again.
+        """Return samples that were fetched under a lease, so that they are delivered again.
 
-        delivered: False where nobody has worked on them; it does not count towards `max_deliveries`. Returns whether
-        the lease was in force, as `ack` does.
+        Args:
+            metadata: See `ack`.
+            delivered: False if nobody has worked on the samples: this delivery does not count towards `max_deliveries`.
+                Default: True.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the lease was still valid for all samples; see `ack`.
 
         Raises:
-            InvalidArgumentError: these are parts of groups.
+            InvalidArgumentError: The samples are parts of groups.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 2, "train_0", task_name="update", lease=60)
+            >>> client.nack(meta)
+            True
+            >>> client.get_meta("prompt", 2, "train_0", task_name="update", lease=60).deliveries
+            [2, 2]
         """
         return self._run(self._operations.nack(metadata, delivered=delivered, timeout=timeout))
 
     async def async_nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> bool:
-        """Gives these samples, which were fetched under a lease, back at once, to be delivered again.
+        """Return samples that were fetched under a lease, so that they are delivered again.
 
-        delivered: False where nobody has worked on them; it does not count towards `max_deliveries`. Returns whether
-        the lease was in force, as `ack` does.
+        Args:
+            metadata: See `ack`.
+            delivered: False if nobody has worked on the samples: this delivery does not count towards `max_deliveries`.
+                Default: True.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the lease was still valid for all samples; see `ack`.
 
         Raises:
-            InvalidArgumentError: these are parts of groups.
+            InvalidArgumentError: The samples are parts of groups.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_get_meta("prompt", 2, "train_0", task_name="update", lease=60)
+            >>> await client.async_nack(meta)
+            True
+            >>> (await client.async_get_meta("prompt", 2, "train_0", task_name="update", lease=60)).deliveries
+            [2, 2]
         """
         return await self._run_async(self._operations.nack(metadata, delivered=delivered, timeout=timeout))
 
     def declare_rank_gone(
         self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None
     ) -> int:
-        """Says that a rank will not come back: what it has not acknowledged is ready for others.
+        """Declare that a rank will not return, so that samples that it has not acknowledged become ready for others.
 
-        It is about batches of a rank-consistent sampler that were dealt to claims with a lease; nobody else gets these
-        before. Late acks of the rank count for nothing. Returns how many samples are ready again.
+        This concerns batches of a rank-consistent sampler that were dealt under a lease, which no other rank receives
+        before. Later acks of the rank have no effect.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            dp_rank: The rank.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that became ready again.
 
         Raises:
-            UnknownPartitionError: there is none of this name.
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.declare_rank_gone("train_0", "update", dp_rank=3)
+            0
         """
         return self._run(self._operations.declare_rank_gone(partition_id, task_name, dp_rank, timeout=timeout))
 
     async def async_declare_rank_gone(
         self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None
     ) -> int:
-        """Says that a rank will not come back: what it has not acknowledged is ready for others.
+        """Declare that a rank will not return, so that samples that it has not acknowledged become ready for others.
 
-        It is about batches of a rank-consistent sampler that were dealt to claims with a lease; nobody else gets these
-        before. Late acks of the rank count for nothing. Returns how many samples are ready again.
+        This concerns batches of a rank-consistent sampler that were dealt under a lease, which no other rank receives
+        before. Later acks of the rank have no effect.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            dp_rank: The rank.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that became ready again.
 
         Raises:
-            UnknownPartitionError: there is none of this name.
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_declare_rank_gone("train_0", "update", dp_rank=3)
+            0
         """
         return await self._run_async(
             self._operations.declare_rank_gone(partition_id, task_name, dp_rank, timeout=timeout)
@@ -1303,15 +2393,29 @@ class Surface(ABC):
         *,
         timeout: float | None = None,
     ) -> Cut:
-        """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
+        """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
 
-        Everything goes on meanwhile, but space that the saved samples lie in is not used again.
-        checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
-        told so.
+        The system continues meanwhile, but does not reuse the space of the saved samples. Most programs call
+        `tq.save_checkpoint` instead.
+
+        Args:
+            checkpoint_dir: A folder: until `end_checkpoint`, saves of this client into it use this pending save, and
+                `previous`, without further arguments. Default: none.
+            previous: The older checkpoint whose files may be linked to. Default: the one in `checkpoint_dir`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The pending save.
 
         Raises:
-            UnitLostError: a storage unit was lost at this moment; call it again, to cut the remaining samples.
-            CheckpointError: the controller could not write its state.
+            UnitLostError: A storage unit was lost at this moment. Call again to save the remaining samples.
+            CheckpointError: The controller could not write its state.
+
+        Example:
+            >>> pending = client.begin_checkpoint()
+            >>> client.save_controller_checkpoint("state.pkl", cut=pending)
+            >>> client.end_checkpoint(pending)
+            True
         """
         return self._run(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
@@ -1322,51 +2426,109 @@ class Surface(ABC):
         *,
         timeout: float | None = None,
     ) -> Cut:
-        """Holds on to the system as it is now, to be saved by several calls; `end_checkpoint` must follow.
+        """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
 
-        Everything goes on meanwhile, but space that the saved samples lie in is not used again.
-        checkpoint_dir: until then this client's saves into this folder are of this cut, and previous, without being
-        told so.
+        The system continues meanwhile, but does not reuse the space of the saved samples. Most programs call
+        `tq.save_checkpoint` instead.
+
+        Args:
+            checkpoint_dir: A folder: until `end_checkpoint`, saves of this client into it use this pending save, and
+                `previous`, without further arguments. Default: none.
+            previous: The older checkpoint whose files may be linked to. Default: the one in `checkpoint_dir`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The pending save.
 
         Raises:
-            UnitLostError: a storage unit was lost at this moment; call it again, to cut the remaining samples.
-            CheckpointError: the controller could not write its state.
+            UnitLostError: A storage unit was lost at this moment. Call again to save the remaining samples.
+            CheckpointError: The controller could not write its state.
+
+        Example:
+            >>> pending = await client.async_begin_checkpoint()
+            >>> await client.async_save_controller_checkpoint("state.pkl", cut=pending)
+            >>> await client.async_end_checkpoint(pending)
+            True
         """
         return await self._run_threaded(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
     def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
-        """Release a cut. True if it was held until now, so that all copies are complete.
+        """End a pending save and release its samples.
+
+        Args:
+            cut: The pending save of `begin_checkpoint`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the samples were kept until now, so that all copies are complete.
 
         Raises:
-            UnitLostError: a storage unit with samples of the cut was lost meanwhile, so it is not known whether the
+            UnitLostError: A storage unit with samples of the save was lost meanwhile, so it is not known whether the
                 copies are complete.
+
+        Example:
+            >>> pending = client.begin_checkpoint()
+            >>> client.end_checkpoint(pending)
+            True
         """
         return self._run(self._operations.end_checkpoint(cut, timeout=timeout))
 
     async def async_end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
-        """Release a cut. True if it was held until now, so that all copies are complete.
+        """End a pending save and release its samples.
+
+        Args:
+            cut: The pending save of `begin_checkpoint`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the samples were kept until now, so that all copies are complete.
 
         Raises:
-            UnitLostError: a storage unit with samples of the cut was lost meanwhile, so it is not known whether the
+            UnitLostError: A storage unit with samples of the save was lost meanwhile, so it is not known whether the
                 copies are complete.
+
+        Example:
+            >>> pending = await client.async_begin_checkpoint()
+            >>> await client.async_end_checkpoint(pending)
+            True
         """
         return await self._run_threaded(self._operations.end_checkpoint(cut, timeout=timeout))
 
     def save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
     ) -> None:
-        """Writes the controller's state, all but the samples' bytes, into a file, which is replaced whole.
+        """Write the controller's state, which is everything except the bytes of the samples, into a file.
 
-        cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
+        Args:
+            path: The file. It is replaced in one step; missing parents are created.
+            cut: The pending save to write. Default: the present state.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            CheckpointError: The controller could not write its state, or was restarted meanwhile.
+            UnitLostError: See `begin_checkpoint`.
+
+        Example:
+            >>> client.save_controller_checkpoint("state.pkl")
         """
         return self._run(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
 
     async def async_save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
     ) -> None:
-        """Writes the controller's state, all but the samples' bytes, into a file, which is replaced whole.
+        """Write the controller's state, which is everything except the bytes of the samples, into a file.
 
-        cut: of `begin_checkpoint`, of which the bytes are saved too; by default the state of now.
+        Args:
+            path: The file. It is replaced in one step; missing parents are created.
+            cut: The pending save to write. Default: the present state.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            CheckpointError: The controller could not write its state, or was restarted meanwhile.
+            UnitLostError: See `begin_checkpoint`.
+
+        Example:
+            >>> await client.async_save_controller_checkpoint("state.pkl")
         """
         return await self._run_threaded(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
 
@@ -1378,14 +2540,22 @@ class Surface(ABC):
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Writes the bytes of all samples into the folder `simple_storage` of this one, which is replaced whole.
+        """Write the bytes of all samples into the subfolder `simple_storage` of a folder.
 
-        cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
-        checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+        Args:
+            checkpoint_dir: The folder. Its `simple_storage` is replaced in one step.
+            cut: The pending save to write. Default: the present samples.
+            previous: An older checkpoint: files of it that contain enough of the saved bytes are linked to and not
+                written again. Default: the one in `checkpoint_dir`.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves the remaining samples.
-            CheckpointError: a server was restarted meanwhile, or another client saves there. OSError: the disk refuses.
+            UnitLostError: A storage unit was lost meanwhile; `tq.save_checkpoint` saves the remaining samples.
+            CheckpointError: A server was restarted meanwhile, or another client is saving into the folder.
+            OSError: The disk is full or cannot be written to.
+
+        Example:
+            >>> client.save_storage_checkpoint("checkpoint")
         """
         return self._run(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
@@ -1399,14 +2569,22 @@ class Surface(ABC):
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Writes the bytes of all samples into the folder `simple_storage` of this one, which is replaced whole.
+        """Write the bytes of all samples into the subfolder `simple_storage` of a folder.
 
-        cut: of `begin_checkpoint`, whose state is saved too; by default the samples of now. previous: an older
-        checkpoint, by default the one there: files of it that hold enough of what is saved are linked to, not written.
+        Args:
+            checkpoint_dir: The folder. Its `simple_storage` is replaced in one step.
+            cut: The pending save to write. Default: the present samples.
+            previous: An older checkpoint: files of it that contain enough of the saved bytes are linked to and not
+                written again. Default: the one in `checkpoint_dir`.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            UnitLostError: a storage unit was lost meanwhile; `tq.save_checkpoint` then saves the remaining samples.
-            CheckpointError: a server was restarted meanwhile, or another client saves there. OSError: the disk refuses.
+            UnitLostError: A storage unit was lost meanwhile; `tq.save_checkpoint` saves the remaining samples.
+            CheckpointError: A server was restarted meanwhile, or another client is saving into the folder.
+            OSError: The disk is full or cannot be written to.
+
+        Example:
+            >>> await client.async_save_storage_checkpoint("checkpoint")
         """
         return await self._run_threaded(
             self._operations.save_storage_checkpoint(checkpoint_dir, cut=cut, previous=previous, timeout=timeout)
@@ -1415,14 +2593,25 @@ class Surface(ABC):
     def load_storage_checkpoint(
         self, checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> None:
-        """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
+        """Write the bytes of a checkpoint's samples into storage. `load_controller_checkpoint` then makes them visible.
 
-        Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
-        allow_pickle: see `tq.load_checkpoint`; with False the folder must contain the controller's state, too.
+        If the folder also contains the controller's state, only the bytes that this state needs are written.
+
+        Args:
+            checkpoint_dir: The folder that `save_storage_checkpoint` wrote into.
+            allow_pickle: See `tq.load_checkpoint`. With False the folder must contain the controller's state, too.
+                Default: True.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
-            damaged. CapacityError: no room for the samples beside those that there are.
+            CheckpointNotFoundError: The folder has no manifest.
+            CheckpointError: The manifest does not match its files, or a file is damaged.
+            CapacityError: There is no space for the samples in addition to the present ones.
+
+        Example:
+            >>> tq.save_checkpoint("checkpoint")
+            >>> client.load_storage_checkpoint("checkpoint")
+            >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         return self._run(
             self._operations.load_storage_checkpoint(checkpoint_dir, allow_pickle=allow_pickle, timeout=timeout)
@@ -1431,14 +2620,25 @@ class Surface(ABC):
     async def async_load_storage_checkpoint(
         self, checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> None:
-        """Writes the bytes of a checkpoint's samples into storage; `load_controller_checkpoint` makes them visible.
+        """Write the bytes of a checkpoint's samples into storage. `load_controller_checkpoint` then makes them visible.
 
-        Until then nothing changes. Where the folder holds the state, too, only what that needs is written.
-        allow_pickle: see `tq.load_checkpoint`; with False the folder must contain the controller's state, too.
+        If the folder also contains the controller's state, only the bytes that this state needs are written.
+
+        Args:
+            checkpoint_dir: The folder that `save_storage_checkpoint` wrote into.
+            allow_pickle: See `tq.load_checkpoint`. With False the folder must contain the controller's state, too.
+                Default: True.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            CheckpointNotFoundError: no manifest there. CheckpointError: it does not match its files, or one is
-            damaged. CapacityError: no room for the samples beside those that there are.
+            CheckpointNotFoundError: The folder has no manifest.
+            CheckpointError: The manifest does not match its files, or a file is damaged.
+            CapacityError: There is no space for the samples in addition to the present ones.
+
+        Example:
+            >>> tq.save_checkpoint("checkpoint")
+            >>> await client.async_load_storage_checkpoint("checkpoint")
+            >>> await client.async_load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         return await self._run_threaded(
             self._operations.load_storage_checkpoint(checkpoint_dir, allow_pickle=allow_pickle, timeout=timeout)
@@ -1447,26 +2647,50 @@ class Surface(ABC):
     def load_controller_checkpoint(
         self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> None:
-        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+        """Replace the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
-        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-        allow_pickle: the same as for the samples; with False tags that need pickle are refused, too.
+        The previous samples are gone, and their metadata is refused. New global indexes continue after the higher of
+        both counters.
+
+        Args:
+            path: The file that `save_controller_checkpoint` wrote.
+            allow_pickle: The same as for `load_storage_checkpoint`. With False, tags that need pickle are refused, too.
+                Default: True.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+            CheckpointNotFoundError: The file does not exist.
+            CheckpointError: The file is not a saved state, or its samples were not loaded.
+
+        Example:
+            >>> tq.save_checkpoint("checkpoint")
+            >>> client.load_storage_checkpoint("checkpoint")
+            >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         return self._run(self._operations.load_controller_checkpoint(path, allow_pickle=allow_pickle, timeout=timeout))
 
     async def async_load_controller_checkpoint(
         self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
     ) -> None:
-        """Replaces the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
+        """Replace the system's state by the one in a file, after `load_storage_checkpoint` has written its samples.
 
-        What was there before is gone, and metadata of it is refused. Global indexes go on where the higher of both was.
-        allow_pickle: the same as for the samples; with False tags that need pickle are refused, too.
+        The previous samples are gone, and their metadata is refused. New global indexes continue after the higher of
+        both counters.
+
+        Args:
+            path: The file that `save_controller_checkpoint` wrote.
+            allow_pickle: The same as for `load_storage_checkpoint`. With False, tags that need pickle are refused, too.
+                Default: True.
+            timeout: See `TransferQueueClient`.
 
         Raises:
-            CheckpointNotFoundError: no such file. CheckpointError: it is none, or its samples were not loaded.
+            CheckpointNotFoundError: The file does not exist.
+            CheckpointError: The file is not a saved state, or its samples were not loaded.
+
+        Example:
+            >>> tq.save_checkpoint("checkpoint")
+            >>> await client.async_load_storage_checkpoint("checkpoint")
+            >>> await client.async_load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         return await self._run_threaded(
             self._operations.load_controller_checkpoint(path, allow_pickle=allow_pickle, timeout=timeout)

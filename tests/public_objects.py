@@ -1,0 +1,88 @@
+"""The public classes, functions, methods and properties of the package, for the tests of their documentation."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+MODULES = [
+    "transfer_queue",
+    "transfer_queue.client",
+    "transfer_queue.errors",
+    "transfer_queue.interface",
+]
+"""The modules whose `__all__`, or whose own classes and functions if there is none, are the public surface."""
+
+
+@dataclass(frozen=True)
+class PublicObject:
+    """A documented object.
+
+    Attributes:
+        name: The qualified name, with the module in which the object is defined.
+        module: The module in which it is defined.
+        value: The class or function; of a property, the function that computes it.
+        kind: "class", "function" or "property".
+        owner: The class of a method or property.
+    """
+
+    name: str
+    module: str
+    value: Any
+    kind: str
+    owner: type | None = None
+
+    @property
+    def docstring(self) -> str:
+        """The docstring without its indentation; "" if there is none."""
+        return inspect.cleandoc(self.value.__doc__ or "")
+
+
+def public_names(module: Any) -> list[str]:
+    """Return `__all__`, or the names without an underscore that the module itself defines."""
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return list(listed)
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return [name for name in own if not name.startswith("_")]
+
+
+def _members(owner: type) -> Iterator[PublicObject]:
+    seen = set()
+    for base in owner.__mro__:
+        if not base.__module__.startswith("transfer_queue"):
+            continue
+        for name, value in vars(base).items():
+            if name.startswith("_") or name in seen:
+                continue
+            seen.add(name)
+            kind = "function"
+            if isinstance(value, property):
+                value, kind = value.fget, "property"
+            elif isinstance(value, cached_property):
+                value, kind = value.func, "property"
+            elif isinstance(value, (classmethod, staticmethod)):
+                value = value.__func__
+            if inspect.isfunction(value):
+                yield PublicObject(f"{base.__module__}.{base.__name__}.{name}", base.__module__, value, kind, base)
+
+
+def public_objects() -> dict[str, PublicObject]:
+    """Return every public object by its name, each once."""
+    found: dict[str, PublicObject] = {}
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        for name in public_names(module):
+            value = getattr(module, name)
+            if inspect.isclass(value) and value.__module__.startswith("transfer_queue"):
+                top = PublicObject(f"{value.__module__}.{value.__name__}", value.__module__, value, "class")
+                found[top.name] = top
+                found.update({each.name: each for each in _members(value)})
+            elif inspect.isfunction(value):
+                each = PublicObject(f"{value.__module__}.{value.__name__}", value.__module__, value, "function")
+                found[each.name] = each
+    return found
