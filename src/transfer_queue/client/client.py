@@ -1,4 +1,4 @@
-"""TransferQueueClient: the operations of `operations.py`, run by two drivers in any thread, event loop or forked child."""
+"""TransferQueueClient: runs the operations of `operations.py` in any thread, event loop or forked child."""
 
 from __future__ import annotations
 
