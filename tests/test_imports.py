@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
+ENVIRONMENT = SOURCE / "config" / "environment.py"
 
 # A part of the package (a module or folder directly below it) -> the parts that it may import. `interface` is made of
 # `current` (what this process is attached to), `kv` and itself; the metadata of several modules.
 LOWEST = {"errors", "messages"}
-SETTINGS = {"checks", "config", "config_tree", "names", "utils"}
+SETTINGS = {"config", "names", "utils"}
 BYTES = LOWEST | {"wire"}
 META = {
     "metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_leases", "batch_samples", "field_columns",
@@ -28,13 +29,11 @@ CLIENT = BYTES | SETTINGS | META | {"storage", "core", "journal", "net", "node",
 MAY_IMPORT = {
     "errors": set(),
     "messages": {"errors"},
-    "checks": {"errors"},
     "names": set(),
     "installations": set(),
-    "config_tree": {"checks", "errors", "names"},
-    "config": {"checks", "config_tree", "errors", "sampler"},
-    "utils": {"errors", "config"},
-    "sampler": {"errors"},
+    "config": {"errors", "names"},
+    "utils": {"config"},
+    "sampler": {"errors", "config", "utils"},
     "wire": LOWEST,
     "core": LOWEST | {"metrics", "names", "sampler"},
     **dict.fromkeys(sorted(META), BYTES | META),
@@ -64,11 +63,9 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: copies over two threads; the warnings of the sampler that balances lengths, and its decoding of lengths
-# that are arrays of one element.
+# Exceptions: copies over two threads; the sampler that balances lengths decodes lengths that are arrays of one element.
 EXCUSED = {
     ("wire/copies.py", "threading"),
-    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.utils.logging_utils"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.lone_numbers"),
 }
 # The drivers name the type of what the client's operations yield.
@@ -89,9 +86,7 @@ SERVER_PARTS = (
     "net",
     "messages",
     "errors",
-    "checks",
     "config",
-    "config_tree",
     "names",
     "utils",
 )
@@ -247,12 +242,12 @@ def reads_environment(node: ast.AST) -> bool:
     return isinstance(node, ast.Compare) and any(is_environment(value) for value in node.comparators)
 
 
-def test_nobody_reads_the_environment_but_config():
-    """Environment variables are read in config.py and nowhere else."""
+def test_only_one_module_reads_the_environment():
+    """Environment variables are read in config/environment.py and nowhere else."""
     wrong = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in FILES
-        if path.name != "config.py"
+        if path != ENVIRONMENT
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if reads_environment(node)
     ]
@@ -260,12 +255,12 @@ def test_nobody_reads_the_environment_but_config():
 
 
 def test_reads_of_the_environment_are_found():
-    """Each way to look a variable up is one, in config.py and here."""
+    """Each way to look a variable up is one, in config/environment.py and here."""
     reads = ["os.environ['A']", "os.environ.get('A')", "os.getenv('A')", "'A' in os.environ"]
     others = ["os.environ['A'] = 'b'", "dict(os.environ)", "{**os.environ}", "os.environ.copy()", "run(env=os.environ)"]
     found = [text for text in reads + others if any(map(reads_environment, ast.walk(ast.parse(text))))]
     assert found == reads
-    assert any(map(reads_environment, ast.walk(ast.parse((SOURCE / "config.py").read_text("utf-8")))))
+    assert any(map(reads_environment, ast.walk(ast.parse(ENVIRONMENT.read_text("utf-8")))))
 
 
 def standard_library() -> frozenset[str]:

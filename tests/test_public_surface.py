@@ -35,7 +35,7 @@ def loaded_after(statement: str, modules: list[str] = HEAVY) -> list[str]:
     "statement",
     [
         "import transfer_queue",
-        "import transfer_queue.config",
+        "import transfer_queue.config.settings, transfer_queue.config.loading",
         "import transfer_queue.utils.logging_utils",
         "import transfer_queue; transfer_queue.StorageKeyNotFoundError; transfer_queue.__version__",
     ],

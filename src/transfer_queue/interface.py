@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_queue.checks import checked_bool
 from transfer_queue.client import TransferQueueClient, checkpoint_folder
-from transfer_queue.config import Settings, address, process_environment, sampler_object, system_name
-from transfer_queue.config_tree import as_json, differences, merge, unknown_keys
+from transfer_queue.config.environment import address, process_environment, system_name
+from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
+from transfer_queue.config.settings import Settings
+from transfer_queue.config.validators import validated_bool
 from transfer_queue.current import CURRENT, current_client, find_system
 from transfer_queue.current import attach as attach_to_running
 from transfer_queue.errors import (
@@ -44,6 +45,7 @@ from transfer_queue.kv import (
 from transfer_queue.node.launcher import RunningSystem, start_local
 from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.on_ray import launcher as on_ray
+from transfer_queue.sampler.factory import sampler_object
 from transfer_queue.utils.logging_utils import get_logger
 
 __all__ = [
@@ -146,10 +148,11 @@ def init(
             _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
             close()
         settings = Settings.from_config(conf)
+        sampler = sampler_object(settings, conf)
         _warn_of_other_installations()
         found = find_system(settings)
         if found is None:
-            found = _start(settings, conf, attach)
+            found = _start(settings, conf, sampler, attach)
         if not found.new:
             _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())
@@ -165,7 +168,9 @@ def init(
         return in_force
 
 
-def _start(settings: Settings, conf: DictConfig | Mapping[str, Any] | None, attach: str) -> RunningSystem:
+def _start(
+    settings: Settings, conf: DictConfig | Mapping[str, Any] | None, sampler: object | None, attach: str
+) -> RunningSystem:
     """Start a system with these settings, or return the one that another process has just started."""
     if attach == "require":
         name = settings.name or system_name() or DEFAULT_NAME
@@ -180,13 +185,13 @@ def _start(settings: Settings, conf: DictConfig | Mapping[str, Any] | None, atta
     merged = merge(conf)
     plain = {"settings": settings.to_json(), "conf": as_json(merged)}
     if under_ray:
-        found = on_ray.start(settings, merged, plain, sampler_object(conf))
+        found = on_ray.start(settings, merged, plain, sampler)
     else:
         settings.refuse_one_node()
         found = start_local(
             settings.name,
             plain,
-            sampler_object(conf),
+            sampler,
             timeout=settings.start_timeout,
             environment=process_environment(),
         )
@@ -393,7 +398,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
     """
     client = _checkpoint_client()
     # callers may have replaced the methods that load by older ones
-    more = {} if checked_bool("allow_pickle", allow_pickle) else {"allow_pickle": False}
+    more = {} if validated_bool("allow_pickle", allow_pickle) else {"allow_pickle": False}
     folder = Path(os.path.realpath(checkpoint_dir))
     with checkpoint_folder.reading(folder):
         checkpoint_folder.put_back(folder)

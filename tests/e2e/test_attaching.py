@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import transfer_queue as tq
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.node.launcher import RunningSystem, start_local
 
 NAME = "attached-to"

@@ -21,7 +21,7 @@ from leftovers import arenas, files_in, processes_of
 from transfer_queue.cli import main
 from transfer_queue.cli.doctor import limits, machine, payload, runtime, selftest, shared_memory, software
 from transfer_queue.cli.doctor.report import Check, Finding, findings_of
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.node.launcher import start_local
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.storage.arena import choose_folder
@@ -212,7 +212,7 @@ def test_samples_that_nobody_uses_are_found(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_every_variable_is_known() -> None:
-    text = (ROOT / "src" / "transfer_queue" / "config.py").read_text("utf-8")
+    text = (ROOT / "src" / "transfer_queue" / "config" / "environment.py").read_text("utf-8")
     assert set(re.findall(r"TQ_[A-Z_]+", text)) == set(runtime.VARIABLES)
 
 

@@ -22,7 +22,7 @@ import torch
 from transfer_queue.cli import main, watch
 from transfer_queue.cli.table import document, rates, table
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
 from transfer_queue.node.launcher import RunningSystem, start_local

@@ -26,7 +26,7 @@ import pytest
 
 from leftovers import processes_of
 from transfer_queue.client.calls import CONTROLLER, Call
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
     AuthenticationError,

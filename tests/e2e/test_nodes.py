@@ -21,7 +21,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.calls import Call
 from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.onlooker import Onlooker
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking

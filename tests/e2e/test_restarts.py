@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
 from transfer_queue.journal.journal import recover

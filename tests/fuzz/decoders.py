@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from hostile import REPLIES, REQUESTS, Hostile
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.core import invariants, puts
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import State
@@ -57,6 +57,7 @@ from transfer_queue.sampler import (
     SequentialSampler,
     TokenBudgetSampler,
 )
+from transfer_queue.sampler.factory import sampler_object
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
@@ -334,7 +335,7 @@ def settings(data: bytes) -> None:
         return
     if isinstance(conf, dict):
         with refused():
-            Settings.from_config(conf)
+            sampler_object(Settings.from_config(conf), conf)
 
 
 DECODERS: dict[str, Callable[[bytes], None]] = {

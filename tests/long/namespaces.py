@@ -37,7 +37,7 @@ from tensordict import TensorDict
 
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.onlooker import Onlooker
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import Done, NodeGone
 from transfer_queue.node.launcher import RunningSystem, find, start_local

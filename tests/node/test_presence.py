@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.returning import GRACE_SECONDS
 from transfer_queue.journal.journal import Journal, recover

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kept import Kept
 
-from transfer_queue.config import merge
+from transfer_queue.config.loading import merge
 from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
 from transfer_queue.storage.stores.mooncake import NOT_WHOLE, MooncakeStore
 from transfer_queue.testing.conformance import StoreConformance

@@ -13,7 +13,7 @@ import pytest
 import torch
 from kept import Kept
 
-from transfer_queue.config import merge
+from transfer_queue.config.loading import merge
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.conformance import StoreConformance
 

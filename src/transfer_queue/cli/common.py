@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue import config
-from transfer_queue.checks import checked_name
+from transfer_queue.config import environment
+from transfer_queue.config.validators import validated_name
 from transfer_queue.errors import AttachError, InvalidArgumentError
 from transfer_queue.names import did_you_mean
 
@@ -25,7 +25,7 @@ def add_name(command: argparse.ArgumentParser) -> None:
 
 def _name(text: str) -> str:
     try:
-        return checked_name("the name of a system", text)
+        return validated_name("the name of a system", text)
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -46,8 +46,8 @@ def _not_running(name: str | None) -> str:
     """Return a phrase that names the system that was not found, and the systems that are running."""
     from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder, runtime_dir
 
-    place = config.address() if name is None else None
-    wanted = name or config.system_name() or DEFAULT_NAME
+    place = environment.address() if name is None else None
+    wanted = name or environment.system_name() or DEFAULT_NAME
     looked = f"at TQ_ADDRESS={place}" if place is not None else f"under the name {wanted!r}"
     folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
     running = sorted(folder.name for folder in folders if folder.description.exists())

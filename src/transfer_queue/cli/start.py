@@ -46,9 +46,10 @@ def _setting(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Start a system, or report the one that is already running."""
-    from transfer_queue.config import Settings, sampler_object
-    from transfer_queue.config_tree import as_json, merge, unknown_keys
+    from transfer_queue.config.loading import as_json, merge, unknown_keys
+    from transfer_queue.config.settings import Settings
     from transfer_queue.node.launcher import start_local
+    from transfer_queue.sampler.factory import sampler_object
 
     conf = _conf(options.conf, options.set)
     unknown_keys(conf, strict=True)
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     system = start_local(
         options.name or settings.name,
         {"settings": settings.to_json(), "conf": as_json(merge(conf))},
-        sampler_object(conf),
+        sampler_object(settings, conf),
         detached=True,
         timeout=settings.start_timeout,
     )
@@ -108,7 +109,7 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
     import msgspec
 
     from transfer_queue.client.onlooker import Onlooker
-    from transfer_queue.config_tree import as_json, differences, merge
+    from transfer_queue.config.loading import as_json, differences, merge
     from transfer_queue.messages import Topology, TopologyReply
 
     with Onlooker(system) as onlooker:

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.client import arguments, replies
 from transfer_queue.client.arguments import Columns, DataParser, Tags
 from transfer_queue.client.transfers import Operation, Transfers
-from transfer_queue.config import pre_alloc_sample_num
+from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import (
     AnyRequest,

@@ -24,7 +24,7 @@ from transfer_queue.client.kv_operations import KVOperations
 from transfer_queue.client.lease_operations import LeaseOperations
 from transfer_queue.client.transfers import Operation
 from transfer_queue.conditions import ConsumedBy
-from transfer_queue.config import get_metadata_timeout, pre_alloc_sample_num
+from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
     InvalidArgumentError,
 )

@@ -29,7 +29,7 @@ from transfer_queue.client.renewals import Renewals
 from transfer_queue.client.space import Held as HeldSlot
 from transfer_queue.client.space import Space
 from transfer_queue.client.stores import StoredBlocks, StoredSpace, Stores
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
     ConnectionLostError,

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue.client import arguments
 from transfer_queue.client.surface import Surface
-from transfer_queue.config import empty_batch_sleep_interval
+from transfer_queue.config.environment import empty_batch_sleep_interval
 from transfer_queue.current import client_of
 from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
 from transfer_queue.dataloader.delivery import acknowledge_again, digest, hand_back, lease_of, take_over

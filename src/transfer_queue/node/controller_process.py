@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.offload import Watermarks
 from transfer_queue.core.user_sampler import AnySampler, watched_tags

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from transfer_queue import config as environment_of
+from transfer_queue.config import environment as environment_of
 from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
 from transfer_queue.net.secrecy import client_context
 from transfer_queue.net.session import Target

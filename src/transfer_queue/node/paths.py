@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from transfer_queue import config
+from transfer_queue.config import environment
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.messages import PROTOCOL_VERSION, UNREADABLE
 from transfer_queue.net.connection import MAX_PATH
@@ -91,7 +91,7 @@ def runtime_dir() -> Path:
     TQ_RUNTIME_DIR; else `transfer_queue` in the user's runtime folder /run/user/<uid>; else a folder of the user's
     among the temporary files. StartError if others could put things there in our name.
     """
-    asked = config.runtime_dir()
+    asked = environment.runtime_dir()
     if asked is not None:
         folder = Path(asked)
     elif _is_ours(Path(f"/run/user/{os.geteuid()}")):

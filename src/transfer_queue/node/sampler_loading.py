@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
-from transfer_queue.config import SAMPLERS, Settings, sampler_from
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import SamplerError
 from transfer_queue.node.sampler_host import SamplerHost
 from transfer_queue.node.sampler_process import LoadSampler
 from transfer_queue.node.samplers import PickledSampler, load
+from transfer_queue.sampler import BUILT_IN
 from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.factory import sampler_from
 from transfer_queue.sampler.wrapper import built_in
 
 AnyMade = Union[BaseSampler, SamplerHost]
@@ -96,9 +98,9 @@ def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
     if isinstance(inner, Mapping):
         if not _named_ours(str(inner.get("sampler")), inner.get("sampler_args") or {}):
             return False
-    elif inner is not None and inner not in SAMPLERS:
+    elif inner is not None and inner not in BUILT_IN:
         return False
-    return name is None or name in SAMPLERS
+    return name is None or name in BUILT_IN
 
 
 def _made(value: object, args: dict[str, Any]) -> BaseSampler:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from transfer_queue import config
+from transfer_queue.config import environment
 
 MOST_BYTES = 16 << 20
 OLD = ".1"  # suffix of the former file
@@ -112,5 +112,5 @@ def configure_logging(file: LogFile | None = None) -> None:
     handler = _Handler(file)
     handler.addFilter(RepeatLimit())
     handler.setFormatter(logging.Formatter(_FORMAT))
-    logging.basicConfig(level=config.logging_level() or logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=environment.logging_level() or logging.INFO, handlers=[handler], force=True)
     faulthandler.enable()

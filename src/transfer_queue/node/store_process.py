@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.startup import Seat

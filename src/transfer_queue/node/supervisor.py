@@ -30,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.journal.room import check_room
 from transfer_queue.journal.segment import ROOM

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
 from transfer_queue.net.connection import Connection

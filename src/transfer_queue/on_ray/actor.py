@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.client.onlooker import Onlooker
-from transfer_queue.config import Settings, pre_alloc_sample_num
+from transfer_queue.config.environment import pre_alloc_sample_num
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.messages import (
     ClearPartition,

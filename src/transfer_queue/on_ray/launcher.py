@@ -11,8 +11,8 @@ import time
 import uuid
 from typing import Any
 
-from transfer_queue import config
-from transfer_queue.config import Settings
+from transfer_queue.config import environment
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node import samplers
 from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
@@ -43,7 +43,7 @@ def is_used(runtime: str) -> bool:
         return True
     if runtime != "auto" or _forked:
         return False
-    asked = config.ray_address() is not None and importlib.util.find_spec("ray") is not None
+    asked = environment.ray_address() is not None and importlib.util.find_spec("ray") is not None
     return asked or _initialised()
 
 
@@ -62,7 +62,7 @@ def _ray() -> Any:
             f"runtime: ray needs Ray, which is not installed ({error}): pip install 'transfer_queue[ray]'"
         ) from error
     if not ray.is_initialized():
-        address = config.ray_address()
+        address = environment.ray_address()
         if address is None:
             raise StartError("runtime: ray needs a Ray cluster: call ray.init() before tq.init(), or set RAY_ADDRESS")
         try:
@@ -84,18 +84,18 @@ class RaySystem(RunningSystem):
         self.name = name or ACTOR
         self._handle = handle
         self._keeper = keeper  # of a RayStore; it ends with its handle
-        self._named = owner is not None or config.address() is None
+        self._named = owner is not None or environment.address() is None
         if self._named:
-            config.process_environment()[_ADDRESS] = str(self.folder)
+            environment.process_environment()[_ADDRESS] = str(self.folder)
 
     def leave(self) -> None:
         """This process does not use the system any more."""
         self._withdraw_address()
 
     def _withdraw_address(self) -> None:
-        environment = config.process_environment()
-        if self._named and environment.get(_ADDRESS) == str(self.folder):
-            del environment[_ADDRESS]
+        variables = environment.process_environment()
+        if self._named and variables.get(_ADDRESS) == str(self.folder):
+            del variables[_ADDRESS]
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Ends the servers and the actor. Where Ray was shut down before, the actor has ended already."""
@@ -124,11 +124,11 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
     system: its name; None: TQ_ADDRESS, else TQ_SYSTEM, else the one without a name. seconds: for one that is being
     started. AttachError where its actor does not say where it is.
     """
-    if system is None and config.address() is not None:
+    if system is None and environment.address() is not None:
         found = find_local(None)
         if found is not None:
             return found
-    system = system or config.system_name()
+    system = system or environment.system_name()
     ray = _ray()
     try:
         handle = ray.get_actor(_actor_name(system), namespace=namespace)
@@ -175,7 +175,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     """
     ray = _ray()
     limit = time.monotonic() + settings.start_timeout
-    name = settings.name or config.system_name()
+    name = settings.name or environment.system_name()
     pickled = None if sampler is None else samplers.dump(sampler, alone=True)
     plain, keeper = _with_keeper(ray, settings, plain)
     order = Order(

@@ -15,6 +15,7 @@ from transfer_queue.sampler.token_budget_sampler import TokenBudgetSampler
 from transfer_queue.sampler.wrapper import SamplerWrapper
 
 __all__ = [
+    "BUILT_IN",
     "BaseSampler",
     "FreshnessSampler",
     "GRPOGroupNSampler",
@@ -25,3 +26,17 @@ __all__ = [
     "SequentialSampler",
     "TokenBudgetSampler",
 ]
+
+BUILT_IN: dict[str, type[BaseSampler]] = {
+    kind.__name__: kind
+    for kind in (
+        SequentialSampler,
+        RankAwareSampler,
+        GRPOGroupNSampler,
+        SeqlenBalancedSampler,
+        TokenBudgetSampler,
+        PrioritySampler,
+        FreshnessSampler,
+    )
+}
+"""The samplers that `controller.sampler` may name without an import path."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.client.calls import CONTROLLER
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller

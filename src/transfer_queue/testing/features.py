@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 MIB = 1 << 20

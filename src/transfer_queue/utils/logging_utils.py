@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from transfer_queue import config
+from transfer_queue.config import environment
+from transfer_queue.config.validators import validated_log_level
 
 _PACKAGE = "transfer_queue"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -29,7 +30,7 @@ def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logge
     A level that the program has set itself stays. Loggers below `transfer_queue` write to stderr until the
     program configures logging. Errors: InvalidArgumentError where either names no level.
     """
-    asked = config.logging_level()
+    asked = environment.logging_level()
     package = logging.getLogger(_PACKAGE)
     if package.level == logging.NOTSET:
         package.setLevel(asked or logging.WARNING)
@@ -38,7 +39,7 @@ def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logge
         handler.setFormatter(logging.Formatter(_FORMAT))
         package.addHandler(handler)
     logger = logging.getLogger(name)
-    level = asked or config.level_number("default_level", default_level)
+    level = asked or validated_log_level("default_level", default_level)
     # One that wants the package's usual level inherits it, and so follows what the program sets for the package.
     inherits = name.startswith(_PACKAGE + ".") and level == (asked or logging.WARNING)
     if logger.level == logging.NOTSET and not inherits:

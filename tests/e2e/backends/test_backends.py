@@ -28,7 +28,7 @@ import transfer_queue as tq
 from transfer_queue.client.calls import Call
 from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.stores import StoredBlocks
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotFoundError

@@ -14,7 +14,7 @@ import torch
 from transfer_queue import interface as tq
 from transfer_queue.cli.bench.report import Row, Scale, compared
 from transfer_queue.cli.bench.systems import Worker, own_folder
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.node import launcher
 
 QUESTION = "What does writing down every change cost small puts?"

@@ -25,7 +25,7 @@ from transfer_queue.cli.bench.report import Row, Scale, compared
 from transfer_queue.cli.bench.systems import System, Worker, own_folder, system
 from transfer_queue.cli.bench.work import payloads
 from transfer_queue.cli.bench.work.payloads import Payload
-from transfer_queue.config import process_environment
+from transfer_queue.config.environment import process_environment
 
 QUESTION = "How much memory does a payload byte, a row, an idle system take, and how soon is a system up?"
 PAYLOADS = [Payload("dense", 1024, 9, 8192), Payload("mixed", 512, 6, 1900)]

@@ -22,7 +22,7 @@ from transfer_queue.cli.bench.machine import Memcpy, clocked, memory_of
 from transfer_queue.cli.bench.report import Row, Scale, against
 from transfer_queue.cli.bench.systems import Worker, own_folder
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config import Settings
+from transfer_queue.config.settings import Settings
 from transfer_queue.core import saving
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.effects import Send

@@ -15,7 +15,8 @@ from typing import Any
 
 from transfer_queue import interface as tq
 from transfer_queue.cli.bench.machine import RawSocket, answer, cpu_seconds
-from transfer_queue.config import Settings, process_environment
+from transfer_queue.config.environment import process_environment
+from transfer_queue.config.settings import Settings
 from transfer_queue.net.connection import MAX_PATH
 from transfer_queue.node.launcher import RunningSystem, start_local
 

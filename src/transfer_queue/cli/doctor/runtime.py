@@ -5,30 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from transfer_queue import config
 from transfer_queue.cli.doctor import shared_memory
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
 from transfer_queue.cli.table import shown
+from transfer_queue.config import environment
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.connection import MAX_PATH
 from transfer_queue.node.locks import is_alive
 from transfer_queue.node.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, SystemFolder, runtime_dir
 
-VARIABLES: dict[str, tuple[str, Callable[[], object]]] = {
-    "TQ_ADDRESS": ("init and tq attach to the system in this folder", config.address),
-    "TQ_SYSTEM": ("the name of the system to start or attach to", config.system_name),
-    "TQ_RUNTIME_DIR": ("the folder in which systems live", config.runtime_dir),
-    "TQ_LOGGING_LEVEL": ("the level of the package's logs", config.logging_level),
-    "TQ_PRE_ALLOC_SAMPLE_NUM": ("indexes reserved in a new partition", config.pre_alloc_sample_num),
-    "TQ_CONTROLLER_GET_METADATA_TIMEOUT": ("seconds that a fetch waits", config.get_metadata_timeout),
-    "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL": (
-        "the longest a loader waits before it asks again, seconds", config.empty_batch_sleep_interval,
-    ),
-}  # fmt: skip
-"""What each variable does, and who reads it."""
+VARIABLES = {variable.name: variable for variable in environment.VARIABLES if variable.name.startswith("TQ_")}
 
 
 @contextlib.contextmanager
@@ -47,7 +36,7 @@ def _folder() -> Iterator[Path]:
 
 def _candidates() -> set[Path]:
     """Folders that finding the runtime folder may make."""
-    asked = config.runtime_dir()
+    asked = environment.runtime_dir()
     paths = [Path(asked)] if asked is not None else []
     paths += [
         Path(f"/run/user/{os.geteuid()}/transfer_queue"),
@@ -163,7 +152,7 @@ def _mapped() -> list[str]:
 
 def check_environment() -> Iterator[Finding]:
     """Every variable of ours that is set: what it does, and whether it can."""
-    given = {name: value for name, value in config.process_environment().items() if name.startswith("TQ_")}
+    given = {name: value for name, value in environment.process_environment().items() if name.startswith("TQ_")}
     if not given:
         yield Finding("variables", OK, "none of TQ_* is set")
     for name, value in sorted(given.items()):
@@ -172,9 +161,9 @@ def check_environment() -> Iterator[Finding]:
             advice = f"there are: {', '.join(VARIABLES)}"
             yield Finding(name, WARNING, f"{value!r}, which nothing here reads", advice, values)
             continue
-        meaning, read = VARIABLES[name]
+        meaning = VARIABLES[name].summary
         try:
-            read()
+            VARIABLES[name]()
         except TransferQueueError as error:
             yield Finding(name, PROBLEM, str(error), f"correct or unset it ({meaning})", values)
             continue

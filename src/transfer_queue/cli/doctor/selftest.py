@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue import config
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, Finding, mebibytes
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config import Settings
+from transfer_queue.config.environment import process_environment
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.connection import MAX_PATH
 from transfer_queue.node.launcher import RunningSystem, start_local
@@ -50,7 +50,7 @@ def selftest(nbytes: int) -> Iterator[Finding]:
 @contextlib.contextmanager
 def _own_system() -> Iterator[tuple[RunningSystem, float]]:
     """A system in a runtime folder of its own, which is removed with it; and the seconds it took to start."""
-    environment = config.process_environment()
+    environment = process_environment()
     parent = tempfile.gettempdir()
     if len(parent) + 50 > MAX_PATH:
         parent = "/tmp"  # the paths of sockets must be short
@@ -82,7 +82,7 @@ class _Reader:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**config.process_environment(), "PYTHONPATH": path},
+            env={**process_environment(), "PYTHONPATH": path},
             start_new_session=True,
         )
 

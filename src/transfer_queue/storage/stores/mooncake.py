@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.config import process_environment
+from transfer_queue.config.environment import process_environment
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.stores.base import FIRST_PAUSE, Forks, Piece, Store, again_and_again

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.config import process_environment
+from transfer_queue.config.environment import process_environment
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.keeping import (

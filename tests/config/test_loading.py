@@ -1,13 +1,24 @@
-"""Keys of the configuration: unknown ones, those of the PyPI package, and settings that differ from a system's."""
+"""How a conf is merged over the defaults, unknown keys, keys of the PyPI package, and differences from a system."""
 
 from __future__ import annotations
 
-import pytest
+import importlib.resources
+import pickle
 
-from transfer_queue.config import Settings
-from transfer_queue.config_tree import ALIASES, WITHOUT_COUNTERPART, as_json, differences, merge, unknown_keys
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_queue.config.loading import ALIASES, WITHOUT_COUNTERPART, as_json, differences, merge, unknown_keys
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import RankAwareSampler
+
+
+def holding(sampler: object) -> DictConfig:
+    """Return a conf that contains an object."""
+    conf = OmegaConf.create({"controller": {"sampler": sampler}}, flags={"allow_objects": True})
+    assert isinstance(conf, DictConfig)
+    return conf
 
 
 def nested(path: str, value: object) -> dict:
@@ -15,6 +26,75 @@ def nested(path: str, value: object) -> dict:
         value = {name: value}
     assert isinstance(value, dict)
     return value
+
+
+class TestMerge:
+    def test_nothing_is_the_defaults(self):
+        """merge(None) and merge({}) are the resource as it stands."""
+        text = (importlib.resources.files("transfer_queue") / "config.yaml").read_text("utf-8")
+        assert merge() == merge({}) == OmegaConf.create(text)
+
+    def test_over_the_defaults(self):
+        """What is given wins, key by key."""
+        merged = merge({"controller": {"polling_mode": True}})
+        assert (merged.controller.polling_mode, merged.controller.sampler) == (True, "SequentialSampler")
+
+    def test_unknown_keys(self):
+        """Unknown keys are kept, at every depth."""
+        merged = merge({"mine": {"a": 1}, "controller": {"also": [1, 2]}})
+        assert (merged.mine.a, list(merged.controller.also)) == (1, [1, 2])
+
+    @pytest.mark.parametrize("flag", ["struct", "readonly"])
+    def test_flags(self, flag):
+        """Struct-mode and read-only nodes are accepted; the result is neither."""
+        conf = OmegaConf.create({"controller": {"polling_mode": True, "mine": 1}, "new": 2}, flags={flag: True})
+        merged = merge(conf)
+        merged.another = 3
+        merged.controller.another = 4
+        assert (merged.new, merged.another, merged.controller.mine, merged.controller.another) == (2, 3, 1, 4)
+
+    def test_caller_keeps_its_conf(self):
+        """The caller's conf is never changed, nor shared with the result."""
+        given = {"controller": {"polling_mode": True}}
+        conf = OmegaConf.create(given)
+        merge(given).controller.polling_mode = False
+        merge(conf).controller.polling_mode = False
+        assert given == conf == {"controller": {"polling_mode": True}}
+
+    def test_objects(self):
+        """Objects are kept where the conf allows objects, and in a dict."""
+        sampler = RankAwareSampler()
+        assert merge(holding(sampler)).controller.sampler is sampler
+        assert merge({"controller": {"sampler": RankAwareSampler}}).controller.sampler is RankAwareSampler
+
+    def test_interpolation_to_the_outside(self):
+        """A node of a larger conf is taken with what it refers to there."""
+        whole = OmegaConf.create({"polling": True, "queue": {"controller": {"polling_mode": "${polling}"}}})
+        assert merge(whole.queue).controller.polling_mode is True
+
+    def test_interpolation_to_a_default(self):
+        """An interpolation may refer to a default."""
+        assert merge({"mine": "${backend.storage_backend}"}).mine == "SimpleStorage"
+
+    def test_missing_value(self):
+        """A value that is still missing ("???") leaves the default."""
+        assert merge({"controller": {"sampler": "???"}}).controller.sampler == "SequentialSampler"
+
+    def test_merging_twice(self):
+        """A merged conf over the defaults is itself."""
+        once = merge({"mine": 1, "metrics": {"port": 9000}})
+        assert merge(once) == once
+
+    def test_pickles(self):
+        """A merged conf pickles."""
+        merged = merge({"mine": 1})
+        assert pickle.loads(pickle.dumps(merged)) == merged
+
+    @pytest.mark.parametrize("conf", [5, "text", ["controller"]])
+    def test_no_mapping(self, conf):
+        """Anything but a mapping is refused."""
+        with pytest.raises(InvalidArgumentError, match="conf is"):
+            merge(conf)
 
 
 class TestUnknownKeys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ def refuse(key: str, value: object, wanted: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{key} is {value!r}; allowed: {wanted}")
 
 
-def checked_name(key: str, name: object) -> str:
+def validated_name(key: str, name: object) -> str:
     """The name of a system."""
     wanted = "a name of letters, digits, '-', '_' and '.', not starting with '.', at most 64 long"
     if not isinstance(name, str) or not 0 < len(name) <= 64 or name.startswith("."):
@@ -26,14 +27,14 @@ def checked_name(key: str, name: object) -> str:
     return name
 
 
-def checked_bool(key: str, value: object) -> bool:
+def validated_bool(key: str, value: object) -> bool:
     """true or false."""
     if not isinstance(value, bool):
         raise refuse(key, value, "true or false")
     return value
 
 
-def checked_int(key: str, value: object, least: int, most: int | None = None) -> int:
+def validated_int(key: str, value: object, least: int, most: int | None = None) -> int:
     """A whole number from `least` to `most`."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # YAML reads 1e6 as a float
@@ -43,28 +44,28 @@ def checked_int(key: str, value: object, least: int, most: int | None = None) ->
     return value
 
 
-def checked_seconds(key: str, value: object) -> float:
+def validated_seconds(key: str, value: object) -> float:
     """Seconds, more than none."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise refuse(key, value, "seconds > 0")
     return float(value)
 
 
-def checked_choice(key: str, value: object, choices: tuple[str, ...]) -> str:
+def validated_choice(key: str, value: object, choices: tuple[str, ...]) -> str:
     """One of these."""
     if value not in choices:
         raise refuse(key, value, ", ".join(choices))
     return str(value)
 
 
-def checked_folder(key: str, value: object) -> str:
+def validated_folder(key: str, value: object) -> str:
     """An absolute path."""
     if not isinstance(value, (str, os.PathLike)) or not os.path.isabs(value):
         raise refuse(key, value, "an absolute path, or null")
     return os.fspath(value)
 
 
-def checked_text(key: str, value: object) -> str:
+def validated_text(key: str, value: object) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise refuse(key, value, "a text that is not empty")
@@ -85,7 +86,7 @@ def mapping(key: str, value: object) -> dict[str, Any]:
     return options
 
 
-def checked_options(key: str, value: object) -> dict[str, Any]:
+def validated_options(key: str, value: object) -> dict[str, Any]:
     """Options of an actor, but for those that the conf has keys of its own for."""
     options = mapping(key, value)
     fixed = sorted({"name", "namespace", "lifetime", "get_if_exists"} & set(options))
@@ -96,13 +97,22 @@ def checked_options(key: str, value: object) -> dict[str, Any]:
     return options
 
 
-def checked_port(key: str, value: object) -> int:
+def validated_port(key: str, value: object) -> int:
     """A port."""
-    return checked_int(key, value, 0, 65535)
+    return validated_int(key, value, 0, 65535)
 
 
-def checked_any_text(key: str, value: object) -> str:
+def validated_any_text(key: str, value: object) -> str:
     """A text."""
     if not isinstance(value, str):
         raise refuse(key, value, "a text")
     return value
+
+
+def validated_log_level(key: str, value: str | int) -> int:
+    """The number of a level of `logging`, which is given by its name, in any case, or its number."""
+    text = str(value).strip().upper()
+    number = int(text) if text.isdecimal() else logging.getLevelName(text)
+    if not isinstance(number, int) or number <= logging.NOTSET:
+        raise refuse(key, value, "DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number > 0")
+    return number

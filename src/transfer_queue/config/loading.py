@@ -1,6 +1,7 @@
 """The configuration as a tree of keys: merges the caller's conf over the defaults, and finds unknown keys.
 
-`config.py` checks the values. Importable without omegaconf and torch; the functions that need omegaconf import it.
+`config.settings` validates the values. This module can be imported without omegaconf and torch: the functions that need
+omegaconf import it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.checks import refuse
+from transfer_queue.config.validators import refuse
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.names import nearest
 
@@ -130,7 +131,7 @@ def _defaults() -> DictConfig:
 
     from omegaconf import DictConfig, OmegaConf
 
-    defaults = OmegaConf.create((importlib.resources.files(__package__) / "config.yaml").read_text("utf-8"))
+    defaults = OmegaConf.create((importlib.resources.files("transfer_queue") / "config.yaml").read_text("utf-8"))
     assert isinstance(defaults, DictConfig)
     OmegaConf.set_readonly(defaults, True)
     return defaults
@@ -180,6 +181,26 @@ def _named(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
     return value.__qualname__ if isinstance(value, type) else type(value).__qualname__
+
+
+def select(conf: Any, key: str) -> Any:
+    """Return the value at a dotted key of a merged conf.
+
+    Raises:
+        InvalidArgumentError: A section on the way is not a mapping, or an interpolation cannot be resolved.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    section = conf
+    path, _, leaf = key.rpartition(".")
+    try:
+        for part in path.split(".") if path else []:
+            section = section[part]
+            if not isinstance(section, Mapping):
+                raise refuse(path, section, "a mapping")
+        return section[leaf]
+    except OmegaConfBaseException as error:
+        raise unreadable(error) from error
 
 
 def unreadable(error: Exception) -> InvalidArgumentError:
@@ -315,6 +336,6 @@ def _put(section: dict[Any, Any], path: str, value: Any) -> None:
         if section.get(each) is None:
             section[each] = {}
         if not isinstance(section[each], dict):
-            return  # `config.Settings` refuses this value when it reads it
+            return  # `Settings` refuses this value when it reads it
         section = section[each]
     section[name] = value

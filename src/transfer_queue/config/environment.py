@@ -1,0 +1,166 @@
+"""The environment variables of the package. No other module reads a variable of the environment.
+
+A variable is read when it is called, not when this module is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, MutableMapping
+from typing import Generic, TypeVar
+
+from transfer_queue.config.validators import refuse, validated_log_level, validated_name
+
+T = TypeVar("T", covariant=True)
+
+
+class EnvironmentVariable(Generic[T]):
+    """An environment variable; calling it returns its value, or its default if it is unset or empty.
+
+    Example:
+        >>> from transfer_queue.config import environment
+        >>> environment.get_metadata_timeout()
+        60.0
+    """
+
+    name: str
+    """The name of the variable."""
+    default: T
+    """The value if the variable is unset or empty."""
+    meaning: str
+    """What the variable does, in full sentences."""
+
+    def __init__(self, name: str, default: T, parse: Callable[[str, str], T], meaning: str) -> None:
+        self.name = name
+        self.default = default
+        self.meaning = meaning
+        self._parse = parse
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of `meaning`, to stand in brackets."""
+        sentence = self.meaning.partition(". ")[0].rstrip(".")
+        return sentence[0].lower() + sentence[1:]
+
+    def __call__(self) -> T:
+        """Return the value.
+
+        Raises:
+            InvalidArgumentError: The text is not allowed; the message names the variable.
+        """
+        text = os.environ.get(self.name, "").strip()
+        return self._parse(self.name, text) if text else self.default
+
+
+def process_environment() -> MutableMapping[str, str]:
+    """Return this process's environment, to pass it to child processes or to set TQ_ADDRESS for them."""
+    return os.environ
+
+
+def _number(name: str, text: str, allowed: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise refuse(name, text, allowed) from None
+    if not math.isfinite(number) or number < 0:
+        raise refuse(name, text, allowed)
+    return number
+
+
+def _count(name: str, text: str) -> int:
+    allowed = "a whole number >= 0"
+    number = _number(name, text, allowed)
+    if number != int(number):
+        raise refuse(name, text, allowed)
+    return int(number)
+
+
+def _seconds(name: str, text: str) -> float:
+    return _number(name, text, "seconds >= 0")
+
+
+def _absolute_path(name: str, text: str) -> str:
+    # Processes of one system must find the same folder, wherever each of them was started.
+    if not os.path.isabs(text):
+        raise refuse(name, text, "an absolute path")
+    return text
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+address = EnvironmentVariable[str | None](
+    "TQ_ADDRESS",
+    None,
+    _absolute_path,
+    "The folder of a running system. `init` and the commands of `tq` attach to the system in this folder. A process "
+    "that starts a system sets this variable for its child processes.",
+)
+
+system_name = EnvironmentVariable[str | None](
+    "TQ_SYSTEM",
+    None,
+    validated_name,
+    "The name of the system to start or attach to. It applies if `system.name` is not set.",
+)
+
+runtime_dir = EnvironmentVariable[str | None](
+    "TQ_RUNTIME_DIR",
+    None,
+    _absolute_path,
+    "The folder in which systems keep their sockets, keys and logs. Default: a folder of the user in the runtime "
+    "folder of the machine.",
+)
+
+logging_level = EnvironmentVariable[int | None](
+    "TQ_LOGGING_LEVEL",
+    None,
+    validated_log_level,
+    "The level of the logs of this package: DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number greater than 0. "
+    "Default: WARNING in processes of users, INFO in servers.",
+)
+
+pre_alloc_sample_num = EnvironmentVariable[int](
+    "TQ_PRE_ALLOC_SAMPLE_NUM",
+    1,
+    _count,
+    "The number of indexes that a new partition reserves. The first samples that are inserted take these indexes in "
+    "order. It is read in the client that creates the partition.",
+)
+
+get_metadata_timeout = EnvironmentVariable[float](
+    "TQ_CONTROLLER_GET_METADATA_TIMEOUT",
+    60.0,
+    _seconds,
+    "The number of seconds that a fetch waits for samples if its call has no `timeout` and `controller.polling_mode` "
+    "is false.",
+)
+
+empty_batch_sleep_interval = EnvironmentVariable[float](
+    "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL",
+    1.0,
+    _seconds,
+    "The largest number of seconds that a loader waits before it asks again for a batch. It asks earlier if samples "
+    "become ready.",
+)
+
+ray_address = EnvironmentVariable[str | None](
+    "RAY_ADDRESS",
+    None,
+    _text,
+    "A variable of Ray: the cluster that this process belongs to. If it is set, `runtime: auto` means `ray`.",
+)
+
+VARIABLES: tuple[EnvironmentVariable[object], ...] = (
+    address,
+    system_name,
+    runtime_dir,
+    logging_level,
+    pre_alloc_sample_num,
+    get_metadata_timeout,
+    empty_batch_sleep_interval,
+    ray_address,
+)
+"""All variables, in the order of the reference page."""

@@ -1,0 +1,255 @@
+"""Defaults, what is allowed for each setting, and settings as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_queue.config.loading import merge
+from transfer_queue.config.settings import KEYS, Settings
+from transfer_queue.errors import InvalidArgumentError, StartError
+from transfer_queue.sampler import BaseSampler
+
+
+class Newest(BaseSampler):
+    """A sampler of a user's."""
+
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        rows = list(ready_indexes)[-batch_size:]
+        return rows, rows
+
+
+def held(value) -> DictConfig:
+    """A conf that holds an object as its sampler."""
+    conf = OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
+    assert isinstance(conf, DictConfig)
+    return conf
+
+
+class TestSettings:
+    def test_defaults(self):
+        """The defaults are valid, and are these."""
+        assert Settings.from_config().to_json() == {
+            "name": None,
+            "runtime": "auto",
+            "sampler": "SequentialSampler",
+            "sampler_args": {},
+            "polling_mode": False,
+            "journal_durability": "async",
+            "journal_folder": None,
+            "max_deliveries": 16,
+            "storage_backend": "SimpleStorage",
+            "total_storage_size": None,
+            "num_data_storage_units": None,
+            "replicas": 1,
+            "arena_bytes": None,
+            "arena_folder": None,
+            "offload_path": None,
+            "offload_high": 0.8,
+            "offload_low": 0.6,
+            "offload_bytes": None,
+            "metrics_enabled": False,
+            "metrics_port": 0,
+            "metrics_host": "127.0.0.1",
+            "allow_pickle": True,
+            "tls": None,
+            "start_timeout": 30.0,
+            "call_timeout": 60.0,
+            "restart_timeout": 60.0,
+            "report_wait": 30.0,
+            "ray_namespace": "transfer_queue",
+            "ray_detached": False,
+            "ray_restart_seconds": 60.0,
+            "ray_actor_options": {},
+            "ray_node_resource": None,
+            "store_options": {},
+            "strict": False,
+            "sampler_isolation": "process",
+            "sampler_timeout": 30.0,
+        }
+
+    def test_json(self):
+        """Settings travel as JSON, and back; what a newer release adds is left out."""
+        settings = Settings.from_config({"backend": {"SimpleStorage": {"total_storage_size": 5}}})
+        values = json.loads(json.dumps(settings.to_json()))
+        assert Settings.from_json({**values, "newer": 1}) == settings
+
+    def test_keys_are_those_of_the_resource(self):
+        """Every field has a key of the conf, and every key a default."""
+        assert set(KEYS) == set(Settings.from_config().to_json())
+        for key in KEYS.values():
+            parent, _, leaf = key.rpartition(".")
+            assert leaf in (OmegaConf.select(merge(), parent) if parent else merge())
+
+    def test_replicas_need_as_many_units(self):
+        """Two places of a value lie in two units."""
+        two = {"backend": {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}}
+        assert Settings.from_config(two).replicas == 2
+        two["backend"]["SimpleStorage"]["num_data_storage_units"] = 1
+        with pytest.raises(InvalidArgumentError, match="num_data_storage_units is 1"):
+            Settings.from_config(two)
+
+    def test_a_round_float_is_a_number(self):
+        """YAML reads 1e6 as a float; it means a million rows."""
+        conf = OmegaConf.create("backend: {SimpleStorage: {total_storage_size: 1e6}}")
+        assert Settings.from_config(conf).total_storage_size == 1_000_000
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("system.name", "a/b"),
+            ("system.name", ".."),
+            ("system.name", ""),
+            ("system.name", "x" * 65),
+            ("system.name", 5),
+            ("runtime", "cluster"),
+            ("ray.namespace", ""),
+            ("ray.detached", "yes"),
+            ("ray.restart_seconds", 0),
+            ("ray.actor_options", 5),
+            ("ray.actor_options", {"name": "other"}),
+            ("controller", None),
+            ("controller", "SequentialSampler"),
+            ("controller.max_deliveries", -1),
+            ("controller.polling_mode", "yes"),
+            ("controller.polling_mode", 1),
+            ("controller.polling_mode", None),
+            ("controller.journal", True),
+            ("controller.journal.durability", "maybe"),
+            ("controller.journal.durability", None),
+            ("controller.journal.folder", "relative/path"),
+            ("backend.storage_backend", "Simple"),
+            ("backend.storage_backend", None),
+            ("backend.SimpleStorage.total_storage_size", 0),
+            ("backend.SimpleStorage.total_storage_size", 1.5),
+            ("backend.SimpleStorage.num_data_storage_units", 0),
+            ("backend.SimpleStorage.num_data_storage_units", True),
+            ("backend.SimpleStorage.replicas", 0),
+            ("backend.SimpleStorage.replicas", 3),
+            ("backend.SimpleStorage.arena_bytes", -1),
+            ("backend.SimpleStorage.arena_bytes", 65535),
+            ("backend.SimpleStorage.arena_folder", "relative/path"),
+            ("backend.SimpleStorage.offload.enabled", "yes"),
+            ("backend.SimpleStorage.offload.path", "relative/path"),
+            ("backend.SimpleStorage.offload.high_watermark", 0),
+            ("backend.SimpleStorage.offload.high_watermark", 1.5),
+            ("backend.SimpleStorage.offload.low_watermark", True),
+            ("backend.SimpleStorage.offload.low_watermark", 0.8),
+            ("backend.SimpleStorage.offload.capacity", 65535),
+            ("metrics.enabled", "on"),
+            ("metrics.port", 65536),
+            ("metrics.port", -1),
+            ("metrics.host", ""),
+            ("security.allow_pickle", "no"),
+            ("security.tls", True),
+            ("security.tls", "/a/certificate.pem"),
+            ("security.tls", {"certificate": "/a/c", "private_key": "/a/k"}),
+            ("security.tls", {"certificate": "/a/c", "private_key": "/a/k", "authority": "/a/a", "also": 1}),
+            ("timeouts.start", 0),
+            ("timeouts.start", "soon"),
+            ("timeouts.call", float("nan")),
+            ("timeouts.call", float("inf")),
+            ("timeouts.report_wait", 0),
+            ("timeouts.report_wait", "often"),
+        ],
+    )
+    def test_refused(self, key, value):
+        """An error names the key, the value and what is allowed."""
+        conf = OmegaConf.create({})
+        OmegaConf.update(conf, key, value)
+        with pytest.raises(InvalidArgumentError) as error:
+            Settings.from_config(conf)
+        text = str(error.value)
+        assert text.startswith(f"{key} is {value!r}; allowed: ")
+        assert len(text) > len(f"{key} is {value!r}; allowed: ")
+
+    @pytest.mark.parametrize("key", ["total_storage_size", "arena_bytes", "arena_folder"])
+    def test_null_means_unset(self, key):
+        """null is a value for what may be unlimited or chosen."""
+        assert getattr(Settings.from_config({"backend": {"SimpleStorage": {key: None}}}), key) is None
+
+    def test_offload(self):
+        """A path counts where it is enabled, and is needed then."""
+        offload = {"enabled": True, "path": "/disk", "high_watermark": 1, "low_watermark": 0.5}
+        settings = Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}})
+        assert (settings.offload_path, settings.offload_high, settings.offload_low) == ("/disk", 1.0, 0.5)
+        offload["enabled"] = False
+        assert Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}}).offload_path is None
+        with pytest.raises(InvalidArgumentError, match=r"offload\.path is None; allowed: an absolute path"):
+            Settings.from_config({"backend": {"SimpleStorage": {"offload": {"enabled": True}}}})
+
+    @pytest.mark.parametrize(
+        ("backend", "key", "value"),
+        [
+            ("MooncakeStore", "auto_init", 1),
+            ("MooncakeStore", "protocol", "udp"),
+            ("MooncakeStore", "global_segment_size", -1),
+            ("MooncakeStore", "master_server_address", None),
+            ("MooncakeStore", "use_gdr", "yes"),
+            ("Yuanrong", "worker_port", 70000),
+            ("Yuanrong", "worker_args", None),
+            ("RayStore", "direct_transport", "gloo"),
+            ("RayStore", "direct_transport", True),
+        ],
+    )
+    def test_options_of_a_store(self, backend, key, value):
+        """They are looked at where it is the backend, and travel as a whole."""
+        conf = {"backend": {"storage_backend": backend, backend: {key: value}}}
+        with pytest.raises(InvalidArgumentError, match=rf"backend\.{backend}\.{key} is {value!r}; allowed: "):
+            Settings.from_config(conf)
+        del conf["backend"][backend]
+        settings = Settings.from_config(conf)
+        assert set(settings.store_options) == set(merge(None).backend[backend])
+        assert settings.num_data_storage_units == 1
+        assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+        conf["backend"]["storage_backend"] = "SimpleStorage"
+        conf["backend"][backend] = {key: value}
+        assert Settings.from_config(conf).store_options == {}
+
+    def test_a_store_of_ones_own(self):
+        conf = {"backend": {"storage_backend": "mine.store:Store", "options": {"where": "/x"}}}
+        settings = Settings.from_config(conf)
+        assert (settings.storage_backend, settings.store_options) == ("mine.store:Store", {"where": "/x"})
+        for wrong in ({"options": 5}, {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}):
+            with pytest.raises(InvalidArgumentError):
+                Settings.from_config({"backend": {**conf["backend"], **wrong}})
+
+    def test_a_direct_transport_needs_a_capacity(self):
+        """As what lies in the keeper's memory Ray does not spill."""
+        conf = {"storage_backend": "RayStore", "RayStore": {"direct_transport": "nixl"}}
+        with pytest.raises(InvalidArgumentError, match=r"backend\.RayStore\.capacity is None; allowed: bytes where"):
+            Settings.from_config({"backend": conf})
+        conf["RayStore"]["capacity"] = 1 << 30
+        options = Settings.from_config({"backend": conf}).store_options
+        assert options == {"capacity": 1 << 30, "direct_transport": "nixl"}
+
+    def test_a_store_that_needs_ray(self):
+        settings = Settings.from_config({"backend": {"storage_backend": "RayStore"}})
+        settings.check_runtime(under_ray=True)
+        with pytest.raises(StartError, match="needs runtime: ray"):
+            settings.check_runtime(under_ray=False)
+
+    def test_tls(self):
+        """Three absolute paths, interpolations resolved, or none; they travel."""
+        files = {"certificate": "${folder}/c.crt", "private_key": "/b/c.key", "authority": "/b/a.crt"}
+        settings = Settings.from_config({"security": {"tls": files}, "folder": "/a"})
+        assert settings.tls == {"certificate": "/a/c.crt", "private_key": "/b/c.key", "authority": "/b/a.crt"}
+        assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+        for name in files:
+            for path in ("relative.pem", None, 5):
+                with pytest.raises(
+                    InvalidArgumentError, match=rf"security\.tls\.{name} is {path!r}; allowed: the absol"
+                ):
+                    Settings.from_config({"security": {"tls": {**files, name: path}}, "folder": "/a"})
+
+    def test_sampler_as_a_path(self):
+        """A class that another process can import travels by its path; an object must travel itself."""
+        assert Settings.from_config(held(Newest)).sampler == f"{__name__}:Newest"
+        assert Settings.from_config(held(Newest())).sampler is None
+
+        class Local(Newest):
+            pass
+
+        assert Settings.from_config(held(Local)).sampler is None
