@@ -268,8 +268,7 @@ def standard_library() -> frozenset[str]:
 
 
 def test_test_files_have_names_of_their_own():
-    """Pytest imports them by their file names, as the folders of tests are no packages."""
-    names = [
-        path.name for path in Path(__file__).parent.rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}
-    ]
+    """Pytest imports them by their file names, because their folders are not packages."""
+    files = [path for path in Path(__file__).parent.rglob("*.py") if not (path.parent / "__init__.py").exists()]
+    names = [path.name for path in files if path.name != "conftest.py"]
     assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from transfer_queue.testing import chaos
+from tests.simulation import chaos
 
 SEEDS, PART = 200, 25
 
@@ -44,4 +44,4 @@ def test_a_failing_seed_says_how_to_replay_it(
     monkeypatch.setattr(chaos, "run", fail)
     monkeypatch.setattr("sys.argv", ["chaos", "--seeds", "3..5"])
     assert chaos.main() == 1
-    assert "python -m transfer_queue.testing.chaos --seed 3" in capsys.readouterr().out
+    assert "python -m tests.simulation.chaos --seed 3" in capsys.readouterr().out

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation import chaos
+from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.ledger import LedgerError
 from transfer_queue.client.state import ClientState
 from transfer_queue.core.effects import Effect, FreeExtents
 from transfer_queue.messages import Free
-from transfer_queue.testing import chaos, slots
-from transfer_queue.testing.faulty import FaultyCluster
-from transfer_queue.testing.ledger import LedgerError
+from transfer_queue.testing import slots
 
 SEEDS = 200
 

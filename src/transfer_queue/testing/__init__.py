@@ -1,13 +1,12 @@
 """A whole system in one process, deterministic by its seed, for tests of this package and of its users.
 
 `cluster.Cluster` runs the production controller, storage unit and client operations over a virtual network and a
-virtual clock: nothing sleeps, no socket is opened, and a seed replays a run. `chaos` runs producers and consumers on
-it while connections break, clients freeze and die, and servers are killed (`python -m transfer_queue.testing.chaos`).
+virtual clock: nothing sleeps, no socket is opened, and a seed replays a run.
 """
 
-from transfer_queue.testing.client import Client, Task
 from transfer_queue.testing.clock import VirtualClock
 from transfer_queue.testing.cluster import Cluster
 from transfer_queue.testing.network import Network
+from transfer_queue.testing.simulated_client import Client, Task
 
 __all__ = ["Client", "Cluster", "Network", "Task", "VirtualClock"]

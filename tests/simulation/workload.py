@@ -1,5 +1,6 @@
-"""What the clients of a run with faults do: producers, consumers, readers and a cleaner; `ranks` and `keepers` say what
-ranks with replicas do, and those who mend, save, load and drain.
+"""What the clients of a run with faults do: producers, consumers, readers and a cleaner.
+
+`rank_actors` has the ranks with replicas, `maintenance_actors` the clients that mend, save, load and drain.
 
 Each is a generator of a client's calls that goes on whatever fails, and enters into the ledger what it sees. One whose
 client was killed has a successor, which begins with what is known to all.
@@ -14,6 +15,11 @@ from pathlib import Path
 
 from tensordict import TensorDict
 
+from tests.simulation import maintenance_actors, rank_actors
+from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.ledger import Ledger, LedgerError, content
+from tests.simulation.retrying_client import RetryingClient, Script, sleep
+from tests.simulation.run_features import MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
 from transfer_queue.client.calls import Call
 from transfer_queue.client.transfers import UNCERTAIN, Operation
 from transfer_queue.errors import (
@@ -24,12 +30,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.testing import keepers, ranks
-from transfer_queue.testing.client import Task
-from transfer_queue.testing.faulty import FaultyCluster
-from transfer_queue.testing.features import MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
-from transfer_queue.testing.ledger import Ledger, LedgerError, content
-from transfer_queue.testing.retrying import RetryingClient, Script, sleep
+from transfer_queue.testing.simulated_client import Task
 
 
 class Workload:
@@ -82,16 +83,16 @@ class Workload:
             self.role("reader", self._browse)
         self.role("cleaner", self._clean)
         if features.loses:
-            self.role("mender", keepers.mender(self))
+            self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:
-            self.role("archivist", keepers.archivist(self))
+            self.role("archivist", maintenance_actors.archivist(self))
         if features.drains:
-            self.role("operator", keepers.operator(self))
+            self.role("operator", maintenance_actors.operator(self))
 
     def begin_rank(self, rank: int) -> None:
         """The replicas of a rank."""
         for _ in range(REPLICAS):
-            self.role(f"rank{rank}", ranks.replica(self, rank))
+            self.role(f"rank{rank}", rank_actors.replica(self, rank))
 
     def role(self, name: str, script: Script) -> None:
         """A client that does this, and then leaves."""
@@ -127,7 +128,7 @@ class Workload:
                 self._end(client)
             self._born += 1
             client = self.cluster.client(f"declarer-{self._born}")
-            script = ranks.declare(self, rank)
+            script = rank_actors.declare(self, rank)
             self._running[client.name] = script, client.start(self._life(client, script))
 
     def done(self) -> bool:

@@ -17,6 +17,9 @@ from typing import Any
 
 import msgspec
 
+from tests.simulation import expected_losses
+from tests.simulation.retrying_client import RetryingClient
+from tests.simulation.snapshot_writer import SnapshotWriter
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core import effects as core_effects
 from transfer_queue.core.controller import Controller
@@ -44,12 +47,9 @@ from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.wrapper import ranked_tags
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.testing import losses
-from transfer_queue.testing.client import Client
 from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of
-from transfer_queue.testing.retrying import RetryingClient
+from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.slots import Slots
-from transfer_queue.testing.snapshots import SnapshotWriter
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 CLOCK = Clock(b"simulated system", 0.0)
@@ -393,12 +393,12 @@ class FaultyCluster(Cluster):
             super()._to_controller(name, connection, envelope)
             return
         state = self.controller.state
-        before, told = losses.values(state), losses.lost(state)
+        before, told = expected_losses.values(state), expected_losses.lost(state)
         effects = self.controller.handle(name, connection, envelope, self.clock.now)
         gone = {record.unit for record in self.controller.records if isinstance(record, UnitLost)}
         assert gone <= self.lost, f"units {sorted(gone - self.lost)} are taken for lost, and have their arenas"
         if gone:
-            self.lost_values += losses.check(before, told, state, gone)
+            self.lost_values += expected_losses.check(before, told, state, gone)
         self._core(effects)
 
     # ------------------------------------------------------------ connections

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.ledger import FIELDS, Ledger, LedgerError
+from tests.simulation.rank_actors import TASK
+from tests.simulation.retrying_client import RetryingClient
+from tests.simulation.run_features import MAIN, TASKS, Features, fields_of
 from transfer_queue.core.acks import POISON
 from transfer_queue.core.partition import Partition
 from transfer_queue.core.records import ExtentsLost
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.testing.faulty import FaultyCluster
-from transfer_queue.testing.features import MAIN, TASKS, Features, fields_of
-from transfer_queue.testing.ledger import FIELDS, Ledger, LedgerError
-from transfer_queue.testing.ranks import TASK
-from transfer_queue.testing.retrying import RetryingClient
 
 LEASE = 5.0  # seconds, of what is handed out in the end
 

@@ -21,12 +21,12 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
 from transfer_queue.net.session import Attempts, Target
 from transfer_queue.storage.base import Reserved
-from transfer_queue.testing.client import Client, Task
+from transfer_queue.testing.simulated_client import Client, Task
 from transfer_queue.wire.encode import EncodedBlock
 from transfer_queue.wire.framing import FrameReader
 
 if TYPE_CHECKING:
-    from transfer_queue.testing.faulty import FaultyCluster
+    from tests.simulation.faulty_cluster import FaultyCluster
 
 HERE: Target = ("here", 0)  # a call that no server gets: its client goes on when its time has passed
 

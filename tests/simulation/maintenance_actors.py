@@ -8,17 +8,17 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.simulation.retrying_client import RetryingClient, Script, sleep
+from tests.simulation.run_features import MAIN
 from transfer_queue.client.calls import Call
 from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.messages import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.testing.features import MAIN
-from transfer_queue.testing.retrying import RetryingClient, Script, sleep
 
 if TYPE_CHECKING:
-    from transfer_queue.testing.workload import Workload
+    from tests.simulation.workload import Workload
 
 
 # ------------------------------------------------------------ what was lost

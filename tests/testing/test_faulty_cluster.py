@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from simulated import numbers
+from tests.simulation import expected_losses
+from tests.simulation.faulty_cluster import FaultyCluster
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.client.checkpoint_folder import STATE
-from transfer_queue.testing import losses
-from transfer_queue.testing.faulty import FaultyCluster
 
 
 def test_a_frozen_client_renews_no_lease(tmp_path: Path) -> None:
@@ -35,18 +35,18 @@ def test_a_lost_arena_takes_what_lay_in_it_alone(tmp_path: Path) -> None:
     client = cluster.client("a")
     client.put(numbers(3), partition_id="p")
     state = cluster.controller.state
-    before, told = losses.values(state), losses.lost(state)
+    before, told = expected_losses.values(state), expected_losses.lost(state)
     assert set(before.values()) == {frozenset({0})}
     cluster.lose(("unit", 0), 0.5)
     cluster.advance(1.0)
     assert (cluster.lost_values, cluster.places[0].number) == (3, 1)
-    assert losses.check(before, told, state, {0}) == 3
+    assert expected_losses.check(before, told, state, {0}) == 3
     with pytest.raises(AssertionError, match="took other values"):
-        losses.check(before, told, state, set())
+        expected_losses.check(before, told, state, set())
     with pytest.raises(AssertionError, match="not told as lost"):
-        losses.check(before, losses.lost(state), state, {0})
+        expected_losses.check(before, expected_losses.lost(state), state, {0})
     client.put(numbers(2), partition_id="p")
-    assert set(losses.values(state).values()) == {frozenset({1})}
+    assert set(expected_losses.values(state).values()) == {frozenset({1})}
     cluster.check()
     cluster.close()
 

@@ -22,11 +22,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.retrying_client import RetryingClient
+from tests.simulation.run_features import RANKS
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.net.session import Target
-from transfer_queue.testing.faulty import FaultyCluster
-from transfer_queue.testing.features import RANKS
-from transfer_queue.testing.retrying import RetryingClient
 
 MOST_RECORDS = 12  # until the controller is killed
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some

@@ -1,4 +1,4 @@
-"""`python -m transfer_queue.testing.chaos --seed N`: runs with faults, each drawn by its seed and replayed by it.
+"""`python -m tests.simulation.chaos --seed N`: runs with faults, each drawn by its seed and replayed by it.
 
 A run has producers, consumers, ranks, readers and a cleaner in virtual time, over the production's code, while
 connections break, clients freeze and die, and servers are stopped and killed. In the end faults cease, everybody
@@ -21,14 +21,14 @@ from pathlib import Path
 
 import torch
 
+from tests.simulation.fault_injector import Faults
+from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.final_check import Settling
+from tests.simulation.ledger import Ledger, LedgerError
+from tests.simulation.run_features import Features, drawn
+from tests.simulation.workload import Workload
 from transfer_queue.core.records import Moved, RankLeft
 from transfer_queue.messages import DISK
-from transfer_queue.testing.faults import Faults
-from transfer_queue.testing.faulty import FaultyCluster
-from transfer_queue.testing.features import Features, drawn
-from transfer_queue.testing.ledger import Ledger, LedgerError
-from transfer_queue.testing.settling import Settling
-from transfer_queue.testing.workload import Workload
 
 SECONDS = 3.0  # of virtual time in which faults happen
 PART = 50  # seeds that a process takes at a time
@@ -116,7 +116,7 @@ def run(seed: int, kinds: dict[str, int] | None = None, features: Features | Non
 
 def replay(seed: int) -> str:
     """The command that runs a seed again."""
-    return f"python -m transfer_queue.testing.chaos --seed {seed}"
+    return f"python -m tests.simulation.chaos --seed {seed}"
 
 
 def run_all(seeds: Iterable[int]) -> tuple[int, int, Counter[str]] | int:
