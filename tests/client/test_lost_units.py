@@ -21,7 +21,7 @@ from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.testing.cluster import UNIT_PEER
-from transfer_queue.testing.slots import Slots
+from transfer_queue.testing.simulated_locks import Slots
 
 
 def restart(cluster: Cluster) -> None:

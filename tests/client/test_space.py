@@ -24,7 +24,7 @@ from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import Known, Offer
 from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.testing.offers import Board
+from transfer_queue.testing.simulated_locks import Board
 
 MIB = 1 << 20
 T = TypeVar("T")

@@ -49,7 +49,7 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of
 from transfer_queue.testing.simulated_client import Client
-from transfer_queue.testing.slots import Slots
+from transfer_queue.testing.simulated_locks import Slots
 from transfer_queue.wire.framing import FrameReader, pack_frame
 
 CLOCK = Clock(b"simulated system", 0.0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from transfer_queue.storage.ownership import Known, Offer
-from transfer_queue.testing.offers import Board
+from transfer_queue.testing.simulated_locks import Board
 
 
 class StandInSlots:

@@ -10,7 +10,7 @@ from tests.simulation.ledger import LedgerError
 from transfer_queue.client.state import ClientState
 from transfer_queue.core.effects import Effect, FreeExtents
 from transfer_queue.messages import Free
-from transfer_queue.testing import slots
+from transfer_queue.testing import simulated_locks
 
 SEEDS = 200
 
@@ -45,5 +45,5 @@ def test_readers_that_do_not_look_at_generations(monkeypatch: pytest.MonkeyPatch
 
 def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a timeout: a writer whose connections broke is taken for dead, though it holds its lock."""
-    monkeypatch.setattr(slots.Slots, "withdraw", lambda self, slot: True)
+    monkeypatch.setattr(simulated_locks.Slots, "withdraw", lambda self, slot: True)
     assert "foreign bytes" in str(found({"tear": 1}))

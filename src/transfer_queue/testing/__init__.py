@@ -4,9 +4,8 @@
 virtual clock: nothing sleeps, no socket is opened, and a seed replays a run.
 """
 
-from transfer_queue.testing.clock import VirtualClock
 from transfer_queue.testing.cluster import Cluster
-from transfer_queue.testing.network import Network
+from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client, Task
 
 __all__ = ["Client", "Cluster", "Network", "Task", "VirtualClock"]

@@ -47,11 +47,9 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.paging import DiskRoom
 from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.testing.clock import VirtualClock
-from transfer_queue.testing.network import Network
-from transfer_queue.testing.offers import HeldSlots
+from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
-from transfer_queue.testing.slots import Slots
+from transfer_queue.testing.simulated_locks import HeldSlots, Slots
 from transfer_queue.wire.framing import FrameReader, pack_frame
 from transfer_queue.wire.objects import decoded_tag_value
 

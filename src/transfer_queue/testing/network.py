@@ -1,4 +1,4 @@
-"""A network of ordered connections whose messages arrive in an order drawn by a seed.
+"""The virtual clock, and a network of ordered connections whose messages arrive in an order drawn by a seed.
 
 Each direction of a connection is a queue of frames. `deliver` picks one of the queues that hold something, at
 random but repeatably, and hands over its oldest frame. Messages of one connection keep their order, those of
@@ -20,6 +20,19 @@ Link = tuple[int, str]  # a connection's number, and "up" (to the server) or "do
 
 def _nothing() -> None:
     """What an end does that does not care."""
+
+
+class VirtualClock:
+    """now: seconds, from 0."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def move_to(self, when: float) -> None:
+        """It is `when` now. Nothing happens by it: the cluster ticks its servers."""
+        if when < self.now:
+            raise ValueError(f"time does not go back: it is {self.now} s, and {when} s is asked for")
+        self.now = when
 
 
 class Network:
