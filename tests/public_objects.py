@@ -12,8 +12,10 @@ from typing import Any
 MODULES = [
     "transfer_queue",
     "transfer_queue.client",
+    "transfer_queue.controller",
     "transfer_queue.errors",
     "transfer_queue.interface",
+    "transfer_queue.metadata",
 ]
 """The modules whose `__all__`, or whose own classes and functions if there is none, are the public surface."""
 

@@ -1,7 +1,7 @@
-"""BatchMeta: which samples a batch holds and what is known of their fields, without the values.
+"""BatchMeta: which samples a batch contains and what is known of their fields, without the values.
 
-Everything is held in columns; a cut costs what the rows kept cost. This module knows nothing of
-clients, storage or the wire.
+Everything is stored in columns, so a selection costs time in proportion to the rows that it keeps. This module does not
+depend on clients, storage or the wire.
 """
 
 from __future__ import annotations
@@ -38,22 +38,28 @@ from transfer_queue.tag_values import copied, united
 class BatchMeta:
     """The metadata of a batch of samples.
 
-    Positions count the rows of this batch from 0; `meta[i]` alone takes negative ones too. A cut (`meta[i]`,
-    `meta[a:b]`, `select_samples`, `chunk`, ...) is a batch of its own; the values in its extra_info are
-    those of the whole.
+    A position counts the rows of this batch from 0; only `meta[i]` accepts negative ones. A selection (`meta[i]`,
+    `meta[a:b]`, `select_samples`, `chunk`, ...) is a batch of its own; the values in its `extra_info` are shared with
+    the whole batch.
 
     Args:
-        global_indexes: of the samples, in the order of the batch; repeats are allowed.
-        partition_ids: the partition of each sample (one str: of all).
-        field_schema: what is known of each field: `{"dtype", "shape", "is_nested", "is_non_tensor"[,
-            "per_sample_shapes"]}`, see `field_schema`. Other keys are carried along.
-        production_status: 1 for each sample that is produced; by default none is.
-        extra_info: anything about the batch as a whole.
-        custom_meta: the tag of each sample, copied in.
-        _custom_backend_meta: taken for the sake of older callers; nothing here needs it.
+        global_indexes: The global indexes of the samples, in the order of the batch. Repetitions are allowed.
+        partition_ids: The partition of each sample, or one str for all.
+        field_schema: What is known of each field, as the property `field_schema` describes it. Other entries are kept.
+        production_status: 1 for each sample that is produced, [size]. Default: none is.
+        extra_info: Data about the batch as a whole.
+        custom_meta: The tag of each sample; copied.
+        _custom_backend_meta: Ignored. It exists for callers of older versions.
 
     Raises:
-        InvalidArgumentError: lengths that do not match the number of global_indexes.
+        InvalidArgumentError: An argument does not have one entry for each sample.
+
+    Example:
+        >>> meta = tq.BatchMeta(global_indexes=[4, 5, 6], partition_ids="train_0")
+        >>> meta.size, meta.is_ready
+        (3, False)
+        >>> [part.global_indexes for part in meta.chunk(2)]
+        [[4, 5], [6]]
     """
 
     def __init__(
@@ -142,14 +148,30 @@ class BatchMeta:
 
     @classmethod
     def empty(cls, extra_info: Mapping[str, Any] | None = None) -> BatchMeta:
-        """A batch of no samples."""
+        """Return a batch without samples.
+
+        Args:
+            extra_info: Data about the batch as a whole. Default: {}.
+
+        Returns:
+            The batch.
+
+        Example:
+            >>> len(tq.BatchMeta.empty())
+            0
+        """
         return cls(extra_info=extra_info)
 
     # ------------------------------------------------------------ reading
 
     @property
     def size(self) -> int:
-        """The number of samples."""
+        """The number of samples.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").size
+            2
+        """
         return int(self._indexes.size)
 
     def __len__(self) -> int:
@@ -157,30 +179,52 @@ class BatchMeta:
 
     @property
     def global_indexes(self) -> list[int]:
-        """The global index of each sample; a list of the caller's own."""
+        """The global index of each sample, as a new list.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").global_indexes
+            [4, 5]
+        """
         if self._index_list is None:
             self._index_list = self._indexes.tolist()
         return self._index_list.copy()
 
     @property
     def partition_ids(self) -> list[str]:
-        """The partition of each sample; a list of the caller's own."""
+        """The partition of each sample, as a new list.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").partition_ids
+            ['train_0', 'train_0']
+        """
         return self._partitions.to_list(self.size)
 
     @property
     def field_names(self) -> list[str]:
-        """The names of the fields, sorted."""
+        """The names of the fields, sorted.
+
+        Example:
+            >>> tq.BatchMeta([4], "train_0", {"reward": {}, "prompt": {}}).field_names
+            ['prompt', 'reward']
+        """
         return list(self._fields)
 
     @property
     def field_schema(self) -> dict[str, dict[str, Any]]:
-        """What is known of each field, as dicts of the caller's own.
+        """What is known of each field, as new dicts with these entries:
 
-        "dtype": torch dtype, None for objects; if rows differ in dtype (`get_dtypes`), the result of
-        `torch.promote_types`. "shape": torch.Size of one row; None if rows differ in shape, for
-        objects, and if it is not known. "is_nested": False while the rows of the field agree, True once they
-        differ; then "per_sample_shapes" has one torch.Size a row. A cut of a nested field is nested, whatever
-        its own rows are. "is_non_tensor": the values are Python objects.
+        - "dtype": The torch dtype; None for objects. If rows differ in dtype (`get_dtypes`), the result of
+        `torch.promote_types`.
+        - "shape": The torch.Size of one row. None if rows differ in shape, for objects, and if it is not known.
+        - "is_nested": False while all rows of the field have the same shape, True once they differ. A selection of a
+        nested field is nested, whatever the shapes of its own rows are.
+        - "per_sample_shapes": One torch.Size for each row; only if "is_nested" is True.
+        - "is_non_tensor": True if the values are Python objects.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0").add_fields({"prompt": torch.zeros(2, 3)})
+            >>> meta.field_schema["prompt"]["dtype"], meta.field_schema["prompt"]["shape"]
+            (torch.float32, torch.Size([3]))
         """
         schema = {}
         for name, field in self._fields.items():
@@ -197,31 +241,71 @@ class BatchMeta:
 
     @production_status.setter
     def production_status(self, status: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> None:
+        """1 for each sample that is produced, int8 [size]. It can be written to.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0")
+            >>> meta.production_status[:] = 1
+            >>> meta.is_ready
+            True
+        """
         self._status = _checked_status(status, self.size)
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is at least one sample and every sample is produced."""
+        """True if there is at least one sample and every sample is produced.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0", production_status=[1, 1]).is_ready
+            True
+        """
         return len(self._status) > 0 and bool((self._status == 1).all())
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """A read-only view of each sample."""
+        """A read-only view of each sample.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").samples[1].global_index
+            5
+        """
         return Samples(self)
 
     def get_dtypes(self, field_name: str) -> list[torch.dtype | None]:
-        """The dtype of a field in each row, None for objects.
+        """Return the dtype of a field in each row.
+
+        Args:
+            field_name: The field.
+
+        Returns:
+            One dtype for each row; None for objects.
 
         Raises:
-            StorageKeyNotFoundError: the batch has no such field (a KeyError).
+            StorageKeyNotFoundError: The batch does not have this field (a KeyError).
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0").add_fields({"prompt": torch.zeros(2, 3)})
+            >>> meta.get_dtypes("prompt")
+            [torch.float32, torch.float32]
         """
         return self._field(field_name).to_dtypes(self.size)
 
     def get_shapes(self, field_name: str) -> list[torch.Size | None]:
-        """The shape of a field in each row, None for objects and where not known.
+        """Return the shape of a field in each row.
+
+        Args:
+            field_name: The field.
+
+        Returns:
+            One shape for each row; None for objects and if it is not known.
 
         Raises:
-            StorageKeyNotFoundError: the batch has no such field (a KeyError).
+            StorageKeyNotFoundError: The batch does not have this field (a KeyError).
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0").add_fields({"prompt": torch.zeros(2, 3)})
+            >>> meta.get_shapes("prompt")
+            [torch.Size([3]), torch.Size([3])]
         """
         sizes = self._size_lists.get(field_name)
         if sizes is None:
@@ -247,10 +331,10 @@ class BatchMeta:
     @overload
     def __getitem__(self, item: slice) -> BatchMeta: ...
     def __getitem__(self, item: int | slice) -> BatchMeta:
-        """`meta[i]`: a batch of one sample, from the end for negative i; `meta[a:b]`: those samples.
+        """Return a batch of one sample (`meta[i]`, from the end for a negative i), or of a range (`meta[a:b]`).
 
         Raises:
-            OutOfRangeError: no such position (an IndexError).
+            OutOfRangeError: The position does not exist (an IndexError).
         """
         if isinstance(item, slice):
             return self._take(item)
@@ -267,32 +351,84 @@ class BatchMeta:
         return (self[position] for position in range(self.size))
 
     def select_samples(self, sample_indices: Iterable[int] | Positions) -> BatchMeta:
-        """The samples at these positions, in this order; repeats are repeated.
+        """Return the samples at these positions.
+
+        Args:
+            sample_indices: The positions, in the order of the result. Repetitions are kept.
+
+        Returns:
+            The selected samples.
 
         Raises:
-            OutOfRangeError: a position outside the batch, or a negative one (a ValueError).
+            OutOfRangeError: A position is negative or outside the batch (a ValueError).
+
+        Example:
+            >>> tq.BatchMeta([4, 5, 6], "train_0").select_samples([2, 0]).global_indexes
+            [6, 4]
         """
         return self._take(checked_positions(sample_indices, self.size))
 
     def select_fields(self, field_names: Sequence[str] | str) -> BatchMeta:
-        """The same samples with these fields alone; unknown names are left out."""
+        """Return the same samples with only these fields.
+
+        Args:
+            field_names: The fields (one str for one field). Unknown names are ignored.
+
+        Returns:
+            The samples with the selected fields.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0", {"reward": {}, "prompt": {}})
+            >>> meta.select_fields(["prompt", "unknown"]).field_names
+            ['prompt']
+        """
         wanted = {field_names} if isinstance(field_names, str) else set(field_names)
         return self._take(slice(None), {name: field for name, field in self._fields.items() if name in wanted})
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
-        """`chunks` batches, in order; sizes differ by at most one, the longer first; empty ones where chunks > size.
+        """Divide the batch into consecutive parts. Sizes differ by at most one, and the larger parts come first.
+
+        Args:
+            chunks: The number of parts. If it exceeds the size, the last parts are empty.
+
+        Returns:
+            The parts, in order.
 
         Raises:
-            InvalidArgumentError: fewer than one chunk.
+            InvalidArgumentError: `chunks` is less than 1.
+
+        Example:
+            >>> [part.size for part in tq.BatchMeta([4, 5, 6], "train_0").chunk(2)]
+            [2, 1]
         """
         return [self._take(bounds) for bounds in chunk_bounds(self.size, chunks)]
 
     def chunk_by_partition(self) -> list[BatchMeta]:
-        """One batch a partition, in the order in which partitions first appear; the order of samples is kept."""
+        """Divide the batch by partition, in the order in which the partitions first appear.
+
+        Returns:
+            One batch for each partition. The order of its samples is kept.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5, 6], ["train_0", "val_0", "train_0"])
+            >>> [part.global_indexes for part in meta.chunk_by_partition()]
+            [[4, 6], [5]]
+        """
         return [self._take(positions) for _, positions in self._split_by_partition()]
 
     def copy(self) -> BatchMeta:
-        """The same content, changed apart; the values in extra_info are copied too."""
+        """Return an independent copy. The values in `extra_info` are copied, too.
+
+        Returns:
+            The copy.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0")
+            >>> twin = meta.copy()
+            >>> twin.reorder([1, 0])
+            >>> meta.global_indexes, twin.global_indexes
+            ([4, 5], [5, 4])
+        """
         twin = self._take(slice(None), self._fields)
         twin._extra_info = copied(self._extra_info)
         return twin
@@ -300,7 +436,7 @@ class BatchMeta:
     __copy__ = copy
 
     def _take(self, selection: Selection, fields: dict[str, FieldColumn] | None = None) -> BatchMeta:
-        """The selected samples; with these fields, which fit them, or else with those of the batch."""
+        """Return the selected samples, with these fields, which must fit them; or else with those of the batch."""
         cut = type(self)._made(
             # copies, for views of slices would keep the whole alive
             self._indexes[selection].copy() if isinstance(selection, slice) else self._indexes[selection],
@@ -318,12 +454,25 @@ class BatchMeta:
     # ------------------------------------------------------------ joining
 
     def union(self, other: BatchMeta) -> BatchMeta:
-        """The fields, tags and extra_info of both; the other's win. A sample is ready where both sides are.
+        """Return the same samples with the fields, tags and `extra_info` of both batches.
 
-        With an empty batch: a copy of the other one.
+        Where both have an entry, that of the other batch is used. A sample is ready if it is ready in both. The union
+        with an empty batch is a copy of the other one.
+
+        Args:
+            other: The other batch.
+
+        Returns:
+            The union.
 
         Raises:
-            InvalidArgumentError: the two hold other samples, or in another order.
+            InvalidArgumentError: The batches have different samples, or the same in another order.
+
+        Example:
+            >>> prompts = tq.BatchMeta([4, 5], "train_0", {"prompt": {}})
+            >>> rewards = tq.BatchMeta([4, 5], "train_0", {"reward": {}})
+            >>> prompts.union(rewards).field_names
+            ['prompt', 'reward']
         """
         if not self.size or not other.size:
             return self.copy() if self.size else other.copy()
@@ -351,15 +500,23 @@ class BatchMeta:
 
     @classmethod
     def concat(cls, data: Iterable[BatchMeta], validate: bool = True) -> BatchMeta:
-        """The samples of the batches one after the other; batches without samples are skipped.
+        """Return the samples of several batches, one batch after the other. Batches without samples are ignored.
 
         Args:
-            data: the batches; with the same fields, of the same dtypes.
-            validate: False joins without comparing: the fields are those that all batches have, the first
-                one's dtypes count, and the last one's extra_info.
+            data: The batches, with the same fields of the same dtypes.
+            validate: False to join without comparing: the result has the fields that all batches have, the dtypes of
+                the first batch, and the last value of each entry of `extra_info`. Default: True.
+
+        Returns:
+            The joined batch.
 
         Raises:
-            InvalidArgumentError: fields or dtypes differ, or extra_info has conflicting values.
+            InvalidArgumentError: Fields or dtypes differ, or `extra_info` has conflicting values.
+
+        Example:
+            >>> parts = tq.BatchMeta([4, 5, 6], "train_0").chunk(2)
+            >>> tq.BatchMeta.concat(parts).global_indexes
+            [4, 5, 6]
         """
         batches = list(data)
         parts = [batch for batch in batches if batch.size]
@@ -392,12 +549,23 @@ class BatchMeta:
     # ------------------------------------------------------------ changing
 
     def reorder(self, indexes: Iterable[int] | Positions) -> None:
-        """Reorders the samples in place: position i then holds what position `indexes[i]` held.
+        """Reorder the samples in place. Position i then has the sample that position `indexes[i]` had.
+
+        Nothing changes if an error is raised.
+
+        Args:
+            indexes: Each position of the batch once.
 
         Raises:
-            InvalidArgumentError: the number of indexes does not match the size.
-            DuplicateError: an index is there twice.
-            OutOfRangeError: an index outside the batch, or a negative one. Nothing has moved in any of these.
+            InvalidArgumentError: The number of indexes does not match the size.
+            DuplicateError: An index is repeated.
+            OutOfRangeError: An index is negative or outside the batch.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5, 6], "train_0")
+            >>> meta.reorder([2, 0, 1])
+            >>> meta.global_indexes
+            [6, 4, 5]
         """
         order = checked_order(indexes, self.size)
         self._tags.reorder(order)
@@ -409,18 +577,23 @@ class BatchMeta:
         self._size_lists = {}
 
     def add_fields(self, tensor_dict: TensorDictBase | Mapping[str, Any], set_all_ready: bool = True) -> BatchMeta:
-        """Adds or replaces fields in place, as these values show them; the values are not kept.
+        """Add or replace fields in place, as these values describe them. The values themselves are not kept.
 
         Args:
-            tensor_dict: a TensorDict of the batch's size, or a dict of columns: dense or nested tensors,
+            tensor_dict: A TensorDict of the batch's size, or a dict of columns: dense or nested tensors,
                 NonTensorStack, NonTensorData, lists, arrays.
-            set_all_ready: whether every sample is produced now.
+            set_all_ready: True to mark every sample as produced. Default: True.
 
         Returns:
             This batch.
 
         Raises:
-            InvalidArgumentError: a column with another number of rows; nothing has changed.
+            InvalidArgumentError: A column has another number of rows. Nothing has changed.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0")
+            >>> meta.add_fields({"reward": torch.ones(2)}).is_ready
+            True
         """
         return self._add_columns(columns_of(tensor_dict, self.size), set_all_ready)
 
@@ -441,34 +614,112 @@ class BatchMeta:
 
     @extra_info.setter
     def extra_info(self, info_dict: Mapping[str, Any]) -> None:
+        """Your own data about the batch as a whole. Changes in place have an effect.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0", extra_info={"step": 1})
+            >>> meta.extra_info["step"] = 2
+            >>> meta.extra_info
+            {'step': 2}
+        """
         self._extra_info = dict(info_dict)
 
     def get_extra_info(self, key: str, default: Any = None) -> Any:
-        """The value of a key, `default` where there is none."""
+        """Return one entry of `extra_info`.
+
+        Args:
+            key: The name of the entry.
+            default: What to return if there is no such entry. Default: None.
+
+        Returns:
+            The value, or `default`.
+
+        Example:
+            >>> tq.BatchMeta([4], "train_0", extra_info={"step": 1}).get_extra_info("step")
+            1
+        """
         return self._extra_info.get(key, default)
 
     def set_extra_info(self, key: str, value: Any) -> None:
-        """Sets one key."""
+        """Set one entry of `extra_info`.
+
+        Args:
+            key: The name of the entry.
+            value: Its value.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0")
+            >>> meta.set_extra_info("step", 1)
+            >>> meta.extra_info
+            {'step': 1}
+        """
         self._extra_info[key] = value
 
     def has_extra_info(self, key: str) -> bool:
-        """Whether there is such a key."""
+        """Return whether `extra_info` has an entry.
+
+        Args:
+            key: The name of the entry.
+
+        Returns:
+            True if it exists.
+
+        Example:
+            >>> tq.BatchMeta([4], "train_0", extra_info={"step": 1}).has_extra_info("step")
+            True
+        """
         return key in self._extra_info
 
     def remove_extra_info(self, key: str) -> Any:
-        """Removes a key and gives its value, None where there is none."""
+        """Remove an entry of `extra_info` and return its value.
+
+        Args:
+            key: The name of the entry.
+
+        Returns:
+            The value; None if there was no such entry.
+
+        Example:
+            >>> tq.BatchMeta([4], "train_0", extra_info={"step": 1}).remove_extra_info("step")
+            1
+        """
         return self._extra_info.pop(key, None)
 
     def update_extra_info(self, info_dict: Mapping[str, Any]) -> None:
-        """Sets several keys."""
+        """Set several entries of `extra_info`.
+
+        Args:
+            info_dict: The entries.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0")
+            >>> meta.update_extra_info({"step": 1, "epoch": 0})
+            >>> meta.extra_info
+            {'step': 1, 'epoch': 0}
+        """
         self._extra_info.update(info_dict)
 
     def clear_extra_info(self) -> None:
-        """Removes all keys."""
+        """Remove all entries of `extra_info`.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0", extra_info={"step": 1})
+            >>> meta.clear_extra_info()
+            >>> meta.extra_info
+            {}
+        """
         self._extra_info.clear()
 
     def get_all_extra_info(self) -> dict[str, Any]:
-        """All keys, as a dict of the caller's own."""
+        """Return all entries of `extra_info` as a new dict.
+
+        Returns:
+            The entries.
+
+        Example:
+            >>> tq.BatchMeta([4], "train_0", extra_info={"step": 1}).get_all_extra_info()
+            {'step': 1}
+        """
         return self._extra_info.copy()
 
     # ------------------------------------------------------------ custom_meta
@@ -480,32 +731,68 @@ class BatchMeta:
 
     @custom_meta.setter
     def custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
+        """The tag of each sample. Changes in place have an effect, and are sent with the next put.
+
+        Example:
+            >>> meta = tq.BatchMeta([4, 5], "train_0")
+            >>> meta.custom_meta[0]["status"] = "done"
+            >>> meta.custom_meta
+            [{'status': 'done'}, {}]
+        """
         self._tags.replace(custom_meta)
 
     def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
-        """Merges one dict a sample into the tags.
+        """Merge one dict into the tag of each sample.
+
+        Args:
+            custom_meta: One dict for each sample.
 
         Raises:
-            InvalidArgumentError: not one dict a sample; nothing has changed.
+            InvalidArgumentError: The number of dicts does not match the size. Nothing has changed.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0", custom_meta=[{"step": 1}])
+            >>> meta.update_custom_meta([{"status": "done"}])
+            >>> meta.custom_meta
+            [{'step': 1, 'status': 'done'}]
         """
         self._tags.update(custom_meta)
 
     def clear_custom_meta(self) -> None:
-        """Empties the tag of each sample, here; a put does not remove what the system has."""
+        """Empty the tag of each sample in this object. A put does not remove the entries that the system stores.
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0", custom_meta=[{"step": 1}])
+            >>> meta.clear_custom_meta()
+            >>> meta.custom_meta
+            [{}]
+        """
         self._tags.clear()
 
     def get_all_custom_meta(self) -> list[dict[str, Any]]:
-        """A copy of the tag of each sample."""
+        """Return a copy of the tag of each sample.
+
+        Returns:
+            One dict for each sample.
+
+        Example:
+            >>> tq.BatchMeta([4], "train_0", custom_meta=[{"step": 1}]).get_all_custom_meta()
+            [{'step': 1}]
+        """
         return self._tags.to_list()
 
     # ------------------------------------------------------------ leases
 
     @property
     def deliveries(self) -> list[int]:
-        """The number of this delivery of each sample: 1 for the first, more if leases have ended without an ack.
+        """The number of this delivery of each sample: 1 for the first, more if leases ended without an ack.
 
         Samples that were not fetched under a lease have 1. A sample of a rank-consistent batch that was cleared before
         this delivery has 0: its values are gone, and `get_data` of the others still works.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").deliveries
+            [1, 1]
         """
         counts = np.full(self.size, -1, "i8")
         for lease in self._leases:

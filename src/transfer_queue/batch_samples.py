@@ -1,4 +1,4 @@
-"""Read-only views of the samples of a BatchMeta, for those who want one sample at a time."""
+"""Read-only views of the samples of a BatchMeta, for code that handles one sample at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ if TYPE_CHECKING:
 
 
 class Sample:
-    """A read-only view of one sample of a batch: it shows what the batch holds at its position."""
+    """A read-only view of one sample of a batch. It shows the present state of the batch at its position.
+
+    Args:
+        batch: The batch.
+        position: The position of the sample in the batch.
+
+    Example:
+        >>> sample = tq.BatchMeta([4, 5], "train_0").samples[0]
+        >>> sample.global_index, sample.partition_id
+        (4, 'train_0')
+    """
 
     __slots__ = ("_batch", "_place")
 
@@ -21,27 +31,53 @@ class Sample:
 
     @property
     def global_index(self) -> int:
-        """Its global index."""
+        """The global index of the sample.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").samples[1].global_index
+            5
+        """
         return int(self._batch._indexes[self._place])
 
     @property
     def partition_id(self) -> str:
-        """Its partition."""
+        """The partition of the sample.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").samples[1].partition_id
+            'train_0'
+        """
         return self._batch._partitions.name_of(self._place)
 
     @property
     def production_status(self) -> int:
-        """1 where it is produced."""
+        """1 if the sample is produced, otherwise 0.
+
+        Example:
+            >>> tq.BatchMeta([4, 5], "train_0").samples[1].production_status
+            0
+        """
         return int(self._batch._status[self._place])
 
     @property
     def custom_meta(self) -> Mapping[str, Any]:
-        """Its tag."""
+        """The tag of the sample.
+
+        Example:
+            >>> dict(tq.BatchMeta([4], "train_0", custom_meta=[{"step": 1}]).samples[0].custom_meta)
+            {'step': 1}
+        """
         return MappingProxyType(self._batch._tags.live()[self._place])
 
     @property
     def fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """What is known of each field: "dtype", "shape" (its own), "is_nested", "is_non_tensor"."""
+        """What is known of each field of the sample: "dtype", "shape", "is_nested" and "is_non_tensor".
+
+        Example:
+            >>> meta = tq.BatchMeta([4], "train_0").add_fields({"reward": torch.ones(1)})
+            >>> meta.samples[0].fields["reward"]["dtype"]
+            torch.float32
+        """
         batch, place = self._batch, self._place
         return MappingProxyType(
             {name: MappingProxyType(field.schema_of(place)) for name, field in batch._fields.items()}
@@ -52,7 +88,7 @@ class Sample:
 
 
 class Samples(Sequence[Sample]):
-    """The views of all samples of a batch, each made when asked for."""
+    """The views of all samples of a batch. Each view is made when it is requested."""
 
     def __init__(self, batch: BatchMeta) -> None:
         self._batch = batch

@@ -1,4 +1,4 @@
-"""When a partition frees its rows by itself: `create_partition(..., free_when=consumed_by["reward", "update"])`."""
+"""The condition under which a partition frees samples by itself: `free_when=consumed_by["reward", "update"]`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ConsumedBy:
-    """A sample is freed when each of these tasks has consumed it and is through with it."""
+    """A sample is freed as soon as each of these tasks has consumed and finished it.
+
+    Example:
+        >>> tq.consumed_by["reward", "update"].tasks
+        ('reward', 'update')
+    """
 
     tasks: tuple[str, ...]
+    """The names of the tasks."""
 
 
 class _ConsumedBy:
-    """`consumed_by["a", "b"]`, or `consumed_by("a", "b")`."""
+    """The type of `consumed_by`: makes a condition from `consumed_by["a", "b"]` or `consumed_by("a", "b")`."""
 
     def __getitem__(self, tasks: str | tuple[str, ...]) -> ConsumedBy:
         return ConsumedBy(tasks if isinstance(tasks, tuple) else (tasks,))
@@ -23,3 +29,4 @@ class _ConsumedBy:
 
 
 consumed_by = _ConsumedBy()
+"""Makes the condition for `create_partition(free_when=consumed_by["reward", "update"])`."""

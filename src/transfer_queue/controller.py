@@ -1,6 +1,6 @@
-"""For code that migrates: the type of a partition's snapshot, under the name that such code imports.
+"""The type of a partition's snapshot, under the name that code for other implementations imports.
 
-The controller itself is `transfer_queue.core.controller`, and runs in a process of its own.
+The controller itself is `transfer_queue.core.controller`. It runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a BatchMeta says of one field: dtype and row shapes, as columns, and how to tell them from values.
+"""FieldColumn: what a BatchMeta knows of one field, dtype and row shapes, as columns; and how it is read from values.
 
-Reading the shapes of a batch costs no call a row for dense and nested tensors. Values themselves are
-never kept here.
+Reading the shapes of a dense or nested tensor needs no call for each row. Values themselves are not kept.
 """
 
 from __future__ import annotations
@@ -28,15 +27,23 @@ _DESCRIBED = ("dtype", "shape", "is_nested", "is_non_tensor", "per_sample_shapes
 
 
 class FieldColumn:
-    """One field of a batch. Never changed once made, so that batches share it.
+    """One field of a batch. It is not changed after it was made, so that batches share it.
 
-    name: the field. dtype: torch dtype, None for objects (or not known). ndim: dimensions of one row,
-    None where not known or not the same in all rows. shape: the row shape while all rows agree, else
-    None. shapes: int64 [rows, ndim], or a list of one tuple a row where ranks differ; None while all rows
-    agree, or where not known. is_non_tensor: the values are objects. is_nested: rows have differed;
-    by default so where shapes are given, or where a tensor field has no one shape. extra: further
-    entries of the field's schema, carried along. dtypes: one a row of a field whose rows may differ in dtype, else
-    None; `dtype` is the result of `torch.promote_types` for them.
+    Args:
+        name: See the attribute.
+        dtype: See the attribute. Ignored if `dtypes` is given.
+        ndim: See the attribute. Default: None.
+        shape: See the attribute. Ignored if `shapes` is given. Default: None.
+        shapes: See the attribute. Default: None.
+        is_non_tensor: See the attribute. Default: False.
+        is_nested: See the attribute. Default: True if `shapes` is given, or if a tensor field has no `shape`.
+        extra: See the attribute. Default: None.
+        dtypes: See the attribute. Default: None.
+
+    Example:
+        >>> from transfer_queue.metadata import FieldColumn
+        >>> FieldColumn("prompt", torch.int64, ndim=1, shape=(3,)).to_sizes(rows=2)
+        [torch.Size([3]), torch.Size([3])]
     """
 
     __slots__ = ("dtype", "dtypes", "extra", "is_nested", "is_non_tensor", "name", "ndim", "shape", "shapes")
@@ -56,21 +63,47 @@ class FieldColumn:
         if is_nested is None:
             is_nested = shapes is not None or (shape is None and dtype is not None and not is_non_tensor)
         self.name = name
+        """The name of the field."""
         self.dtype = dtype if dtypes is None else promoted(dtypes)
+        """The torch dtype, promoted (`torch.promote_types`) if rows differ; None for objects and if it is not known."""
         self.dtypes = dtypes
+        """The dtype of each row of a field whose rows may differ in dtype; otherwise None."""
         self.ndim = ndim
+        """The number of dimensions of one row; None if rows differ in it, and if it is not known."""
         self.shape = shape if shapes is None else None
+        """The shape of a row while all rows have the same; otherwise None."""
         self.shapes = shapes
+        """The shape of each row, int64 [rows, ndim], or a list of one tuple for each row if rows differ in rank.
+
+        None while all rows have the same shape, and if the shapes are not known.
+        """
         self.is_non_tensor = is_non_tensor
+        """True if the values are objects."""
         self.is_nested = is_nested
+        """True if rows have differed in shape."""
         self.extra = extra
+        """Further entries of the schema of the field, which are kept; None if there are none."""
 
     @classmethod
     def from_schema(cls, name: str, entry: Mapping[str, Any], rows: int) -> FieldColumn:
-        """The field that one entry of a user's `field_schema` describes; absent keys mean "not known" or False.
+        """Return the field that an entry of a user's `field_schema` describes.
+
+        Args:
+            name: The name of the field.
+            entry: The entry. An absent key means "not known" or False.
+            rows: The number of rows of the batch.
+
+        Returns:
+            The field.
 
         Raises:
-            InvalidArgumentError: it is no mapping, its shapes are none, or per_sample_shapes has not one entry a row.
+            InvalidArgumentError: The entry is not a mapping, a shape is not valid, or `per_sample_shapes` does not have
+                one entry for each row.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn.from_schema("prompt", {"dtype": torch.int64, "shape": (3,)}, rows=2).ndim
+            1
         """
         if not isinstance(entry, Mapping):
             raise InvalidArgumentError(f"field_schema[{name!r}] must be a dict, but is a {type(entry).__name__}")
@@ -103,7 +136,23 @@ class FieldColumn:
         is_non_tensor: bool = False,
         extra: dict[str, Any] | None = None,
     ) -> FieldColumn:
-        """The field with these row shapes: one shape where all agree, all of them else."""
+        """Return the field whose rows have these shapes.
+
+        Args:
+            name: The name of the field.
+            dtype: The torch dtype; None for objects.
+            shapes: The shape of each row, int64 [rows, ndim], or a list of tuples if rows differ in rank.
+            is_non_tensor: True if the values are objects. Default: False.
+            extra: Further entries of the schema. Default: none.
+
+        Returns:
+            The field; it is nested if the shapes differ.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn.of_shapes("prompt", torch.int64, np.array([[3], [5]])).is_nested
+            True
+        """
         if isinstance(shapes, list):
             return cls(name, dtype, None, None, shapes, is_non_tensor, True, extra)
         rows, ndim = shapes.shape
@@ -115,11 +164,24 @@ class FieldColumn:
 
     @classmethod
     def joined(cls, columns: Sequence[FieldColumn], sizes: Sequence[int], validate: bool = True) -> FieldColumn:
-        """The columns of one field one after the other. Where the shapes of some rows are not known, none are.
+        """Return the columns of one field, one after the other. If the shapes of some rows are not known, none are.
+
+        Args:
+            columns: The columns.
+            sizes: The number of rows of each column.
+            validate: False to use the kind and dtype of the first column without comparing. Default: True.
+
+        Returns:
+            The joined column.
 
         Raises:
-            InvalidArgumentError: the kind differs, or the dtype where none of the columns says it row by row (unless
-                not `validate`: the first one's count).
+            InvalidArgumentError: The kinds differ, or the dtypes differ and no column has one for each row.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> column = FieldColumn("prompt", torch.int64, ndim=1, shape=(3,))
+            >>> FieldColumn.joined([column, column], [2, 2]).shape
+            (3,)
         """
         first = columns[0]
         dtypes: list[torch.dtype | None] | None = None
@@ -147,7 +209,20 @@ class FieldColumn:
         return cls(first.name, first.dtype, ndim, None, shapes, first.is_non_tensor, True, first.extra, dtypes)
 
     def take(self, selection: Selection) -> FieldColumn:
-        """The field of the selected rows. One that was nested in the whole stays so."""
+        """Return the field of the selected rows. A field that was nested in the whole batch stays nested.
+
+        Args:
+            selection: A slice or an array of positions.
+
+        Returns:
+            The field of these rows.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> column = FieldColumn.of_shapes("prompt", torch.int64, np.array([[3], [5]]))
+            >>> column.take(slice(1)).shapes.tolist()
+            [[3]]
+        """
         if self.shapes is None and self.dtypes is None:
             return self
         shapes: RowShapes | None = None
@@ -162,17 +237,53 @@ class FieldColumn:
         )
 
     def to_dtypes(self, rows: int) -> list[torch.dtype | None]:
-        """The dtype of each row; None for objects, and if it is not known."""
+        """Return the dtype of each row.
+
+        Args:
+            rows: The number of rows.
+
+        Returns:
+            One dtype for each row; None for objects and if it is not known.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn("reward", torch.float32).to_dtypes(2)
+            [torch.float32, torch.float32]
+        """
         return [self.dtype] * rows if self.dtypes is None else list(self.dtypes)
 
     def to_sizes(self, rows: int) -> list[torch.Size | None]:
-        """The shape of each row; None where not known."""
+        """Return the shape of each row.
+
+        Args:
+            rows: The number of rows.
+
+        Returns:
+            One shape for each row; None if it is not known.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn("prompt", torch.int64, ndim=1, shape=(3,)).to_sizes(1)
+            [torch.Size([3])]
+        """
         if self.shapes is not None:
             return [torch.Size(shape) for shape in _as_lists(self.shapes)]
         return [None if self.shape is None else torch.Size(self.shape)] * rows
 
     def size_of(self, position: int) -> torch.Size | None:
-        """The shape of one row; None where not known."""
+        """Return the shape of one row.
+
+        Args:
+            position: The position of the row.
+
+        Returns:
+            The shape; None if it is not known.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn.of_shapes("prompt", torch.int64, np.array([[3], [5]])).size_of(1)
+            torch.Size([5])
+        """
         if isinstance(self.shapes, list):
             return torch.Size(self.shapes[position])
         if self.shapes is not None:
@@ -180,12 +291,36 @@ class FieldColumn:
         return None if self.shape is None else torch.Size(self.shape)
 
     def schema_of(self, position: int) -> dict[str, Any]:
-        """Return the entry of `field_schema` for one row."""
+        """Return the entry of `field_schema` for one row.
+
+        Args:
+            position: The position of the row.
+
+        Returns:
+            The entry, with the dtype and shape of this row.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn("prompt", torch.int64, ndim=1, shape=(3,)).schema_of(0)["shape"]
+            torch.Size([3])
+        """
         dtype = self.dtype if self.dtypes is None else self.dtypes[position]
         return {**self.row_schema(self.size_of(position)), "dtype": dtype}
 
     def row_schema(self, shape: torch.Size | None) -> dict[str, Any]:
-        """The entry of `field_schema` without per_sample_shapes, for rows of this shape."""
+        """Return the entry of `field_schema` without "per_sample_shapes", for rows of this shape.
+
+        Args:
+            shape: The shape; None if it is not known or rows differ.
+
+        Returns:
+            The entry.
+
+        Example:
+            >>> from transfer_queue.metadata import FieldColumn
+            >>> FieldColumn("reward", torch.float32).row_schema(torch.Size([]))["dtype"]
+            torch.float32
+        """
         return {
             "dtype": self.dtype,
             "shape": shape,
@@ -216,7 +351,7 @@ def _unpickled(
 def promoted(dtypes: Sequence[torch.dtype | None]) -> torch.dtype | None:
     """Return the dtype that `torch.promote_types` gives for the dtypes of rows.
 
-    Returns None if torch does not promote them, or if there is none. A get of such rows raises an error that says why.
+    None if torch does not promote them, or if there is none. A get of such rows raises an error that says why.
     """
     known = [dtype for dtype in dict.fromkeys(dtypes) if dtype is not None]
     try:
@@ -238,7 +373,7 @@ def _as_lists(shapes: RowShapes) -> Sequence[Sequence[int]]:
 
 
 def row_shapes(shapes: Iterable[Sequence[int]]) -> RowShapes:
-    """One shape a row as a column."""
+    """Return the shapes of rows as a column."""
     tuples = [tuple(int(length) for length in shape) for shape in shapes]
     ranks = {len(shape) for shape in tuples}
     if len(ranks) > 1:
@@ -250,13 +385,13 @@ def row_shapes(shapes: Iterable[Sequence[int]]) -> RowShapes:
 
 
 def columns_of(values: TensorDictBase | Mapping[str, Any], rows: int) -> list[FieldColumn]:
-    """Describes the columns of a TensorDict, or of a dict of columns.
+    """Describe the columns of a TensorDict, or of a dict of columns.
 
-    A column may be a dense or nested tensor, a NonTensorStack, a NonTensorData (holding one value a row, or
-    one for all), a list, a tuple or an array, with `rows` rows.
+    A column may be a dense or nested tensor, a NonTensorStack, a NonTensorData (with one value for each row, or one for
+    all rows), a list, a tuple or an array, with `rows` rows.
 
     Raises:
-        InvalidArgumentError: it is neither, or a column has another number of rows.
+        InvalidArgumentError: `values` is neither, or a column has another number of rows.
     """
     if isinstance(values, TensorDictBase):
         if tuple(values.batch_size[:1]) != (rows,):

@@ -1,4 +1,4 @@
-"""KVBatchMeta: which keys a batch holds, with their tags. It knows nothing of clients or storage."""
+"""KVBatchMeta: the keys of a batch with their tags. This module does not depend on clients or storage."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ from transfer_queue.tag_values import copied, copied_tag, same_value, united
 
 
 class KVBatchMeta:
-    """The metadata of a batch of keys. Two compare equal when all they hold is equal.
+    """The metadata of a batch of keys. Two batches are equal if all their contents are.
 
     Args:
-        keys: of the samples, in the order of the batch, none twice.
-        tags: the tag of each key; copied in, deeply.
-        partition_id: the partition of the keys.
-        fields: fields that every key has; None where not known.
-        extra_info: anything about the batch as a whole; copied in, deeply.
+        keys: The keys of the samples, in the order of the batch, without repetitions.
+        tags: The tag of each key; deeply copied.
+        partition_id: The partition of the keys.
+        fields: The fields that every key has. Default: None, which means that they are not known.
+        extra_info: Data about the batch as a whole; deeply copied.
 
     Raises:
-        InvalidArgumentError: keys and tags of different length.
-        DuplicateError: a key or a field is there twice.
+        InvalidArgumentError: The numbers of keys and tags differ.
+        DuplicateError: A key or a field is repeated.
+
+    Example:
+        >>> meta = tq.KVBatchMeta(["a", "b"], [{"step": 1}, {"step": 2}], "train_0")
+        >>> meta.select_keys("b").tags
+        [{'step': 2}]
     """
 
     __hash__ = None  # type: ignore[assignment]  # it compares by value, and can change
@@ -40,6 +45,7 @@ class KVBatchMeta:
         if len(set(self.keys)) != len(self.keys):
             raise DuplicateError(f"Got duplicated keys: {_repeated(self.keys)}; a batch holds each key once")
         self.partition_id = partition_id
+        """The partition of the keys."""
         self._positions: dict[str, int] | None = None
         self.tags = () if tags is None else tags
         self.fields = fields
@@ -54,7 +60,7 @@ class KVBatchMeta:
         fields: list[str] | None,
         extra_info: dict[str, Any] | None = None,
     ) -> KVBatchMeta:
-        """A batch that takes these lists and dicts as its own; nothing is checked or copied."""
+        """Return a batch that uses these lists and dicts themselves. Nothing is checked or copied."""
         batch = cls.__new__(cls)
         batch.keys = keys
         batch.partition_id = partition_id
@@ -71,6 +77,14 @@ class KVBatchMeta:
 
     @tags.setter
     def tags(self, tags: Iterable[Mapping[str, Any]]) -> None:
+        """The tag of each key. Changes in place have an effect. An assigned value is copied.
+
+        Example:
+            >>> meta = tq.KVBatchMeta(["a"], [{"step": 1}], "train_0")
+            >>> meta.tags[0]["step"] = 2
+            >>> meta.tags
+            [{'step': 2}]
+        """
         new = [copied_tag(tag, "tags") for tag in tags]
         if len(new) != len(self.keys):
             raise InvalidArgumentError(
@@ -85,6 +99,12 @@ class KVBatchMeta:
 
     @fields.setter
     def fields(self, fields: Iterable[str] | None) -> None:
+        """The fields that every key has; None if they are not known.
+
+        Example:
+            >>> tq.KVBatchMeta(["a"], [{}], "train_0", fields=["prompt"]).fields
+            ['prompt']
+        """
         new = None if fields is None else _names(fields)
         if new is not None and len(set(new)) != len(new):
             raise DuplicateError(f"Got duplicated fields: {_repeated(new)}; name each field once")
@@ -97,11 +117,22 @@ class KVBatchMeta:
 
     @extra_info.setter
     def extra_info(self, extra_info: Mapping[str, Any]) -> None:
+        """Your own data about the batch as a whole. Changes in place have an effect. An assigned value is copied.
+
+        Example:
+            >>> tq.KVBatchMeta(["a"], [{}], "train_0", extra_info={"step": 1}).extra_info
+            {'step': 1}
+        """
         self._extra_info = {key: copied(value) for key, value in extra_info.items()}
 
     @property
     def size(self) -> int:
-        """The number of keys."""
+        """The number of keys.
+
+        Example:
+            >>> tq.KVBatchMeta(["a", "b"], [{}, {}], "train_0").size
+            2
+        """
         return len(self.keys)
 
     def __len__(self) -> int:
@@ -126,11 +157,21 @@ class KVBatchMeta:
         )
 
     def select_keys(self, keys_to_select: Sequence[str] | str) -> KVBatchMeta:
-        """These keys with their tags, in this order.
+        """Return these keys with their tags.
+
+        Args:
+            keys_to_select: The keys, in the order of the result (one str for one key).
+
+        Returns:
+            The selected keys.
 
         Raises:
-            UnknownKeyError: a key that is not in this batch.
-            DuplicateError: a key is asked for twice.
+            UnknownKeyError: A key is not in this batch.
+            DuplicateError: A key is repeated.
+
+        Example:
+            >>> tq.KVBatchMeta(["a", "b", "c"], [{}, {}, {}], "train_0").select_keys(["c", "a"]).keys
+            ['c', 'a']
         """
         wanted = _names(keys_to_select)
         if len(set(wanted)) != len(wanted):
@@ -163,34 +204,66 @@ class KVBatchMeta:
         )
 
     def reorder(self, indexes: Iterable[int] | Positions) -> None:
-        """Reorders the keys in place: position i then holds what position `indexes[i]` held.
+        """Reorder the keys in place. Position i then has the key that position `indexes[i]` had.
+
+        Nothing changes if an error is raised.
+
+        Args:
+            indexes: Each position of the batch once.
 
         Raises:
-            InvalidArgumentError: the number of indexes does not match the size.
-            DuplicateError: an index is there twice.
-            OutOfRangeError: an index outside the batch, or a negative one (a ValueError and an IndexError).
-                Nothing has moved in any of these.
+            InvalidArgumentError: The number of indexes does not match the size.
+            DuplicateError: An index is repeated.
+            OutOfRangeError: An index is negative or outside the batch (a ValueError and an IndexError).
+
+        Example:
+            >>> meta = tq.KVBatchMeta(["a", "b"], [{}, {}], "train_0")
+            >>> meta.reorder([1, 0])
+            >>> meta.keys
+            ['b', 'a']
         """
         order = checked_order(indexes, self.size).tolist()
         self.keys = [self.keys[row] for row in order]
+        """The keys of the samples, in the order of the batch."""
         self._tags = [self._tags[row] for row in order]
         self._positions = None
 
     def chunk(self, chunks: int) -> list[KVBatchMeta]:
-        """`chunks` batches, in order; sizes differ by at most one, the longer first; empty ones where chunks > size.
+        """Divide the batch into consecutive parts. Sizes differ by at most one, and the larger parts come first.
+
+        Args:
+            chunks: The number of parts. If it exceeds the size, the last parts are empty.
+
+        Returns:
+            The parts, in order.
 
         Raises:
-            InvalidArgumentError: fewer than one chunk.
+            InvalidArgumentError: `chunks` is less than 1.
+
+        Example:
+            >>> [part.keys for part in tq.KVBatchMeta(["a", "b", "c"], [{}, {}, {}], "train_0").chunk(2)]
+            [['a', 'b'], ['c']]
         """
         return [self._take(range(bounds.start, bounds.stop)) for bounds in chunk_bounds(self.size, chunks)]
 
     @classmethod
     def concat(cls, data: Iterable[KVBatchMeta]) -> KVBatchMeta:
-        """The keys of the batches one after the other; batches without keys are skipped.
+        """Return the keys of several batches, one batch after the other. Batches without keys are ignored.
+
+        Args:
+            data: The batches, with the same fields and partition.
+
+        Returns:
+            The joined batch.
 
         Raises:
-            InvalidArgumentError: fields or partitions differ, or extra_info has conflicting values.
-            DuplicateError: a key is in two batches.
+            InvalidArgumentError: Fields or partitions differ, or `extra_info` has conflicting values.
+            DuplicateError: A key is in two batches.
+
+        Example:
+            >>> parts = tq.KVBatchMeta(["a", "b"], [{}, {}], "train_0").chunk(2)
+            >>> tq.KVBatchMeta.concat(parts).keys
+            ['a', 'b']
         """
         batches = list(data)
         parts = [batch for batch in batches if batch.size] or batches[:1]

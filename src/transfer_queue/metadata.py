@@ -1,4 +1,4 @@
-"""BatchMeta and KVBatchMeta: what a client knows of a batch without its values."""
+"""BatchMeta and KVBatchMeta: what a client knows of a batch, without its values."""
 
 from transfer_queue.batch_meta import BatchMeta
 from transfer_queue.batch_samples import Sample

@@ -1,4 +1,4 @@
-"""PartitionSnapshot: what one partition held at a moment, as the controller's actor gives it."""
+"""PartitionSnapshot: the state of one partition at one moment, as the named Ray actor returns it."""
 
 from __future__ import annotations
 
@@ -12,45 +12,64 @@ if TYPE_CHECKING:
 
 
 class PartitionSnapshot:
-    """A partition as it was. It pickles, follows nothing that happens later, and is made of columns.
+    """The state of a partition at one moment. It can be pickled and does not follow later changes.
 
-    partition_id: its name. global_indexes: of all its samples, reserved ones included. field_name_mapping: field ->
-    column of `production_status`. custom_meta: index -> tag. keys_mapping: key -> index, of samples that have a key;
-    revert_keys_mapping: the other way round.
+    Args:
+        partition_id: The name of the partition.
+        rows: The global indexes of its samples, int64 [rows], ascending.
+        fields: The names of its fields.
+        produced: 1 where a sample has a field, int8 [rows, fields].
+        consumed: Task -> 1 where it has consumed a sample, int8 [rows].
+        keys: The key of each sample; None for one without a key.
+        tags: The tag of each sample.
+
+    Example:
+        >>> from transfer_queue.controller import DataPartitionStatus
+        >>> one = np.ones((1, 1), "i1")
+        >>> snapshot = DataPartitionStatus("train_0", np.array([4]), ["prompt"], one, {}, ["a"], [{}])
+        >>> snapshot
+        PartitionSnapshot('train_0', 1 samples, fields ['prompt'], tasks [])
+        >>> snapshot.keys_mapping
+        {'a': 4}
     """
 
     def __init__(
         self, partition_id: str, rows: np.ndarray, fields: list[str], produced: np.ndarray,
         consumed: dict[str, np.ndarray], keys: list[str | None], tags: list[dict[str, Any]],
     ) -> None:  # fmt: skip
-        """rows: i8; produced: i1 [rows, fields]; consumed: task -> i1 [rows]."""
         indexes = rows.tolist()
         self.partition_id = partition_id
+        """The name of the partition."""
         self.global_indexes = set(indexes)
+        """The global indexes of all samples, reserved ones included."""
         self.field_name_mapping = {name: column for column, name in enumerate(fields)}
+        """Field -> column of `production_status`."""
         self.custom_meta = dict(zip(indexes, tags, strict=True))
+        """Global index -> tag."""
         self.keys_mapping = {key: index for key, index in zip(keys, indexes, strict=True) if key is not None}
+        """Key -> global index, of the samples that have a key."""
         self.revert_keys_mapping = {index: key for key, index in self.keys_mapping.items()}
+        """Global index -> key, of the samples that have a key."""
         self._rows, self._produced, self._consumed = rows, produced, consumed
 
     @property
     def total_samples_num(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self._rows)
 
     @property
     def total_fields_num(self) -> int:
-        """How many fields there are."""
+        """The number of fields."""
         return len(self.field_name_mapping)
 
     @cached_property
     def production_status(self) -> torch.Tensor:
-        """int8 [highest global index + 1, fields]: 1 where a sample has the field, 0 also where there is no sample."""
+        """1 where a sample has a field, int8 [highest global index + 1, fields]; 0 also where there is no sample."""
         return self._dense(self._produced)
 
     @cached_property
     def consumption_status(self) -> dict[str, torch.Tensor]:
-        """Task -> int8 [highest global index + 1]: 1 where the task has consumed the sample."""
+        """Task -> int8 [highest global index + 1], 1 where the task has consumed the sample."""
         return {task: self._dense(column) for task, column in self._consumed.items()}
 
     def _dense(self, column: np.ndarray) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The client of a system: `TransferQueueClient`. Code that migrates can import it as `AsyncTransferQueueClient`, too.
+"""The client of a system: `TransferQueueClient`, also under the name `AsyncTransferQueueClient`.
 
-It is imported at its first use (PEP 562): `calls`, which the command line needs, has no torch.
+The class is imported at its first use (PEP 562), so that the command line can use other modules here without torch.
 """
 
 from __future__ import annotations

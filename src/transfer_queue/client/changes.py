@@ -1,4 +1,4 @@
-"""What a client is told of the changes of a partition: `PartitionChange` and the events in it."""
+"""PartitionChange: the changes of a partition, and the events of which they consist."""
 
 from __future__ import annotations
 
@@ -14,65 +14,107 @@ from transfer_queue.messages import ChangeReply
 
 @dataclass(frozen=True)
 class SampleChange:
-    """One event of a subscription: a sample has changed, or was cleared.
+    """One event of a subscription: a sample has changed or was cleared.
 
-    kind: "changed": this is its tag now; samples change when they get fields or tags, or a key. "cleared": it is gone.
-    "incomplete": more samples were cleared since the last event than the system remembers, and some of them are told
-    by no event; `kv_list` says what is left. Then there is no key, and global_index is -1.
-    version: of the partition when that happened; `subscribe(since=version - 1)` begins with the events of this version.
+    Example:
+        >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
+        >>> [event] = client.wait_for_change("train_0").events()
+        >>> event.key, event.tag, event.kind
+        ('a', {'status': 'done'}, 'changed')
     """
 
     key: str | None
+    """The key of the sample; None if it has none."""
     global_index: int
+    """The global index of the sample; -1 if `kind` is "incomplete"."""
     tag: dict[str, Any]
+    """The present tag of the sample; {} if it was cleared."""
     version: int
+    """The partition version of the change. `subscribe(since=version - 1)` begins with the events of this version."""
     kind: str = "changed"
+    """"changed": the sample got fields, tags or a key. "cleared": it was cleared.
+
+    "incomplete": more samples were cleared since the last event than the system remembers, so some of them have no
+    event. `kv_list` returns what is left.
+    """
 
 
 @dataclass(frozen=True)
 class SampleLoss:
-    """Values of a sample were lost with the storage unit that held them: it does not have these fields any more.
+    """Values of a sample were lost with their storage unit: it does not have these fields any more.
 
-    What is put again is there again. version: of the partition when it was told.
+    Values that are put again exist again.
+
+    Example:
+        >>> tq.SampleLoss(key="a", global_index=4, fields=["prompt"], version=7).fields
+        ['prompt']
     """
 
     key: str | None
+    """The key of the sample; None if it has none."""
     global_index: int
+    """The global index of the sample."""
     fields: list[str]
+    """The fields that were lost."""
     version: int
+    """The partition version at which the loss was reported."""
 
 
 @dataclass(frozen=True)
 class PartitionChange:
-    """What `wait_for_change` found; false where nothing changed in the time given.
+    """The changes that `wait_for_change` returns. It is falsy if nothing changed in the given time.
 
-    version: of the partition, for `since=` of the next call; -1 where there is none. global_indexes, keys,
-    versions, tags: the samples that changed, each once with its newest tag, in the order of their last change and with
-    the version at which it was. cleared_...: samples that are gone, to be taken off before the changed ones are put
-    in, since a key may have been put anew. sealed: the partition is.
-    dropped: the partition that was watched is no more. complete: False where more samples were cleared since than the
-    system remembers; what else there is told by `kv_list`. lost: samples that lost values, and have not got them again.
+    Each sample that changed appears once, with its newest tag, in the order of the last changes. Remove the cleared
+    samples from a copy of the partition before you add the changed ones, because a key may have been put again.
+
+    Example:
+        >>> put = client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+        >>> change = client.wait_for_change("train_0")
+        >>> change.keys, change.sealed
+        (['a', 'b'], False)
     """
 
     version: int
+    """The partition version, for `since=` of the next call; -1 if the partition does not exist."""
     changed: bool
+    """True if anything changed."""
     global_indexes: list[int]
+    """The global indexes of the samples that changed."""
     keys: list[str | None]
+    """Their keys; None for a sample without a key."""
     versions: list[int]
+    """The partition versions of their last changes, ascending."""
     tags: list[dict[str, Any]]
+    """Their present tags."""
     cleared_indexes: list[int]
+    """The global indexes of the samples that were cleared."""
     cleared_keys: list[str | None]
+    """Their keys; None for a sample without a key."""
     cleared_versions: list[int]
+    """The partition versions at which they were cleared."""
     sealed: bool
+    """True if the partition is sealed."""
     dropped: bool
+    """True if the partition was removed."""
     complete: bool
+    """False if more samples were cleared than the system remembers. `kv_list` returns what is left."""
     lost: list[SampleLoss] = field(default_factory=list)
+    """The samples that lost values and did not get them again."""
 
     def __bool__(self) -> bool:
         return self.changed
 
     def events(self) -> Iterator[SampleChange]:
-        """The same, sample by sample, in the order in which it happened."""
+        """Iterate over the changes, sample by sample, in the order in which they happened.
+
+        Yields:
+            The events.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}])
+            >>> [event.key for event in client.wait_for_change("train_0").events()]
+            ['a', 'b']
+        """
         if not self.complete:
             yield SampleChange(None, -1, {}, self.version, "incomplete")
         cleared = [
@@ -87,7 +129,7 @@ class PartitionChange:
 
 
 def partition_change(reply: ChangeReply, allow_pickle: bool) -> PartitionChange:
-    """What a reply tells."""
+    """Return the changes that a reply contains."""
     rows, cleared = _numbers(reply.rows), _numbers(reply.cleared)
     return PartitionChange(
         version=reply.version,

@@ -1,4 +1,4 @@
-"""Subscriptions: the loop over `wait_for_change`, as an iterator of events."""
+"""Subscriptions: the loop over `wait_for_change`, as an iterator over events."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from transfer_queue.client import arguments
 from transfer_queue.client.changes import PartitionChange, SampleChange, SampleLoss
 from transfer_queue.client.surface import Surface
 
-ASK_SECONDS = 60.0  # after so long without news the server is asked anew: it keeps nothing for who has gone
+ASK_SECONDS = 60.0  # seconds after which the server is asked again, so that it keeps nothing for clients that are gone
 
 
 OnLost = Union[Callable[[SampleLoss], object], None]
 
 
-def _tell(change: PartitionChange, on_lost: OnLost) -> None:
+def _report_losses(change: PartitionChange, on_lost: OnLost) -> None:
     if on_lost is not None:
         for loss in change.lost:
             on_lost(loss)
 
 
 class Subscriptions(Surface):
-    """The methods of a client that are iterators."""
+    """The methods of a client that return iterators."""
 
     def subscribe(
         self,
@@ -32,17 +32,33 @@ class Subscriptions(Surface):
         since: int | None = None,
         on_lost: Callable[[SampleLoss], object] | None = None,
     ) -> Iterator[SampleChange]:
-        """The changes of a partition's samples, as they happen; blocks for the next, and ends when it is dropped.
+        """Iterate over the changes of a partition's samples as they happen.
 
-        It begins with the samples that are there, and waits for a partition that does not exist yet. An event tells the
-        newest state: who takes events slowly is told of the last of several changes of a sample, and loses no sample.
+        The iterator starts with the existing samples, blocks until the next change, and ends when the partition is
+        removed. It waits for a partition that does not exist yet. An event has the newest state: a slow reader gets
+        only the last of several changes of a sample, and misses no sample.
 
-        where: entries that a sample's tag must have, with equal values, to be told of; see `wait_for_change`. Cleared
-        samples are told whatever their tag was. since: the version of an event, or of a `wait_for_change`; it begins
-        with what changed after that.
+        Args:
+            partition_id: The partition.
+            where: Tag entries that a sample must have, with equal values; see `wait_for_change`. Cleared samples are
+                reported whatever their tag was. Default: every sample.
+            since: The version of an event or of a `wait_for_change`, to start with the changes after it. Default: start
+                with all samples.
+            on_lost: A function that is called for each of these samples that lost values with their storage unit,
+                before the event of this change. A producer that still has the values should put them again. Default:
+                none.
 
-        on_lost: called for each of these samples that lost values with their storage unit, before the event that it
-        has changed; whoever can should put them again.
+        Returns:
+            The iterator over the events.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
+            >>> events = client.subscribe("train_0", where={"status": "done"})
+            >>> next(events).key
+            'a'
         """
         arguments.partition(partition_id)
         arguments.where(where, allow_pickle=True)
@@ -53,7 +69,7 @@ class Subscriptions(Surface):
     ) -> Iterator[SampleChange]:
         while True:
             change = self.wait_for_change(partition_id, since, where, timeout=ASK_SECONDS)
-            _tell(change, on_lost)
+            _report_losses(change, on_lost)
             yield from change.events()
             if change.dropped:
                 return
@@ -67,7 +83,27 @@ class Subscriptions(Surface):
         since: int | None = None,
         on_lost: Callable[[SampleLoss], object] | None = None,
     ) -> AsyncIterator[SampleChange]:
-        """`subscribe` for `async for`."""
+        """Iterate over the changes of a partition's samples with `async for`; see `subscribe`.
+
+        Args:
+            partition_id: See `subscribe`.
+            where: See `subscribe`.
+            since: See `subscribe`.
+            on_lost: See `subscribe`.
+
+        Returns:
+            The asynchronous iterator over the events.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
+            >>> async for event in client.async_subscribe("train_0"):
+            ...     print(event.key)
+            ...     client.clear_partition("train_0")
+            a
+        """
         arguments.partition(partition_id)
         arguments.where(where, allow_pickle=True)
         return self._async_events(partition_id, where, since, on_lost)
@@ -77,7 +113,7 @@ class Subscriptions(Surface):
     ) -> AsyncIterator[SampleChange]:
         while True:
             change = await self.async_wait_for_change(partition_id, since, where, timeout=ASK_SECONDS)
-            _tell(change, on_lost)
+            _report_losses(change, on_lost)
             for event in change.events():
                 yield event
             if change.dropped:
