@@ -28,7 +28,8 @@ help:
 	@echo "make contract-ray  the same under Ray"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, pyright on user code"
-	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); tq bench NAME is one alone"
+	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); one alone, without the page:"
+	@echo "               .venv/bin/python -m benchmarks NAME"
 	@echo "make bench-peer  the same beside what a user would pick instead: Ray, and the PyPI package TransferQueue"
 	@echo "make compat    builds the compatibility wheel of the distribution TransferQueue, which has no files, in dist/"
 	@echo "make ci        all of it, as CI does"
@@ -108,11 +109,11 @@ types: venv
 	.venv/bin/pyright
 
 bench: venv
-	.venv/bin/python benchmarks/performance.py $(ARGS)
+	.venv/bin/python -m benchmarks.performance $(ARGS)
 
 bench-peer: venv
 	@tools/make_peers
-	.venv/bin/python benchmarks/performance.py --peers $(ARGS)
+	.venv/bin/python -m benchmarks.performance --peers $(ARGS)
 
 compat:
 	@tools/make_compat_wheel $(ARGS)

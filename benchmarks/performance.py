@@ -1,9 +1,9 @@
 """Runs the benchmarks and writes docs/performance.md with its figures.
 
-    python benchmarks/performance.py [--peers] [--quick] [QUESTION ...]
+    python -m benchmarks.performance [--peers] [--quick] [NAME ...]
 
-What each question gave is kept in runs/bench, and the page is made of all that lies there: a question asked alone
-replaces its part. With --peers what a user would pick instead is measured beside ours (see `tools/make_peers`).
+The results of each benchmark are kept in runs/bench, and the page is made of all results there: a benchmark that is run
+alone replaces its part. With --peers, what a user would pick instead is measured next to ours (see `tools/make_peers`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from asking import peers
-from plots import dots
-
-from transfer_queue.cli.bench import QUESTIONS, answers, module
-from transfer_queue.cli.bench.report import RATES, Scale, document, number, table
+from benchmarks.harness.peer_process import peers
+from benchmarks.harness.plots import dots
+from benchmarks.harness.report import RATES, Scale, document, number, table
+from benchmarks.harness.runner import NAMES, module, results
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "bench"
@@ -41,28 +40,29 @@ def machine() -> str:
     return f"{cores} cores, {memory:.0f} GiB, Linux {kernel}, Python {platform.python_version()}, {packages}"
 
 
-def main() -> None:
-    """Asks, keeps, writes."""
+def main() -> int:
+    """Run benchmarks, keep their results, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("question", nargs="*", choices=[*QUESTIONS, []], metavar="QUESTION")
-    parser.add_argument("--peers", action="store_true", help="measure what a user would pick instead, too")
-    parser.add_argument("--quick", action="store_true", help="seconds: shows that it works")
-    parser.add_argument("--page", action="store_true", help="only write the page, of what was kept")
+    parser.add_argument("name", nargs="*", choices=[*NAMES, []], metavar="NAME", help="benchmarks to run (all)")
+    parser.add_argument("--peers", action="store_true", help="also measure what a user would pick instead")
+    parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
+    parser.add_argument("--page", action="store_true", help="only write the page, from the results that were kept")
     options = parser.parse_args()
     if not options.page:
-        measure(options.question or list(QUESTIONS), options.quick, options.peers)
-    kept = {name: json.loads(path.read_text()) for name in QUESTIONS if (path := RUNS / f"{name}.json").exists()}
+        measure(options.name or list(NAMES), options.quick, options.peers)
+    kept = {name: json.loads(path.read_text()) for name in NAMES if (path := RUNS / f"{name}.json").exists()}
     FIGURES.mkdir(exist_ok=True)
     PAGE.write_text(page(kept), "utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
 
 
-def measure(questions: list[str], quick: bool, beside: bool) -> None:
+def measure(names: list[str], quick: bool, beside: bool) -> None:
     """Runs them, prints their tables, keeps what they gave."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    for question in questions:
+    for each in names:
         with peers() as asked:  # none is left running beside the next question
-            ((name, seconds, rows),) = answers([question], Scale(quick, dict(asked) if beside else {}))
+            ((name, seconds, rows),) = results([each], Scale(quick, dict(asked) if beside else {}))
             print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
             found = document(name, quick, seconds, rows)
             found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[1]}
@@ -84,7 +84,8 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
 
 INTRODUCTION = """# Performance
 
-Made by `make bench` (`make bench-peer` for the columns of peers); `tq bench QUESTION` measures again, on any machine.
+Made by `make bench` (`make bench-peer` for the columns of peers). `python -m benchmarks NAME` in a checkout measures
+again, on any machine.
 
 Every figure is a ratio taken side by side in one run: to this machine (a memcpy of as many bytes in one thread, a bare
 UNIX socket that carries as many, an empty round trip to the controller), and to what a user would pick instead: Ray's
@@ -105,7 +106,7 @@ def _how(kept: dict[str, dict[str, Any]]) -> list[str]:
     if quick:
         words.append(f"Quick runs, whose figures mean little: {', '.join(quick)}.")
     took = ", ".join(f"{name} {each['seconds']:.0f}" for name, each in kept.items())
-    return [*words, f"Seconds that each question took: {took}. Highest load average meanwhile: {load:.1f}.\n"]
+    return [*words, f"Seconds that each benchmark took: {took}. Highest load average meanwhile: {load:.1f}.\n"]
 
 
 def _cells(*cells: str) -> str:

@@ -1,7 +1,7 @@
 """How a peer is asked: a line of JSON with a question and a case, a line with figures (or null where it cannot).
 
-Runs in the peer's own environment, which has nothing of this package: what both must know alike (payloads, stages) lies
-in a folder of its own.
+Runs in the peer's own environment, which does not have this package. `benchmarks.harness.payloads` and `stages`, which
+both sides use, import nothing of it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
-
-WORK = Path(__file__).resolve().parents[2] / "src" / "transfer_queue" / "cli" / "bench" / "work"
-
-for folder in (WORK, Path(__file__).parent):  # here, and in the processes that Ray starts
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
-
-import payloads  # noqa: E402
-import stages  # noqa: E402
-
-__all__ = ["PROCESSES", "payloads", "serve", "stages", "team", "threads"]
 
 PROCESSES = 2  # of a peer's clients; each takes five seconds of processor time to start
 

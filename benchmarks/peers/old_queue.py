@@ -9,10 +9,11 @@ from typing import Any
 
 import ray
 import torch
-from answering import PROCESSES, payloads, serve, team, threads
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from benchmarks.harness import payloads
+from benchmarks.peers.answering import PROCESSES, serve, team, threads
 
 TEAM: list[Any] = []
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import ray
 import torch
-from answering import PROCESSES, payloads, serve, stages, team, threads
+
+from benchmarks.harness import payloads, stages
+from benchmarks.peers.answering import PROCESSES, serve, team, threads
 
 TEAM: list[Any] = []
 

@@ -61,6 +61,8 @@ def test_a_folder_in_place_of_a_file_of_settings_is_an_error(
         (("status", "--jsn"), "unrecognized arguments: --jsn; did you mean '--json'?"),
         (("dashboard", "grafana"), "unrecognized arguments: grafana"),
         (("strat",), "invalid choice: 'strat'"),
+        (("bench",), "there is no command 'bench': the package has no benchmarks; run `python -m benchmarks`"),
+        (("bench", "kv", "--quick"), "run `python -m benchmarks` in a checkout of the repository"),
     ],
 )
 def test_arguments_that_a_command_does_not_take_are_usage_errors(

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from transfer_queue.cli import bench, dashboard, demo, doctor, explain, start, status, stop
+from transfer_queue.cli import dashboard, demo, doctor, explain, start, status, stop
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.names import did_you_mean
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
+REMOVED = {"bench": "the package has no benchmarks; run `python -m benchmarks` in a checkout of the repository"}
+"""Commands of earlier versions, and what to do instead."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["demo"]:
         return demo.run(given[1:])
-    options, strange = _parser().parse_known_args(given)
+    parser = _parser()
+    if given and given[0] in REMOVED:
+        parser.error(f"there is no command {given[0]!r}: {REMOVED[given[0]]}")
+    options, strange = parser.parse_known_args(given)
     if strange:
         _refuse(options.parser, strange)
     try:
@@ -54,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tq", description="A streaming data system for LLM post-training.")
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version of the package and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (demo, start, stop, status, explain, doctor, bench, dashboard):
+    for command in (demo, start, stop, status, explain, doctor, dashboard):
         command.add(commands)
     for each in commands.choices.values():
         each.set_defaults(parser=each)

@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
+from benchmarks.harness.machine import clocked
+from benchmarks.harness.report import Row, Scale, against
+from benchmarks.harness.systems import system
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.machine import clocked
-from transfer_queue.cli.bench.report import Row, Scale, against
-from transfer_queue.cli.bench.systems import system
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PEERS = {"Ray": ("ray", "ray_store.py"), "TransferQueue 0.1.11": ("transferqueue", "old_queue.py")}
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = {"Ray": ("ray", "ray_store"), "TransferQueue 0.1.11": ("transferqueue", "old_queue")}
 END_SECONDS = 60.0
 
 
@@ -20,23 +20,24 @@ class Peer:
     """One of them; started when it is first asked."""
 
     def __init__(self, name: str) -> None:
-        folder, script = PEERS[name]
+        folder, module = PEERS[name]
         self._name = name
-        self._command = [str(ROOT / ".peers" / folder / "bin" / "python"), str(ROOT / "benchmarks" / "peers" / script)]
+        self._command = [str(ROOT / ".peers" / folder / "bin" / "python"), "-m", f"benchmarks.peers.{module}"]
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, question: str, case: dict[str, Any]) -> dict[str, float] | None:
         """Its figures; None where it cannot do this, or fails, which is told on stderr."""
         if self._process is None:
-            environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("TQ_")}
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("TQ_")}
+            environment["PYTHONPATH"] = str(ROOT)  # also of the processes that Ray starts
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"question": question, **case}), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
-        reply = json.loads(line) if line else {"error": "it ended"}
+        reply: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
         if "error" in reply:
             print(f"{self._name} cannot answer {question} {str(case)[:80]}: {reply['error']}", file=sys.stderr)
             if not line:

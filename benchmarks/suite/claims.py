@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from benchmarks.harness.core_driver import BATCH, FIELDS, Core, claim, rows_of
+from benchmarks.harness.machine import clocked
+from benchmarks.harness.report import Row, Scale, against, quantiles
+from benchmarks.harness.systems import system
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.core import BATCH, FIELDS, Core, claim, rows_of
-from transfer_queue.cli.bench.machine import clocked
-from transfer_queue.cli.bench.report import Row, Scale, against, quantiles
-from transfer_queue.cli.bench.systems import system
 from transfer_queue.sampler import (
     BaseSampler,
     FreshnessSampler,

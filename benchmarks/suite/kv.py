@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDict
 
+from benchmarks.harness import payloads
+from benchmarks.harness.machine import Memcpy, RawSocket, clocked
+from benchmarks.harness.payloads import Payload
+from benchmarks.harness.report import Row, Scale, compared
+from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.machine import Memcpy, RawSocket, clocked
-from transfer_queue.cli.bench.report import Row, Scale, compared
-from transfer_queue.cli.bench.systems import System, Worker, raw_socket, system
-from transfer_queue.cli.bench.work import payloads
-from transfer_queue.cli.bench.work.payloads import Payload
 
 QUESTION = "How fast do batches go in, come out in another process, and go away?"
 NOTE = """Peers go round at most three times, and not with 2 GiB: that takes them half a minute, and a byte what

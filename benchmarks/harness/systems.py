@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.harness.machine import RawSocket, answer, cpu_seconds
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.machine import RawSocket, answer, cpu_seconds
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.net.connection import MAX_PATH
@@ -22,7 +22,7 @@ from transfer_queue.node.launcher import RunningSystem, start_local
 
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of itself at the first jagged tensor
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["transfer_queue.interface", "transfer_queue.cli.bench.work.payloads"])
+_context.set_forkserver_preload(["transfer_queue.interface", "benchmarks.harness.payloads"])
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.cli.bench.machine import Memcpy, clocked
-from transfer_queue.cli.bench.report import Row, Scale, compared
-from transfer_queue.cli.bench.work import payloads
-from transfer_queue.cli.bench.work.payloads import Payload
+from benchmarks.harness import payloads
+from benchmarks.harness.machine import Memcpy, clocked
+from benchmarks.harness.payloads import Payload
+from benchmarks.harness.report import Row, Scale, compared
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
 from transfer_queue.wire.encode import EncodedBlock, encode_columns, encode_row
 from transfer_queue.wire.gather import gather

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from benchmarks.harness.machine import clocked
+from benchmarks.harness.report import Row, Scale, against, quantiles
+from benchmarks.harness.systems import System, Worker, asked, system, tell, workers
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.machine import clocked
-from transfer_queue.cli.bench.report import Row, Scale, against, quantiles
-from transfer_queue.cli.bench.systems import System, Worker, asked, system, tell, workers
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.current import CURRENT
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader

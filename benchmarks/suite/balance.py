@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transfer_queue.cli.bench.core import Core, claim
-from transfer_queue.cli.bench.report import Row, Scale, against
+from benchmarks.harness.core_driver import Core, claim
+from benchmarks.harness.report import Row, Scale, against
 from transfer_queue.core import claims
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.balance import Cost, balance, imbalance, linear, pack, quadratic

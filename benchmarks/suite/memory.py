@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import payloads
+from benchmarks.harness.core_driver import Core
+from benchmarks.harness.machine import clocked, memory_of, reset_peak
+from benchmarks.harness.payloads import Payload
+from benchmarks.harness.report import Row, Scale, compared
+from benchmarks.harness.systems import System, Worker, own_folder, system
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.core import Core
-from transfer_queue.cli.bench.machine import clocked, memory_of, reset_peak
-from transfer_queue.cli.bench.report import Row, Scale, compared
-from transfer_queue.cli.bench.systems import System, Worker, own_folder, system
-from transfer_queue.cli.bench.work import payloads
-from transfer_queue.cli.bench.work.payloads import Payload
 from transfer_queue.config.environment import process_environment
 
 QUESTION = "How much memory does a payload byte, a row, an idle system take, and how soon is a system up?"

@@ -14,8 +14,8 @@ import statistics
 
 import numpy as np
 
-from transfer_queue.cli.bench.core import BATCH, FIELDS, Core, claim, claimed
-from transfer_queue.cli.bench.report import Row, Scale, against
+from benchmarks.harness.core_driver import BATCH, FIELDS, Core, claim, claimed
+from benchmarks.harness.report import Row, Scale, against
 from transfer_queue.messages import ClearRows, Lookup
 from transfer_queue.sampler import RankAwareSampler
 

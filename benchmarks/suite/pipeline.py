@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from benchmarks.harness.report import Row, Scale, against
+from benchmarks.harness.stages import PROMPT, Step, score
+from benchmarks.harness.systems import system, workers
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.report import Row, Scale, against
-from transfer_queue.cli.bench.systems import system, workers
-from transfer_queue.cli.bench.work.stages import PROMPT, Step, score
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 

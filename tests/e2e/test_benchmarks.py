@@ -1,4 +1,4 @@
-"""`tq bench --quick`: every question is answered, what is told has its form, and contents were verified on the way."""
+"""`python -m benchmarks --quick`: each benchmark verifies contents, and gives rows in the documented form."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import warm
-from transfer_queue.cli import main
-from transfer_queue.cli.bench import QUESTIONS, module
-from transfer_queue.cli.bench.report import Row, against, compared, table
-from transfer_queue.cli.bench.work.payloads import Payload, column, differences, make, nbytes
+from benchmarks.harness.payloads import Payload, column, differences, make, nbytes
+from benchmarks.harness.report import Row, against, compared, table
+from benchmarks.harness.runner import NAMES, main, module
 
 FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then", "peers", "more", "met"}
 
@@ -27,9 +26,9 @@ Told = Callable[[str], "dict[str, Any]"]
 
 
 def bench(pipe: Connection[Any, Any]) -> None:
-    """`tq bench --quick --json`, what it prints going into the pipe."""
+    """Run `python -m benchmarks --quick --json`, with the output in the pipe."""
     with pipe, os.fdopen(os.dup(pipe.fileno()), "w") as out, contextlib.redirect_stdout(out):
-        code = main(["bench", "--quick", "--json"])
+        code = main(["--quick", "--json"])
     sys.exit(code)
 
 
@@ -55,17 +54,17 @@ def told() -> Iterator[Told]:
         rest = lines.read()
     process.join()
     assert process.exitcode == 0
-    assert list(found) + [json.loads(line)["question"] for line in rest.splitlines()] == list(QUESTIONS)
+    assert list(found) + [json.loads(line)["question"] for line in rest.splitlines()] == list(NAMES)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_rows_have_their_form(told: Told, question: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_have_their_form(told: Told, name: str) -> None:
     """Numbers are numbers, names are told once, and a ratio stands beside what it is a ratio to."""
-    document = told(question)
+    document = told(name)
     rows = document["rows"]
     assert document["quick"]
     assert rows
-    assert module(question).QUESTION.endswith("?")
+    assert module(name).QUESTION.endswith("?")
     assert len({row["what"] for row in rows}) == len(rows)
     for row in rows:
         assert set(row) == FORM
@@ -99,10 +98,10 @@ def test_a_ratio_is_the_median_of_rounds_and_a_target_has_a_direction() -> None:
     assert "memcpy 1.00" in table([row])
 
 
-def test_an_unknown_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["bench", "speed"])
+        main(["speed"])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "no question speed" in error
-    assert all(name in error for name in QUESTIONS)
+    assert "unknown benchmark speed" in error
+    assert all(name in error for name in NAMES)

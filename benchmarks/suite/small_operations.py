@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.harness import payloads
+from benchmarks.harness.machine import clocked
+from benchmarks.harness.payloads import Payload
+from benchmarks.harness.report import Row, Scale, against, compared, quantiles
+from benchmarks.harness.systems import System, Worker, raw_socket, system, workers
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.machine import clocked
-from transfer_queue.cli.bench.report import Row, Scale, against, compared, quantiles
-from transfer_queue.cli.bench.systems import System, Worker, raw_socket, system, workers
-from transfer_queue.cli.bench.work import payloads
-from transfer_queue.cli.bench.work.payloads import Payload
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.current import CURRENT
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.cli.bench.machine import Memcpy, clocked, memory_of
-from transfer_queue.cli.bench.report import Row, Scale, against
-from transfer_queue.cli.bench.systems import Worker, own_folder
+from benchmarks.harness.machine import Memcpy, clocked, memory_of
+from benchmarks.harness.report import Row, Scale, against
+from benchmarks.harness.systems import Worker, own_folder
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.core import saving

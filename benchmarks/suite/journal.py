@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.report import Row, Scale, compared
+from benchmarks.harness.systems import Worker, own_folder
 from transfer_queue import interface as tq
-from transfer_queue.cli.bench.report import Row, Scale, compared
-from transfer_queue.cli.bench.systems import Worker, own_folder
 from transfer_queue.config.settings import Settings
 from transfer_queue.node import launcher
 
