@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo test test-oldest ray namespaces backends fuzz soak chaos torn docs contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo test test-oldest ray namespaces backends fuzz soak chaos torn docs site site-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -24,6 +24,8 @@ help:
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain; then random puts and"
 	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows' runs only these)"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
+	@echo "make site      builds the documentation site in site/; open site/index.html"
+	@echo "make site-tests  builds it, and tests it in Chromium (of the system: apt-get install chromium)"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the same under Ray"
 	@echo "make lint      ruff"
@@ -44,7 +46,7 @@ demo: venv-of-demo
 	.venv/bin/tq demo $(ARGS)
 
 test: venv
-	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py \
+	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
 		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends \
 		--ignore-glob='*test_conformance_*' $(ARGS)
@@ -86,6 +88,13 @@ torn: venv
 docs: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal tests/test_docs.py $(ARGS)
 
+# NO_MKDOCS_2_WARNING: the theme announces another program at each build.
+site: venv
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
+
+site-tests: venv
+	.venv/bin/python -m pytest tests/website $(ARGS)
+
 # Tests of the contract that contradict API.md; where the two differ, API.md decides.
 # test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a
 # field may differ in numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
@@ -122,4 +131,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf .venv .oldest .peers build dist runs .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest .peers build dist runs site .mypy_cache .ruff_cache .hypothesis

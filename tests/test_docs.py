@@ -137,6 +137,13 @@ def test_tutorials_are_their_scripts():
     assert {block.language for page in pages for block in blocks_of(page)} <= {"python", "text"}
 
 
+def test_reference_is_up_to_date():
+    """The pages of commands, metrics and errors are what the code makes."""
+    command = [sys.executable, str(ROOT / "tools" / "make_reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def run_alone(program: Path, folder: Path) -> None:
     """Runs a program in a folder, with a runtime folder of its own that must be empty after."""
     with tempfile.TemporaryDirectory(prefix="tq-docs-") as runtime:

@@ -60,7 +60,7 @@ class BaseSampler(ABC):
     """Chooses the next batch among the ready samples. Subclasses define `sample`.
 
     _states: {} at first, one dict an instance; what a sampler wants to keep between calls. Entries of the form
-    _states[partition_id][task_name][dp_rank][batch_index] are found by `has_cached_result` and dropped by
+    `_states[partition_id][task_name][dp_rank][batch_index]` are found by `has_cached_result` and dropped by
     `clear_cache`.
     wants_list: the controller gives a user's sampler the ready rows as a list, made for it; one that says False gets
     them as they are, a lazy `ReadyIndexes`, and pays only for what it reads.

@@ -14,7 +14,7 @@ from transfer_queue.sampler.groups import DealsGroups, pick_groups, whole_groups
 class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
     """Deals whole groups, the first ones first; rank-consistent where dp_rank and batch_index are given.
 
-    Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index].
+    Alone, it caches (sampled, consumed) in `_states[partition_id][task_name][dp_rank][batch_index]`.
 
     Args:
         n_samples_per_prompt: Samples in a group, positive. A claim with another number in its sampling_config is

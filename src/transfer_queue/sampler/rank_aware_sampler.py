@@ -18,7 +18,7 @@ class RankAwareSampler(RankConsistentSampler):
     or passed over where some rank would get nothing, or with `drop_last` where some rank would get less than
     batch_size. Where dp_size is not known a batch is dealt to the rank that asks, and after a seal all ranks that
     were dealt to or wait get the same number of batches as far as what is left suffices.
-    Alone, it caches the list of samples in _states[partition_id][task_name][dp_rank][batch_index].
+    Alone, it caches the list of samples in `_states[partition_id][task_name][dp_rank][batch_index]`.
     """
 
     def __init__(self, dp_size: int | None = None, drop_last: bool = False) -> None:

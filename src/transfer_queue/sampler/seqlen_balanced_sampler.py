@@ -30,7 +30,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     batch_size is what one rank gets: a deal takes batch_size * dp_size samples. If its groups do not divide evenly
     over the ranks, their counts differ. After a seal the rest is dealt as one smaller batch for every rank, the same
     number of groups each, and what is left then is passed over; with `drop_last` all of it is.
-    Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all
+    Alone, it caches (sampled, consumed) in `_states[partition_id][task_name][dp_rank][batch_index]`, for all
     ranks, and the lists of all ranks in _balanced_cache[(partition_id, task_name, batch_index)].
 
     Args:

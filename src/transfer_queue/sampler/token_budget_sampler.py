@@ -28,7 +28,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
     A deal takes groups until the next one fits to no rank; that one and all behind it stay ready. Fewer tokens wait
     for more samples, but for the last deals (`final=True`), which take what there is as long as every rank gets a
     group: all ranks get the same number of micro-batches. drop_last: nothing but full deals.
-    Alone, it caches (sampled, consumed) in _states[partition_id][task_name][dp_rank][batch_index], for all ranks.
+    Alone, it caches (sampled, consumed) in `_states[partition_id][task_name][dp_rank][batch_index]`, for all ranks.
     """
 
     deals_rounds = True

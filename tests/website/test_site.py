@@ -1,0 +1,112 @@
+"""The documentation site, built as `make site` builds it, works in a browser that has no network and no server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import DESKTOP, PHONE, Page, chromium
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site. A warning of the build is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    with chromium() as browser:
+        yield browser.page()
+
+
+@pytest.fixture
+def page(tab: Page) -> Page:
+    """A tab that has requested nothing and reported nothing."""
+    tab.show_as(DESKTOP)
+    tab.errors.clear()
+    tab.requests.clear()
+    return tab
+
+
+def pages_of(site: Path) -> list[Path]:
+    return sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+
+
+def assert_clean(page: Page) -> None:
+    """No script reported an error, and nothing came from anywhere but the site's folder."""
+    assert page.errors == []
+    assert [url for url in page.requests if not url.startswith(("file://", "data:"))] == []
+
+
+def test_the_home_page_shows_what_the_system_is(site: Path, page: Page) -> None:
+    page.open((site / "index.html").as_uri())
+    assert page.evaluate("document.querySelector('h1').innerText") == "TransferQueue"
+    assert page.evaluate("document.querySelector('figure.diagram svg').getBoundingClientRect().height") > 100
+    assert_clean(page)
+
+
+def test_the_navigation_leads_to_every_section(site: Path, page: Page) -> None:
+    page.open((site / "index.html").as_uri())
+    count = page.evaluate("document.querySelectorAll('.md-tabs__link').length")
+    titles = []
+    for number in range(count):
+        page.evaluate(f"document.querySelectorAll('.md-tabs__link')[{number}].click()")
+        page.wait_for(f"document.querySelectorAll('.md-tabs__item')[{number}]?.matches('.md-tabs__item--active')")
+        titles.append(page.evaluate("document.querySelector('h1').innerText"))
+    assert count >= 5
+    assert len(set(titles)) == count
+    assert_clean(page)
+
+
+def test_the_search_finds_a_method_without_a_server(site: Path, page: Page) -> None:
+    page.open((site / "index.html").as_uri())
+    page.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+    page.call("Input.insertText", text="seal")
+    page.wait_for("document.querySelectorAll('.md-search-result__item').length > 0")
+    found = page.evaluate("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
+    assert any("reference/api/" in link and link.split("#")[0].endswith(".html") for link in found)
+    page.evaluate("document.querySelector('.md-search-result__link').click()")
+    page.wait_for("!location.href.includes('index.html')")
+    assert "seal" in page.evaluate("document.querySelector('article').innerText.toLowerCase()")
+    assert_clean(page)
+
+
+def test_every_page_loads_cleanly_and_fits_a_phone(site: Path, page: Page) -> None:
+    page.show_as(PHONE)
+    too_wide = []
+    for path in pages_of(site):
+        page.open(path.as_uri())
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            too_wide.append(path.relative_to(site).as_posix())
+    assert too_wide == []
+    assert_clean(page)
+
+
+def test_every_diagram_takes_the_colors_of_its_page(site: Path) -> None:
+    """A diagram that is an image, and not a part of the page, would not."""
+    images = [path.name for path in pages_of(site) if re.search(r'<img[^>]*src="[^"]*diagrams/', path.read_text("utf-8"))]
+    assert images == []
+
+
+def test_the_colors_follow_the_system(site: Path, page: Page) -> None:
+    brightness = {}
+    for dark in (False, True):
+        page.show_as(DESKTOP, dark)
+        page.open((site / "index.html").as_uri())
+        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        brightness[dark] = sum(map(int, color[color.index("(") + 1 : -1].split(",")[:3]))
+    assert brightness[False] > 700
+    assert brightness[True] < 200

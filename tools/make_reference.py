@@ -1,0 +1,183 @@
+"""Writes pages of docs/reference from the code: the commands, the metrics and the errors.
+
+    python tools/make_reference.py           writes them
+    python tools/make_reference.py --check   exits with 1 if they are not what it would write
+
+The commands come from the argument parser of `tq`, the metrics from `metrics/families.py`, and the errors from the
+classes and docstrings of `errors.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from transfer_queue import cli, errors
+from transfer_queue.metrics.families import FAMILIES
+
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
+HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->\n\n"
+
+
+def cli_page() -> str:
+    """Return the page of the commands."""
+    parser = cli._parser()
+    [commands] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    helps = {action.dest: action.help or "" for action in commands._choices_actions}
+    parts = [
+        HEAD.format(source="the modules of transfer_queue.cli").rstrip(),
+        "# Commands",
+        f"{parser.description} `tq COMMAND --help` prints what this page says.",
+        "Exit codes: 0 if the command succeeded, 1 if it failed, 2 for a usage error, 130 after Ctrl-C.",
+        "\n".join(["| command | |", "|---|---|", *(f"| [`tq {n}`](#tq-{n}) | {_cell(t)} |" for n, t in helps.items())]),
+    ]
+    for name, command in commands.choices.items():
+        parts += [f"## tq {name}", _sentence(command.description or helps[name])]
+        parts += _arguments_of(name, command)
+    return "\n\n".join(parts) + "\n"
+
+
+def _arguments_of(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
+    actions = [action for action in command._actions if not isinstance(action, argparse._HelpAction)]
+    words = [f"tq {name}", *(_usage(action) for action in actions)]
+    yield "```text\n" + " ".join(words) + "\n```"
+    if actions:
+        rows = [f"| {_spelling(action)} | {_cell(_help(command, action))} |" for action in actions]
+        yield "\n".join(["| argument | |", "|---|---|", *rows])
+
+
+def _usage(action: argparse.Action) -> str:
+    word = _value(action)
+    if action.option_strings:
+        word = " ".join(filter(None, [action.option_strings[-1], word]))
+    if action.nargs == "*":
+        return f"[{word} ...]"
+    return word if action.required else f"[{word}]"
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.choices:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return str(action.metavar or action.dest.upper())
+
+
+def _spelling(action: argparse.Action) -> str:
+    words = action.option_strings or [_value(action)]
+    value = f" {_value(action)}" if action.option_strings and _value(action) else ""
+    return ", ".join(f"`{word}{value}`" for word in words)
+
+
+def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return (action.help or "") % {**vars(action), "prog": command.prog} if action.help else ""
+
+
+def metrics_page() -> str:
+    """Return the page of the metrics."""
+    rows = [
+        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.words)} |"
+        for name, family in FAMILIES.items()
+    ]
+    return "\n".join(
+        [
+            HEAD.format(source="src/transfer_queue/metrics/families.py").rstrip(),
+            "",
+            "# Metrics",
+            "",
+            f"The {len(FAMILIES)} metrics that a system serves if `metrics.enabled` is true. [Monitoring](../metrics.md)",
+            "says how to collect them, what the labels mean, and which alerts to set.",
+            "",
+            "| metric | kind | labels | meaning |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def errors_page() -> str:
+    """Return the page of the errors."""
+    parts = [
+        HEAD.format(source="src/transfer_queue/errors.py").rstrip(),
+        "# Errors",
+        "Every exception that this package raises on purpose is a `TransferQueueError`. Most are also a built-in "
+        "exception, so that `except TimeoutError` or `except KeyError` catches them. All of them can be imported from "
+        "`transfer_queue`. The message of an error says what was wrong, what was found and what to do. "
+        "[Troubleshooting](../guides/troubleshooting.md) starts from symptoms.",
+        "```text\n" + "\n".join(_tree(errors.TransferQueueError, "")) + "\n```",
+    ]
+    for error in _descendants(errors.TransferQueueError):
+        own, builtin = _parents(error)
+        own = [parent for parent in own if parent is not errors.TransferQueueError]
+        catches = [f"[`{parent.__name__}`](#{parent.__name__.lower()})" for parent in own]
+        catches += [f"`{parent.__name__}`" for parent in builtin]
+        parts += [f"## {error.__name__}", f"*Also a* {', '.join(catches)}.", inspect.cleandoc(error.__doc__ or "")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _tree(error: type, indent: str) -> Iterator[str]:
+    """Draw a class and those below it, each under the first parent that it has in this package."""
+    yield f"{indent}{error.__name__}"
+    for below in _below(error):
+        yield from _tree(below, indent + "    ")
+
+
+def _below(error: type) -> list[type]:
+    return [cls for cls in _all_errors() if cls.__bases__[0] is error]
+
+
+def _descendants(error: type) -> Iterator[type]:
+    for below in _below(error):
+        yield below
+        yield from _descendants(below)
+
+
+def _all_errors() -> list[type]:
+    found = vars(errors).values()
+    return [cls for cls in found if isinstance(cls, type) and issubclass(cls, errors.TransferQueueError)]
+
+
+def _parents(error: type) -> tuple[list[type], list[type]]:
+    """Return the parents within the package, and the built-in exceptions that catch it; the closest ones only."""
+    own = [cls for cls in error.__bases__ if issubclass(cls, errors.TransferQueueError)]
+    builtin = [cls for cls in error.__mro__ if cls.__module__ == "builtins" and cls not in (Exception, object)]
+    return own, [cls for cls in builtin if not issubclass(BaseException, cls)]
+
+
+def _cell(text: str) -> str:
+    return _sentence(" ".join(text.split())).replace("|", "\\|")
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return f"{text[0].upper()}{text[1:]}{'' if text.endswith(('.', ')')) else '.'}" if text else ""
+
+
+def pages() -> dict[str, str]:
+    """Return every generated page, by file name."""
+    return {"cli.md": cli_page(), "metrics.md": metrics_page(), "errors.md": errors_page()}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages; with --check, compare only."""
+    wanted = pages()
+    stale = [name for name, text in wanted.items() if not _is(PAGES / name, text)]
+    if stale and "--check" in arguments:
+        print(f"not up to date: {', '.join(stale)}; run python tools/make_reference.py")
+        return 1
+    PAGES.mkdir(exist_ok=True)
+    for name in stale:
+        (PAGES / name).write_text(wanted[name], "utf-8")
+    return 0
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text("utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
