@@ -21,7 +21,6 @@ from promql import check, names_served
 
 from transfer_queue.cli import main
 from transfer_queue.cli.dashboard import FILE
-from transfer_queue.metrics.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = FILE.read_text()
@@ -134,14 +133,6 @@ def test_the_choices_are_of_what_is_served() -> None:
         selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
         (name,), _ = check(selector)
         assert label in names_served()[name]
-
-
-def test_the_page_has_a_line_for_every_metric() -> None:
-    lines = [line for line in PAGE.splitlines() if line.startswith("| `tq_")]
-    assert lines == [
-        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {family.words} |"
-        for name, family in FAMILIES.items()
-    ]
 
 
 def test_the_alerts_of_the_page_ask_for_what_is_served() -> None:

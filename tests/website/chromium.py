@@ -21,9 +21,9 @@ from typing import Any
 
 SECONDS = 60.0  # for one answer, or for what a page is waited for
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-extensions", "--hide-scrollbars", "--disable-dev-shm-usage",
-    "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
+    "--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
 DESKTOP = (1280, 800)
 PHONE = (390, 844)
@@ -71,17 +71,31 @@ class Page:
             raise RuntimeError(result["exceptionDetails"]["exception"].get("description", expression))
         return result["result"].get("value")
 
+    def type(self, text: str) -> None:
+        """Press the keys of a text, in the element that has the focus."""
+        for character in text:
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=character, text=character)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
+
     def wait_for(self, condition: str) -> None:
-        """Wait until a JavaScript expression is true.
+        """Wait until a JavaScript expression is true, in this page or the one that it goes to.
 
         Raises:
             TimeoutError: It was false for 60 seconds.
         """
         end = time.monotonic() + SECONDS
-        while not self.evaluate(condition):
+        while not self._is_true(condition):
             if time.monotonic() > end:
                 raise TimeoutError(f"not true within {SECONDS:.0f} s: {condition}")
             self._browser.read(0.05)
+
+    def _is_true(self, condition: str) -> bool:
+        try:
+            return bool(self.evaluate(condition))
+        except RuntimeError as error:
+            if "navigated" in str(error) or "context" in str(error):
+                return False  # the page is being replaced by another one
+            raise
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
         """Write what the page shows, or all of it, as a PNG file."""
