@@ -15,7 +15,7 @@ from transfer_queue.client import TransferQueueClient, checkpoint_folder
 from transfer_queue.config.environment import address, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
-from transfer_queue.config.validators import validated_bool
+from transfer_queue.config.validators import Boolean
 from transfer_queue.current import CURRENT, current_client, find_system
 from transfer_queue.current import attach as attach_to_running
 from transfer_queue.errors import (
@@ -398,7 +398,7 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
     """
     client = _checkpoint_client()
     # callers may have replaced the methods that load by older ones
-    more = {} if validated_bool("allow_pickle", allow_pickle) else {"allow_pickle": False}
+    more = {} if Boolean().convert("allow_pickle", allow_pickle) else {"allow_pickle": False}
     folder = Path(os.path.realpath(checkpoint_dir))
     with checkpoint_folder.reading(folder):
         checkpoint_folder.put_back(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.cli import main
+from transfer_queue.config.settings import SETTINGS
 
 NOBODY = "a-system-that-nobody-has-started"
 
@@ -83,3 +84,14 @@ def test_a_command_names_the_system_that_it_does_not_find(capsys: pytest.Capture
     code, said = told(capsys, "status", "--name", NOBODY)
     assert code == 1
     assert f"no system is running under the name {NOBODY!r}" in said
+
+
+def test_the_help_of_start_has_every_setting_with_its_default_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(("start", "--help"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [each.key for each in SETTINGS if f"  {each.key}={each.default_yaml}" not in lines] == []
+    at = lines.index("  backend.SimpleStorage.replicas=1")
+    assert lines[at + 1].endswith("Allowed: a whole number from 1 to 2.")

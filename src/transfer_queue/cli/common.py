@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.config import environment
-from transfer_queue.config.validators import validated_name
+from transfer_queue.config.validators import SystemName
 from transfer_queue.errors import AttachError, InvalidArgumentError
 from transfer_queue.names import did_you_mean
 
@@ -25,7 +25,7 @@ def add_name(command: argparse.ArgumentParser) -> None:
 
 def _name(text: str) -> str:
     try:
-        return validated_name("the name of a system", text)
+        return SystemName().convert("the name of a system", text)
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +14,18 @@ from transfer_queue.errors import InvalidArgumentError, StartError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+HELP_WIDTH = 100
+
 
 def add(commands: Commands) -> None:
     """Its words."""
-    command = commands.add_parser("start", help="start a system that outlives this command")
+    command = commands.add_parser(
+        "start",
+        help="start a system that outlives this command",
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("-h", "--help", action=_HelpWithSettings, help="show this help message and all settings")
     command.add_argument("--conf", type=Path, metavar="FILE", help="a YAML file whose settings replace the defaults")
     command.add_argument(
         "--set",
@@ -27,6 +37,31 @@ def add(commands: Commands) -> None:
     )
     add_name(command)
     command.set_defaults(run=run)
+
+
+class _HelpWithSettings(argparse.Action):
+    """Prints the help of the command and the settings, which are imported only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the help and end the program."""
+        parser.epilog = describe_settings()
+        parser.print_help()
+        parser.exit()
+
+
+def describe_settings() -> str:
+    """Return a text with each setting, its default, its summary and what is allowed."""
+    from transfer_queue.config.settings import SETTINGS
+
+    lines = ["settings and their defaults, as --set takes them (docs/reference/configuration.md has more):"]
+    for each in SETTINGS:
+        lines.append(f"  {each.key}={each.default_yaml}")
+        words = f"{each.summary} Allowed: {each.validator.allowed}."
+        lines += textwrap.wrap(words, HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
 
 
 def _setting(text: str) -> str:

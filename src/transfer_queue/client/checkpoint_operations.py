@@ -23,7 +23,7 @@ from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import fetch_state, remove_sent, send_state
 from transfer_queue.client.pickled_values import PickledValues
 from transfer_queue.client.transfers import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
-from transfer_queue.config.validators import validated_bool
+from transfer_queue.config.validators import Boolean
 from transfer_queue.core.blocks import PLACE, BlockTable
 from transfer_queue.core.forms import MOST
 from transfer_queue.core.relocation import needed, relocate
@@ -244,7 +244,7 @@ class CheckpointOperations(Transfers):
             >>> client.load_storage_checkpoint("checkpoint")
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
-        validated_bool("allow_pickle", allow_pickle)
+        Boolean().convert("allow_pickle", allow_pickle)
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
         checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
@@ -328,7 +328,7 @@ class CheckpointOperations(Transfers):
             >>> client.load_storage_checkpoint("checkpoint")
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
-        validated_bool("allow_pickle", allow_pickle)
+        Boolean().convert("allow_pickle", allow_pickle)
         tree, state = _state_of(Path(path))
         yield from self._state.learn()
         loaded, self._state.loaded = self._state.loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None

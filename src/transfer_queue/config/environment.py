@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, MutableMapping
 from typing import Generic, TypeVar
 
-from transfer_queue.config.validators import refuse, validated_log_level, validated_name
+from transfer_queue.config.validators import LogLevel, SystemName, refuse
 
 T = TypeVar("T", covariant=True)
 
@@ -102,7 +102,7 @@ address = EnvironmentVariable[str | None](
 system_name = EnvironmentVariable[str | None](
     "TQ_SYSTEM",
     None,
-    validated_name,
+    SystemName().convert,
     "The name of the system to start or attach to. It applies if `system.name` is not set.",
 )
 
@@ -117,7 +117,7 @@ runtime_dir = EnvironmentVariable[str | None](
 logging_level = EnvironmentVariable[int | None](
     "TQ_LOGGING_LEVEL",
     None,
-    validated_log_level,
+    LogLevel().convert,
     "The level of the logs of this package: DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number greater than 0. "
     "Default: WARNING in processes of users, INFO in servers.",
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.config.validators import refuse
+from transfer_queue.config.validators import refuse, unreadable
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.names import nearest
 
@@ -201,13 +201,6 @@ def select(conf: Any, key: str) -> Any:
         return section[leaf]
     except OmegaConfBaseException as error:
         raise unreadable(error) from error
-
-
-def unreadable(error: Exception) -> InvalidArgumentError:
-    """Return an error of this package for one of OmegaConf."""
-    where = getattr(error, "full_key", None) or "its top level"
-    said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
-    return InvalidArgumentError(f"conf cannot be read at {where}: {said}")
 
 
 # ---------------------------------------------------------------- keys

@@ -1,355 +1,396 @@
-"""Configuration: the documented defaults, the caller's conf over them, and the environment.
+"""The settings: each is declared here once, with its key, its default, what is allowed, and what it means.
 
-`config.yaml` has the default of every setting. `config_tree.merge` merges the caller's conf over these. `Settings` is
-the part that the servers get, as checked and typed values that can be written as JSON. The environment variables are
-read here and nowhere else, at the moment of the call.
-
-Importable by processes without omegaconf and torch.
+`config.yaml`, `tq start --help` and the page `docs/reference/configuration.md` are made of these declarations.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from transfer_queue.config.loading import merge, select, unreadable
+from transfer_queue.config.declaration import Setting, declared_settings, setting
+from transfer_queue.config.loading import merge, select
+from transfer_queue.config.store_options import OPTIONS, SMALLEST_STORAGE, STORE_OPTIONS, validated_store_options
 from transfer_queue.config.validators import (
-    mapping,
+    AbsolutePath,
+    Boolean,
+    Choice,
+    Fraction,
+    OrNull,
+    PlainMapping,
+    SamplerReference,
+    Seconds,
+    SystemName,
+    Text,
+    TlsFiles,
+    WholeNumber,
     refuse,
-    validated_any_text,
-    validated_bool,
-    validated_choice,
-    validated_folder,
-    validated_int,
-    validated_name,
-    validated_options,
-    validated_port,
-    validated_seconds,
-    validated_text,
 )
 from transfer_queue.errors import StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-RUNTIMES = ("auto", "local", "ray")
-BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
-DURABILITIES = ("none", "async", "sync")
-ISOLATIONS = ("process", "inline")
-TLS_FILES = ("certificate", "private_key", "authority")
-LEAST_ARENA = 64 * 1024  # one granule of `storage.extents`
-
-# ---------------------------------------------------------------- what the servers get
-
-
-def _checked_tls(key: str, value: object) -> dict[str, str] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or set(value) != set(TLS_FILES):
-        raise refuse(key, value, f"null, or a mapping with the keys {', '.join(TLS_FILES)}")
-    files = {name: select(value, name) for name in TLS_FILES}
-    for name, path in files.items():
-        if not isinstance(path, str) or not os.path.isabs(path):
-            raise refuse(f"{key}.{name}", path, "the absolute path of a PEM file")
-    return files
-
-
-def _checked_backend(value: object) -> str:
-    if isinstance(value, str) and ":" in value:
-        return value
-    return validated_choice(KEYS["storage_backend"], value, (*BACKENDS, 'an import path "package.module:Class"'))
-
-
-def _checked_name_or_none(key: str, value: object) -> str | None:
-    return None if value is None else validated_text(key, value)
-
-
-_STORES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
-    "MooncakeStore": {
-        "auto_init": validated_bool,
-        "metadata_server": validated_text,
-        "master_server_address": validated_text,
-        "local_hostname": _checked_name_or_none,
-        "protocol": lambda key, value: validated_choice(key, value, ("tcp", "rdma")),
-        "global_segment_size": lambda key, value: validated_int(key, value, 0),
-        "local_buffer_size": lambda key, value: validated_int(key, value, 0),
-        "device_name": validated_any_text,
-        "hard_pin": validated_bool,
-        "use_gdr": validated_bool,
-    },
-    "Yuanrong": {
-        "auto_init": validated_bool,
-        "worker_port": validated_port,
-        "metastore_port": validated_port,
-        "enable_yr_npu_transport": validated_bool,
-        "worker_args": validated_any_text,
-    },
-    "RayStore": {
-        "capacity": lambda key, value: None if value is None else validated_int(key, value, LEAST_ARENA),
-        "direct_transport": lambda key, value: None if value is None else validated_choice(key, value, ("nixl",)),
-    },
-}  # a section's keys, and how each is checked
-
-
-def _store_options(merged: Any, backend: str) -> dict[str, Any]:
-    """The options of an external store: its section of the conf, `backend.options` of one by its import path."""
-    if backend == "SimpleStorage":
-        return {}
-    section = f"backend.{backend}" if backend in _STORES else "backend.options"
-    plain = select(merged, section)
-    if not isinstance(plain, Mapping):
-        raise refuse(section, plain, "a mapping")
-    if backend not in _STORES:
-        return mapping(section, plain)
-    options = {name: check(f"{section}.{name}", select(plain, name)) for name, check in _STORES[backend].items()}
-    if options.get("direct_transport") and options["capacity"] is None:
-        raise refuse(f"{section}.capacity", None, f"bytes where {section}.direct_transport is set: Ray spills nothing")
-    return options
-
-
-def _checked_replicas(value: Any, units: int | None, backend: str) -> int:
-    if backend != "SimpleStorage":
-        return validated_int(KEYS["replicas"], value, 1, 1)
-    replicas = validated_int(KEYS["replicas"], value, 1, 2)
-    if units is not None and replicas > units:
-        key = KEYS["num_data_storage_units"]
-        raise refuse(KEYS["replicas"], value, f"1, or {key} of {replicas} or more ({key} is {units})")
-    return replicas
-
-
-def _checked_offload(enabled: object, path: object) -> str | None:
-    """The folder where cold values go; None where none do."""
-    folder = None if path is None else validated_folder(KEYS["offload_path"], path)
-    if not validated_bool(OFFLOAD_ENABLED, enabled):
-        return None
-    if folder is None:
-        raise refuse(KEYS["offload_path"], path, f"an absolute path on an SSD where {OFFLOAD_ENABLED} is true")
-    return folder
-
-
-def _checked_watermarks(high: object, low: object) -> tuple[float, float]:
-    for key, value in (("offload_high", high), ("offload_low", low)):
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
-            raise refuse(KEYS[key], value, "a fraction above 0 and up to 1")
-    assert isinstance(high, (int, float))
-    assert isinstance(low, (int, float))
-    if low >= high:
-        raise refuse(KEYS["offload_low"], low, f"less than {KEYS['offload_high']}, which is {high}")
-    return float(high), float(low)
+SECTIONS = {
+    "ray": "Settings that apply under Ray.",
+    "controller.journal": (
+        "What is written of the controller's state, so that a controller that was killed continues with it."
+    ),
+    "backend.SimpleStorage": "The storage that is built in: shared memory of each node.",
+    "backend.SimpleStorage.offload": (
+        "A disk tier. If more than `high_watermark` of a unit's bytes are in use, the oldest blocks move to a folder "
+        "on an SSD until `low_watermark` is reached. They are read from there as from memory. The bytes of a unit are "
+        "`arena_bytes`, or its share of its file system."
+    ),
+    "backend.MooncakeStore": "The store of Mooncake, if it is the backend.",
+    "backend.Yuanrong": "The store of openYuanrong, if it is the backend.",
+    "backend.RayStore": "Ray's object store, if it is the backend.",
+}
+"""What the settings of a section have in common."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The conf as the servers and their launcher read it: checked and flat.
+    """The settings of one system, checked and converted. Servers get them as JSON.
 
-    name: of the system, None for the user's default. sampler: a built-in name or an import path; None where the
-    conf holds an instance or a class that cannot be imported (`sampler_object`). sampler_args: what its class is made
-    with, JSON values. total_storage_size: rows over all units, None unlimited. replicas: units that each value lies in.
-    arena_bytes: of one unit. offload_path: where cold values go, None: nowhere; offload_high, offload_low: fractions of
-    a unit's bytes; offload_bytes: of one unit on disk. tls: the paths of TLS_FILES; None for none. Timeouts are
-    seconds. Each field's key in the conf is in `KEYS`.
+    Example:
+        >>> Settings.from_config({"metrics": {"enabled": True}}).metrics_enabled
+        True
+        >>> Settings.from_config({"metrics": {"port": -1}})
+        Traceback (most recent call last):
+        transfer_queue.errors.InvalidArgumentError: metrics.port is -1; allowed: a whole number from 0 to 65535
     """
 
-    name: str | None
-    runtime: str
-    sampler: str | None
-    sampler_args: dict[str, Any]
-    polling_mode: bool
-    journal_durability: str
-    journal_folder: str | None
-    max_deliveries: int
-    storage_backend: str
-    total_storage_size: int | None
-    num_data_storage_units: int | None
-    replicas: int
-    arena_bytes: int | None
-    arena_folder: str | None
-    offload_path: str | None
-    offload_high: float
-    offload_low: float
-    offload_bytes: int | None
-    metrics_enabled: bool
-    metrics_port: int
-    metrics_host: str
-    allow_pickle: bool
-    tls: dict[str, str] | None
-    start_timeout: float
-    call_timeout: float
-    restart_timeout: float
-    report_wait: float | None
-    ray_namespace: str
-    ray_detached: bool
-    ray_restart_seconds: float
-    ray_actor_options: dict[str, Any]
-    ray_node_resource: str | None
-    store_options: dict[str, Any] = field(default_factory=dict)
-    sampler_isolation: str = "process"
-    sampler_timeout: float = 30.0
-    strict: bool = False
+    strict: bool = setting(
+        "strict",
+        False,
+        Boolean(),
+        "Whether an unknown key is an error, in this configuration and in the `sampling_config` of a fetch. false: an "
+        "unknown key is kept, and a warning names it and the nearest known key. In `tq start` an unknown key is always "
+        "an error.",
+    )
+    name: str | None = setting(
+        "system.name",
+        None,
+        OrNull(SystemName()),
+        "The name of the system that `init` starts or attaches to. null: the value of TQ_SYSTEM, or one name for each "
+        "user.",
+    )
+    runtime: str = setting(
+        "runtime",
+        "auto",
+        Choice("auto", "local", "ray"),
+        "What runs the servers. local: processes of this machine. ray: a Ray actor starts them. auto: ray if this "
+        "process has called `ray.init()` or RAY_ADDRESS is set, otherwise local.",
+    )
+    ray_namespace: str = setting(
+        "ray.namespace",
+        "transfer_queue",
+        Text(),
+        "The namespace of the controller's actor. The name of the actor is TransferQueueController, followed by "
+        "`-<system.name>` if the system has a name, so that a cluster can have several systems.",
+    )
+    ray_detached: bool = setting(
+        "ray.detached",
+        False,
+        Boolean(),
+        "Whether the system continues until `tq stop` when the driver that started it ends.",
+    )
+    ray_restart_seconds: float = setting(
+        "ray.restart_seconds",
+        60,
+        Seconds(),
+        "How long the servers wait for Ray to restart their actor after it died. They end after this time if Ray does "
+        "not restart the actor, for example because the driver has died.",
+    )
+    ray_node_resource: str | None = setting(
+        "ray.node_resource",
+        None,
+        OrNull(Text()),
+        "A resource of Ray: only nodes that have it get storage units. null: all nodes get them.",
+    )
+    ray_actor_options: dict[str, Any] = setting(
+        "ray.actor_options",
+        {},
+        PlainMapping(
+            reserved=("name", "namespace", "lifetime", "get_if_exists"),
+            instead="set system.name, ray.namespace and ray.detached instead",
+        ),
+        "Options of the controller's actor, as `ray.remote` takes them, for example {runtime_env: {...}, resources: "
+        "{...}, max_restarts: 3}. By default the actor reserves no CPU, and Ray restarts it each time it dies "
+        "(max_restarts: -1).",
+    )
+    sampler: str | None = setting(
+        "controller.sampler",
+        "SequentialSampler",
+        SamplerReference(),
+        "The sampler that decides which of the ready samples a fetch gets. An instance needs a configuration that "
+        "allows objects.",
+    )
+    sampler_args: dict[str, Any] = setting(
+        "controller.sampler_args",
+        None,
+        PlainMapping(
+            content="the arguments of controller.sampler",
+            instead="pass an instance as controller.sampler",
+            null_is_empty=True,
+        ),
+        "The arguments with which the class of the sampler is called, by name, for example {token_budget: 16384, "
+        "dp_size: 4}. The `inner` of a PrioritySampler or FreshnessSampler is a name, or a mapping with its own "
+        "`sampler` and `sampler_args`. null: no arguments.",
+    )
+    sampler_isolation: str = setting(
+        "controller.sampler_isolation",
+        "process",
+        Choice("process", "inline"),
+        "Where a sampler runs that is not built in. process: in a separate process, so that a sampler that is slow, "
+        "hangs or dies delays only the fetches that use it. inline: in the controller, which answers no other request "
+        "while `sample` runs; a small fetch takes less time there.",
+    )
+    polling_mode: bool = setting(
+        "controller.polling_mode",
+        False,
+        Boolean(),
+        "Whether a fetch returns an empty BatchMeta at once if there are not enough samples. false: it waits for them, "
+        "at most TQ_CONTROLLER_GET_METADATA_TIMEOUT seconds.",
+    )
+    journal_durability: str = setting(
+        "controller.journal.durability",
+        "async",
+        Choice("none", "async", "sync"),
+        "Which failures the controller's state survives. async: each change is handed to the operating system before "
+        "the request is answered, so that it survives the death of any process. sync: it is also on the disk, so that "
+        "it survives the failure of the machine. none: nothing is written, and the system ends if the controller dies.",
+    )
+    journal_folder: str | None = setting(
+        "controller.journal.folder",
+        None,
+        OrNull(AbsolutePath()),
+        "The folder of the journal. A journal in a folder that is set here is kept, and a later system with the same "
+        "folder continues where this one ended. null: a folder that is removed with the system.",
+    )
+    max_deliveries: int = setting(
+        "controller.max_deliveries",
+        16,
+        WholeNumber(0),
+        "After how many leases without an ack a sample is set aside. It is then passed over with the reason `poison`. "
+        "A partition may have another number. 0: never.",
+    )
+    storage_backend: str = setting(
+        "backend.storage_backend",
+        "SimpleStorage",
+        Choice("SimpleStorage", *STORE_OPTIONS, or_import_path=True),
+        "Where values are stored. RayStore needs `runtime: ray`. A store of your own has an import path "
+        '"package.module:Class" (docs/backends.md).',
+    )
+    store_options: dict[str, Any] = setting(
+        OPTIONS,
+        {},
+        PlainMapping(),
+        "The arguments with which the class of a store of your own is called, by name.",
+    )
+    total_storage_size: int | None = setting(
+        "backend.SimpleStorage.total_storage_size",
+        None,
+        OrNull(WholeNumber(1, unit="rows")),
+        "The largest number of rows in all units together. null: there is no limit.",
+    )
+    num_data_storage_units: int | None = setting(
+        "backend.SimpleStorage.num_data_storage_units",
+        None,
+        OrNull(WholeNumber(1)),
+        "The number of processes that hold values. They are spread evenly over the nodes that exist when the system "
+        "starts. null: one on each node, also on nodes that are added later.",
+    )
+    replicas: int = setting(
+        "backend.SimpleStorage.replicas",
+        1,
+        WholeNumber(1, 2),
+        "The number of units that hold each value. With 2, no value is lost if one unit is lost.",
+    )
+    arena_bytes: int | None = setting(
+        "backend.SimpleStorage.arena_bytes",
+        None,
+        OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
+        "The size to which the arena of one unit may grow. null: the size of its file system.",
+    )
+    arena_folder: str | None = setting(
+        "backend.SimpleStorage.arena_folder",
+        None,
+        OrNull(AbsolutePath()),
+        "The folder of the arenas, which should be in memory. null: shared memory if it has room, otherwise the disk.",
+    )
+    offload_enabled: ClassVar[Setting] = Setting(
+        "backend.SimpleStorage.offload.enabled",
+        False,
+        Boolean(),
+        "Whether there is a disk tier.",
+    )
+    offload_path: str | None = setting(
+        "backend.SimpleStorage.offload.path",
+        None,
+        OrNull(AbsolutePath()),
+        "A folder on an SSD, which must exist. Each system creates a private folder in it and removes this folder when "
+        "it ends. The next start removes the folders of systems that were killed.",
+    )
+    offload_high: float = setting(
+        "backend.SimpleStorage.offload.high_watermark",
+        0.8,
+        Fraction(),
+        "The share of a unit's bytes in use above which blocks move to the disk.",
+    )
+    offload_low: float = setting(
+        "backend.SimpleStorage.offload.low_watermark",
+        0.6,
+        Fraction(),
+        "The share of a unit's bytes in use at which blocks stop moving. It must be less than `high_watermark`.",
+    )
+    offload_bytes: int | None = setting(
+        "backend.SimpleStorage.offload.capacity",
+        None,
+        OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
+        "The size to which the disk tier may grow. With `replicas: 2` there are two units on disk, and each may grow "
+        "to this size. null: the size of its file system.",
+    )
+    metrics_enabled: bool = setting(
+        "metrics.enabled",
+        False,
+        Boolean(),
+        "Whether one HTTP endpoint serves the metrics of the controller and of all units.",
+    )
+    metrics_port: int = setting("metrics.port", 0, WholeNumber(0, 65535), "The port of the metrics. 0: a free port.")
+    metrics_host: str = setting(
+        "metrics.host",
+        "127.0.0.1",
+        Text(),
+        "The address on which the metrics are served. With 0.0.0.0, whoever reaches this machine can read them, "
+        "including the names of partitions, fields and tasks.",
+    )
+    allow_pickle: bool = setting(
+        "security.allow_pickle",
+        True,
+        Boolean(),
+        "Whether values may be pickled Python objects. false: clients and servers refuse objects that neither msgpack "
+        "nor numpy nor torch can encode.",
+    )
+    tls: dict[str, str] | None = setting(
+        "security.tls",
+        None,
+        OrNull(TlsFiles()),
+        "TLS of the TCP connections between nodes. The absolute paths of three PEM files, the same on all nodes: "
+        "{certificate: /..., private_key: /..., authority: /...}. Each process shows its certificate, which the "
+        "authority must have signed; the name in it does not matter. The private key has no password. The key of the "
+        "system is needed in addition. null: no TLS, so that samples cross the network unencrypted. Processes of one "
+        "node use UNIX sockets, without TLS.",
+    )
+    start_timeout: float = setting(
+        "timeouts.start", 30, Seconds(), "How long `init` waits until the servers are ready."
+    )
+    sampler_timeout: float = setting(
+        "timeouts.sampler",
+        30,
+        Seconds(),
+        "How long one call of a user's sampler may take. If it takes longer, its process is ended, and the next call "
+        "starts a new one.",
+    )
+    call_timeout: float = setting(
+        "timeouts.call",
+        60,
+        Seconds(),
+        "How long a call waits for its answer, in addition to the time that the caller allows it to wait for samples.",
+    )
+    restart_timeout: float = setting(
+        "timeouts.restart",
+        60,
+        Seconds(),
+        "How long the system tries to restart a server that ends before or soon after it is ready. A server is the "
+        "controller or a storage unit on any node. After this time the system ends; the server's log has the reason.",
+    )
+    report_wait: float | None = setting(
+        "timeouts.report_wait",
+        30,
+        OrNull(Seconds()),
+        "After how long a fetch or a loader that waits for samples logs the reason (see `explain`). It logs it again "
+        "each time the wait has doubled. null: never.",
+    )
 
     @classmethod
     def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
-        """The settings that this conf, laid over the defaults, asks for.
+        """Return the settings of a conf that is merged over the defaults.
 
-        Errors: InvalidArgumentError naming key, value and what is allowed; an unknown sampler likewise.
+        Whether the sampler exists is checked by `transfer_queue.sampler.factory.sampler_object`.
+
+        Args:
+            conf: What the caller gave. Default: nothing, which results in the defaults.
+
+        Raises:
+            InvalidArgumentError: A value is not allowed; the message has its key and what is allowed.
         """
         merged = merge(conf)
-        given = {name: select(merged, key) for name, key in KEYS.items()}
-        units = given["num_data_storage_units"]
-        if units is not None:
-            units = validated_int(KEYS["num_data_storage_units"], units, 1)
-        name, rows, size, folder = (given[k] for k in ("name", "total_storage_size", "arena_bytes", "arena_folder"))
-        journal, resource = given["journal_folder"], given["ray_node_resource"]
-        high, low = _checked_watermarks(given["offload_high"], given["offload_low"])
-        disk, report = given["offload_bytes"], given["report_wait"]
-        backend = _checked_backend(given["storage_backend"])
-        if backend != "SimpleStorage":
-            units = 1  # which knows what the store has, wherever the bytes are
-        return cls(
-            name=None if name is None else validated_name(KEYS["name"], name),
-            runtime=validated_choice(KEYS["runtime"], given["runtime"], RUNTIMES),
-            sampler=_sampler_path(given["sampler"]),
-            sampler_args=_sampler_arguments(given["sampler"], given["sampler_args"]),
-            polling_mode=validated_bool(KEYS["polling_mode"], given["polling_mode"]),
-            journal_durability=validated_choice(KEYS["journal_durability"], given["journal_durability"], DURABILITIES),
-            journal_folder=None if journal is None else validated_folder(KEYS["journal_folder"], journal),
-            max_deliveries=validated_int(KEYS["max_deliveries"], given["max_deliveries"], 0),
-            storage_backend=backend,
-            total_storage_size=None if rows is None else validated_int(KEYS["total_storage_size"], rows, 1),
-            num_data_storage_units=units,
-            replicas=_checked_replicas(given["replicas"], units, backend),
-            arena_bytes=None if size is None else validated_int(KEYS["arena_bytes"], size, LEAST_ARENA),
-            arena_folder=None if folder is None else validated_folder(KEYS["arena_folder"], folder),
-            offload_path=(
-                _checked_offload(select(merged, OFFLOAD_ENABLED), given["offload_path"])
-                if backend == "SimpleStorage"
-                else None
-            ),
-            offload_high=high,
-            offload_low=low,
-            offload_bytes=None if disk is None else validated_int(KEYS["offload_bytes"], disk, LEAST_ARENA),
-            metrics_enabled=validated_bool(KEYS["metrics_enabled"], given["metrics_enabled"]),
-            metrics_port=validated_int(KEYS["metrics_port"], given["metrics_port"], 0, 65535),
-            metrics_host=validated_text(KEYS["metrics_host"], given["metrics_host"]),
-            allow_pickle=validated_bool(KEYS["allow_pickle"], given["allow_pickle"]),
-            tls=_checked_tls(KEYS["tls"], given["tls"]),
-            start_timeout=validated_seconds(KEYS["start_timeout"], given["start_timeout"]),
-            call_timeout=validated_seconds(KEYS["call_timeout"], given["call_timeout"]),
-            restart_timeout=validated_seconds(KEYS["restart_timeout"], given["restart_timeout"]),
-            sampler_timeout=validated_seconds(KEYS["sampler_timeout"], given["sampler_timeout"]),
-            sampler_isolation=validated_choice(KEYS["sampler_isolation"], given["sampler_isolation"], ISOLATIONS),
-            report_wait=None if report is None else validated_seconds(KEYS["report_wait"], report),
-            ray_namespace=validated_text(KEYS["ray_namespace"], given["ray_namespace"]),
-            ray_detached=validated_bool(KEYS["ray_detached"], given["ray_detached"]),
-            ray_restart_seconds=validated_seconds(KEYS["ray_restart_seconds"], given["ray_restart_seconds"]),
-            ray_actor_options=validated_options(KEYS["ray_actor_options"], given["ray_actor_options"]),
-            ray_node_resource=None if resource is None else validated_text(KEYS["ray_node_resource"], resource),
-            store_options=_store_options(merged, backend),
-            strict=validated_bool(KEYS["strict"], given["strict"]),
-        )
+        values = {
+            name: each.validator.convert(each.key, select(merged, each.key))
+            for name, each in declared_settings(cls).items()
+            if each.key != OPTIONS  # checked with the sections of the other stores, of which only one is in use
+        }
+        offload_enabled = values.pop("offload_enabled")
+        values["store_options"] = validated_store_options(merged, values["storage_backend"])
+        _check_sampler_arguments(select(merged, KEYS["sampler"]), values["sampler_args"])
+        if values["offload_low"] >= values["offload_high"]:
+            allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
+            raise refuse(KEYS["offload_low"], values["offload_low"], allowed)
+        if values["storage_backend"] != "SimpleStorage":
+            values["num_data_storage_units"] = 1  # it knows the contents of the store, wherever the bytes are
+            offload_enabled = False
+        elif offload_enabled and values["offload_path"] is None:
+            allowed = f"an absolute path on an SSD, because {cls.offload_enabled.key} is true"
+            raise refuse(KEYS["offload_path"], None, allowed)
+        if not offload_enabled:
+            values["offload_path"] = None
+        settings = cls(**values)
+        settings._check_replicas(settings.num_data_storage_units)
+        return settings
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as a dict of JSON values."""
+        """Return the settings as JSON values."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Settings:
+        """Return the settings of `to_json`. Entries that only a newer release has are ignored."""
+        return cls(**{each.name: values[each.name] for each in fields(cls)})
+
     def refuse_one_node(self) -> None:
-        """InvalidArgumentError where one node cannot have what the conf says."""
-        _checked_replicas(self.replicas, self.num_data_storage_units or 1, self.storage_backend)
+        """Raise InvalidArgumentError if these settings need more than one node."""
+        self._check_replicas(self.num_data_storage_units or 1)
 
     def check_runtime(self, under_ray: bool) -> None:
-        """StartError for a backend that this runtime does not have."""
+        """Raise StartError if the runtime does not have the backend."""
         if self.storage_backend == "RayStore" and not under_ray:
             raise StartError(
                 f"{KEYS['storage_backend']} RayStore keeps values in Ray's object store and needs runtime: ray; call "
                 f"ray.init() before tq.init(), or choose SimpleStorage"
             )
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Settings:
-        """The settings that `to_json` wrote; entries of a newer release are left out."""
-        return cls(**{each.name: values[each.name] for each in fields(cls)})
+    def _check_replicas(self, units: int | None) -> None:
+        """Raise InvalidArgumentError if there are fewer units than replicas. None: the number is not known yet."""
+        if self.storage_backend != "SimpleStorage" and self.replicas > 1:
+            raise refuse(KEYS["replicas"], self.replicas, f"1 with {KEYS['storage_backend']} {self.storage_backend}")
+        if units is not None and self.replicas > units:
+            key = KEYS["num_data_storage_units"]
+            raise refuse(KEYS["replicas"], self.replicas, f"1, or {key} of {self.replicas} or more ({key} is {units})")
 
 
-OFFLOAD_ENABLED = "backend.SimpleStorage.offload.enabled"
-KEYS = {
-    "name": "system.name",
-    "runtime": "runtime",
-    "sampler": "controller.sampler",
-    "sampler_args": "controller.sampler_args",
-    "sampler_isolation": "controller.sampler_isolation",
-    "polling_mode": "controller.polling_mode",
-    "journal_durability": "controller.journal.durability",
-    "journal_folder": "controller.journal.folder",
-    "max_deliveries": "controller.max_deliveries",
-    "storage_backend": "backend.storage_backend",
-    "total_storage_size": "backend.SimpleStorage.total_storage_size",
-    "num_data_storage_units": "backend.SimpleStorage.num_data_storage_units",
-    "replicas": "backend.SimpleStorage.replicas",
-    "arena_bytes": "backend.SimpleStorage.arena_bytes",
-    "arena_folder": "backend.SimpleStorage.arena_folder",
-    "offload_path": "backend.SimpleStorage.offload.path",
-    "offload_high": "backend.SimpleStorage.offload.high_watermark",
-    "offload_low": "backend.SimpleStorage.offload.low_watermark",
-    "offload_bytes": "backend.SimpleStorage.offload.capacity",
-    "metrics_enabled": "metrics.enabled",
-    "metrics_port": "metrics.port",
-    "metrics_host": "metrics.host",
-    "allow_pickle": "security.allow_pickle",
-    "tls": "security.tls",
-    "start_timeout": "timeouts.start",
-    "call_timeout": "timeouts.call",
-    "restart_timeout": "timeouts.restart",
-    "sampler_timeout": "timeouts.sampler",
-    "report_wait": "timeouts.report_wait",
-    "ray_namespace": "ray.namespace",
-    "ray_detached": "ray.detached",
-    "ray_restart_seconds": "ray.restart_seconds",
-    "ray_actor_options": "ray.actor_options",
-    "ray_node_resource": "ray.node_resource",
-    "store_options": "backend.options",
-    "strict": "strict",
-}
+def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:
+    if arguments and not isinstance(sampler, (str, type)):
+        allowed = f"nothing if {KEYS['sampler']} is an instance, which has its own"
+        raise refuse(KEYS["sampler_args"], arguments, allowed)
 
 
-def _sampler_path(value: object) -> str | None:
-    """Return the sampler of a conf as a name or import path; None for an object that must be sent itself."""
-    if isinstance(value, str) and value:
-        return value
-    if not callable(getattr(value, "sample", None)):
-        allowed = "the name of a built-in sampler, 'package.module:Class', a sampler or its class"
-        raise refuse(KEYS["sampler"], value, allowed)
-    return _import_path(value) if isinstance(value, type) else None
+SETTINGS: tuple[Setting, ...] = tuple(
+    each for kind in (Settings, *STORE_OPTIONS.values()) for each in declared_settings(kind).values()
+)
+"""All settings, in the order of `config.yaml`, apart from the sections of stores, which end the section `backend`."""
 
-
-def _import_path(value: type) -> str | None:
-    """Return "package.module:Class" if another process can import the class by it, else None."""
-    if value.__module__ == "__main__" or "<" in value.__qualname__:
-        return None
-    return f"{value.__module__}:{value.__qualname__}"
-
-
-def _sampler_arguments(sampler: object, value: Any) -> dict[str, Any]:
-    """Return the arguments of the conf's sampler as JSON values."""
-    if value is None:
-        value = {}
-    if not isinstance(value, Mapping):
-        raise refuse(KEYS["sampler_args"], value, "a mapping of the arguments of controller.sampler")
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        plain: Any = OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else dict(value)
-    except OmegaConfBaseException as error:
-        raise unreadable(error) from error
-    try:
-        args: dict[str, Any] = json.loads(json.dumps(plain))
-    except (TypeError, ValueError) as error:
-        allowed = f"plain values, or pass an instance as controller.sampler ({error})"
-        raise refuse(KEYS["sampler_args"], plain, allowed) from None
-    if args and not isinstance(sampler, (str, type)):
-        allowed = "nothing if controller.sampler is an instance, which has its own"
-        raise refuse(KEYS["sampler_args"], args, allowed)
-    return args
+KEYS: dict[str, str] = {each.name: declared_settings(Settings)[each.name].key for each in fields(Settings)}
+"""The key of each field of `Settings`."""

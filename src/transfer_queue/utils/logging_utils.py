@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from transfer_queue.config import environment
-from transfer_queue.config.validators import validated_log_level
+from transfer_queue.config.validators import LogLevel
 
 _PACKAGE = "transfer_queue"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -39,7 +39,7 @@ def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logge
         handler.setFormatter(logging.Formatter(_FORMAT))
         package.addHandler(handler)
     logger = logging.getLogger(name)
-    level = asked or validated_log_level("default_level", default_level)
+    level = asked or LogLevel().convert("default_level", default_level)
     # One that wants the package's usual level inherits it, and so follows what the program sets for the package.
     inherits = name.startswith(_PACKAGE + ".") and level == (asked or logging.WARNING)
     if logger.level == logging.NOTSET and not inherits:

@@ -1,0 +1,87 @@
+"""How a setting is declared: its key, its default, what is allowed and what it means, in one place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
+
+from transfer_queue.config.validators import Validator
+
+V = TypeVar("V")
+_METADATA = "setting"
+_PLAIN_YAML = re.compile(
+    r"(?!(?:null|true|false|yes|no|on|off)$)[A-Za-z][\w.:-]*|\d+\.\d+\.\d+\.\d+"
+)  # no quotes needed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the configuration. Its documentation is made of it: `config.yaml`, `tq start --help`, a page."""
+
+    key: str
+    """The dotted path of the setting in the configuration."""
+    default: object
+    """The default, as it stands in a configuration."""
+    validator: Validator[Any]
+    """What is allowed, and how a value is converted."""
+    meaning: str
+    """What the setting does, in full sentences. The first one is the summary."""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the meaning."""
+        return self.meaning.partition(". ")[0].rstrip(".") + "."
+
+    @property
+    def default_yaml(self) -> str:
+        """The default as YAML."""
+        if isinstance(self.default, str) and _PLAIN_YAML.fullmatch(self.default):
+            return self.default
+        return json.dumps(self.default)
+
+    @property
+    def section(self) -> str:
+        """The path of the section that has the setting; "" for the top level."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition(".")[2]
+
+
+def setting(key: str, default: object, validator: Validator[V], meaning: str) -> V:
+    """Declare a field of a dataclass as a setting. The type of the field is what the validator returns.
+
+    Args:
+        key: The dotted path of the setting in the configuration.
+        default: The default, as it stands in a configuration.
+        validator: What is allowed, and how a value is converted.
+        meaning: What the setting does, in full sentences. The first one is the summary.
+    """
+    # The declared type is that of the field, so that a type checker compares it with the annotation.
+    return cast(V, field(metadata={_METADATA: Setting(key, default, validator, meaning)}))
+
+
+def declared_settings(kind: type) -> dict[str, Setting]:
+    """Return the settings of a dataclass by the names of its attributes, in the order of their declaration.
+
+    An attribute that is a `Setting` itself is included, too: the servers do not get it as a field.
+    """
+    of_fields = {each.name: each.metadata[_METADATA] for each in fields(kind)}
+    found = {name: of_fields.get(name, vars(kind).get(name)) for name in kind.__annotations__}
+    return {name: each for name, each in found.items() if isinstance(each, Setting)}
+
+
+def tree_of_defaults(settings: list[Setting]) -> dict[str, Any]:
+    """Return the defaults of settings as nested mappings."""
+    tree: dict[str, Any] = {}
+    for each in settings:
+        section = tree
+        for name in filter(None, each.section.split(".")):
+            section = section.setdefault(name, {})
+        section[each.name] = dict(each.default) if isinstance(each.default, Mapping) else each.default
+    return tree

@@ -1,0 +1,172 @@
+"""The options of the external stores that are built in, one class for each section of `backend`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transfer_queue.config.declaration import declared_settings, setting
+from transfer_queue.config.loading import select
+from transfer_queue.config.validators import Boolean, Choice, OrNull, PlainMapping, Text, WholeNumber, refuse
+
+SMALLEST_STORAGE = 64 * 1024
+"""Bytes of the smallest storage that can be configured: one granule of an arena."""
+OPTIONS = "backend.options"
+_DIRECT_TRANSPORT = "backend.RayStore.direct_transport"
+_CAPACITY = "backend.RayStore.capacity"
+
+
+@dataclass(frozen=True)
+class MooncakeStoreOptions:
+    """The settings of `backend.MooncakeStore`."""
+
+    auto_init: bool = setting(
+        "backend.MooncakeStore.auto_init",
+        True,
+        Boolean(),
+        "Whether the system starts the master of the store, and stops it when the system ends. false: a master is "
+        "running at `master_server_address`.",
+    )
+    metadata_server: str = setting(
+        "backend.MooncakeStore.metadata_server",
+        "P2PHANDSHAKE",
+        Text(),
+        'The URL of the metadata server, which is started together with the master. "P2PHANDSHAKE": there is none.',
+    )
+    master_server_address: str = setting(
+        "backend.MooncakeStore.master_server_address",
+        "localhost:50051",
+        Text(),
+        'The address of the master, "host:port". Port 0 means a free port, if `auto_init` is true.',
+    )
+    local_hostname: str | None = setting(
+        "backend.MooncakeStore.local_hostname",
+        None,
+        OrNull(Text()),
+        "The name of this host for its peers. null: the store determines it.",
+    )
+    protocol: str = setting(
+        "backend.MooncakeStore.protocol", "tcp", Choice("tcp", "rdma"), "The protocol of transfers between hosts."
+    )
+    global_segment_size: int = setting(
+        "backend.MooncakeStore.global_segment_size",
+        4 << 30,
+        WholeNumber(0, unit="bytes"),
+        "The number of bytes that the system gives to the store. A separate process holds them, so that values outlive "
+        "their writers and the storage unit. 0: other hosts give all bytes.",
+    )
+    local_buffer_size: int = setting(
+        "backend.MooncakeStore.local_buffer_size",
+        1 << 30,
+        WholeNumber(0, unit="bytes"),
+        "The largest number of bytes of registered memory that each process keeps for its transfers.",
+    )
+    device_name: str = setting(
+        "backend.MooncakeStore.device_name",
+        "",
+        Text(may_be_empty=True),
+        'The RDMA devices, separated by commas. "": the store chooses.',
+    )
+    hard_pin: bool = setting(
+        "backend.MooncakeStore.hard_pin", True, Boolean(), "Whether the store never evicts values."
+    )
+    use_gdr: bool = setting(
+        "backend.MooncakeStore.use_gdr",
+        False,
+        Boolean(),
+        "Whether values on a GPU are sent without a copy in the memory of the host, by a put and by a get with "
+        'device="cuda". This needs `protocol: rdma` and a build of the library with CUDA. A process without a GPU uses '
+        "the memory of the host, and its log says so once.",
+    )
+
+
+@dataclass(frozen=True)
+class YuanrongOptions:
+    """The settings of `backend.Yuanrong`."""
+
+    auto_init: bool = setting(
+        "backend.Yuanrong.auto_init",
+        True,
+        Boolean(),
+        "Whether the system starts the worker and the metastore, and stops them when the system ends. false: they are "
+        "running.",
+    )
+    worker_port: int = setting(
+        "backend.Yuanrong.worker_port",
+        31501,
+        WholeNumber(0, 65535),
+        "The port of the worker. 0 means a free port, if `auto_init` is true.",
+    )
+    metastore_port: int = setting(
+        "backend.Yuanrong.metastore_port",
+        2379,
+        WholeNumber(0, 65535),
+        "The port of the metastore. 0 means a free port, if `auto_init` is true.",
+    )
+    enable_yr_npu_transport: bool = setting(
+        "backend.Yuanrong.enable_yr_npu_transport",
+        False,
+        Boolean(),
+        'Whether values on an NPU are sent to gets with device="npu" without a copy in the memory of the host. This '
+        "needs torch_npu and a build of the library for NPUs. A process without an NPU uses the memory of the host, "
+        "and its log says so once.",
+    )
+    worker_args: str = setting(
+        "backend.Yuanrong.worker_args",
+        "",
+        Text(may_be_empty=True),
+        "More arguments of the worker, as on its command line.",
+    )
+
+
+@dataclass(frozen=True)
+class RayStoreOptions:
+    """The settings of `backend.RayStore`."""
+
+    capacity: int | None = setting(
+        _CAPACITY,
+        None,
+        OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
+        "The largest number of bytes of all values together. null: as many as Ray has room for; Ray writes values to "
+        "disk if its memory is full.",
+    )
+    direct_transport: str | None = setting(
+        _DIRECT_TRANSPORT,
+        None,
+        OrNull(Choice("nixl")),
+        "The transport that replaces Ray's object store. nixl: actors that were created with "
+        "`enable_tensor_transport=True` write and read values without the object store; this needs a `capacity`, and "
+        "`pip install 'transfer_queue[ray-direct]'`. null: all values are in the object store.",
+    )
+
+
+STORE_OPTIONS: dict[str, type] = {
+    "MooncakeStore": MooncakeStoreOptions,
+    "Yuanrong": YuanrongOptions,
+    "RayStore": RayStoreOptions,
+}
+"""The options of each external store that `backend.storage_backend` may name without an import path."""
+
+
+def validated_store_options(merged: Any, backend: str) -> dict[str, Any]:
+    """Return the options with which the class of an external store is called.
+
+    Args:
+        merged: The merged conf.
+        backend: The value of `backend.storage_backend`.
+
+    Returns:
+        The section of a built-in store, `backend.options` for a store with an import path, {} for SimpleStorage.
+
+    Raises:
+        InvalidArgumentError: An option is not allowed.
+    """
+    if backend == "SimpleStorage":
+        return {}
+    if backend not in STORE_OPTIONS:
+        return PlainMapping().convert(OPTIONS, select(merged, OPTIONS))
+    settings = declared_settings(STORE_OPTIONS[backend])
+    options = {name: each.validator.convert(each.key, select(merged, each.key)) for name, each in settings.items()}
+    if options.get("direct_transport") and options["capacity"] is None:
+        raise refuse(_CAPACITY, None, f"bytes if {_DIRECT_TRANSPORT} is set, because Ray does not write these to disk")
+    return options
