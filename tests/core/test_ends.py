@@ -12,7 +12,7 @@ from harness import Harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.cli.table import table
+from transfer_queue.cli.status_table import table
 from transfer_queue.core.ends import evenly
 from transfer_queue.core.intervals import Intervals
 from transfer_queue.core.records import Dealt, PassedOver

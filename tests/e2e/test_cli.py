@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from transfer_queue.cli.table import table
+from transfer_queue.cli.status_table import table
 from transfer_queue.messages import (
     DISK,
     MEMORY,

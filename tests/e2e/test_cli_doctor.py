@@ -19,7 +19,7 @@ import torch
 
 from leftovers import arenas, files_in, processes_of
 from transfer_queue.cli import main
-from transfer_queue.cli.doctor import limits, machine, payload, runtime, selftest, shared_memory, software
+from transfer_queue.cli.doctor import limits, machine, runtime, selftest, selftest_reader, shared_memory, software
 from transfer_queue.cli.doctor.report import Check, Finding, findings_of
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.launcher import start_local
@@ -233,11 +233,11 @@ def test_variables_say_what_they_do(monkeypatch: pytest.MonkeyPatch, folder: Pat
 
 @pytest.mark.parametrize("kind", ["dense", "small"])
 def test_one_wrong_byte_is_seen(kind: str) -> None:
-    wanted, got = payload.make(kind, 2 << 20, 7), payload.make(kind, 2 << 20, 7)
-    assert payload.differences(got, wanted) == []
+    wanted, got = selftest_reader.make(kind, 2 << 20, 7), selftest_reader.make(kind, 2 << 20, 7)
+    assert selftest_reader.differences(got, wanted) == []
     name = "values" if kind == "dense" else "numbers"
     got[name].view(torch.uint8)[-1, -1] ^= 1
-    assert payload.differences(got, wanted) == [name]
+    assert selftest_reader.differences(got, wanted) == [name]
 
 
 def test_wrong_bytes_are_a_problem() -> None:

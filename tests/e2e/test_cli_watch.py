@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from transfer_queue.cli import main, watch
-from transfer_queue.cli.table import document, rates, table
+from transfer_queue.cli.status_table import document, rates, table
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError

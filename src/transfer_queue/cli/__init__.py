@@ -1,6 +1,7 @@
-"""The command `tq`: one module a command, each with `add` (its words) and `run` (what it does).
+"""The command `tq`: `main` is the entry point, and each module in COMMANDS has one or two commands.
 
-`main` is the entry point. Nothing heavy is imported before a command runs.
+A module's `add` adds the parsers of its commands, and sets as `run` the function that carries the command out. Nothing
+heavy is imported before a command runs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from transfer_queue.cli import dashboard, demo, doctor, explain, start, status, stop
+from transfer_queue.cli import dashboard, demo, doctor, explain, start_stop, status
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.names import did_you_mean
+
+COMMANDS = (demo, start_stop, status, explain, doctor, dashboard)
+"""The modules of the commands, in the order of `tq --help`."""
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 REMOVED = {"bench": "the package has no benchmarks; run `python -m benchmarks` in a checkout of the repository"}
@@ -21,7 +25,14 @@ REMOVED = {"bench": "the package has no benchmarks; run `python -m benchmarks` i
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 where it went well, 1 where it did not, 2 for wrong words, 130 after Ctrl-C."""
+    """Run one command.
+
+    Args:
+        arguments: The command line without the program's name. Default: that of this process.
+
+    Returns:
+        The exit code: 0 if the command succeeded, 1 if it failed, 2 for a usage error, 130 after Ctrl-C.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["demo"]:
         return demo.run(given[1:])
@@ -59,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tq", description="A streaming data system for LLM post-training.")
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version of the package and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (demo, start, stop, status, explain, doctor, dashboard):
+    for command in COMMANDS:
         command.add(commands)
     for each in commands.choices.values():
         each.set_defaults(parser=each)

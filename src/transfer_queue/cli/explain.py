@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from transfer_queue.cli.common import Commands, add_name, found
-from transfer_queue.cli.table import shown
+from transfer_queue.cli.status_table import shown
 from transfer_queue.messages import PartitionProgress
 
 

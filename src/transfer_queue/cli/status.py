@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from typing import TYPE_CHECKING, Any
 
-from transfer_queue.cli import table
 from transfer_queue.cli.common import Commands, add_name, found
-
-if TYPE_CHECKING:
-    from transfer_queue.messages import SystemStatus
-    from transfer_queue.node.launcher import RunningSystem
+from transfer_queue.cli.status_table import as_line, table
 
 EVERY = 2.0  # seconds between two looks of --watch
 LEAST = 0.1
@@ -54,15 +48,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(as_line(system, status))
     else:
-        print(f"{table.table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        print(f"{table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
     return 0
-
-
-def as_line(system: RunningSystem, status: SystemStatus, **more: Any) -> str:
-    """One line of JSON: the system, and all that `status` says. more: the rates."""
-    its = system.description
-    about = {
-        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
-        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
-    }  # fmt: skip
-    return json.dumps({"system": about, **table.document(status, **more)})

@@ -12,8 +12,7 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from transfer_queue.cli.common import found
-from transfer_queue.cli.status import as_line
-from transfer_queue.cli.table import Rates, rates, table
+from transfer_queue.cli.status_table import Rates, as_line, rates, table
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.errors import (
     AttachError,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transfer_queue.cli.doctor import shared_memory
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
-from transfer_queue.cli.table import shown
+from transfer_queue.cli.status_table import shown
 from transfer_queue.config import environment
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.connection import MAX_PATH

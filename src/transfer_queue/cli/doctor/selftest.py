@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.cli.doctor import machine
+from transfer_queue.cli.doctor import machine, selftest_reader
 from transfer_queue.cli.doctor.report import OK, PROBLEM, Finding, mebibytes
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.environment import process_environment
@@ -78,7 +78,7 @@ class _Reader:
         path = os.pathsep.join(filter(None, sys.path))
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "transfer_queue.cli.doctor.reader", str(system.folder)],
+            [sys.executable, "-m", "transfer_queue.cli.doctor.selftest_reader", str(system.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -119,13 +119,11 @@ class _Reader:
 
 def _moved(client: TransferQueueClient, reader: _Reader, kind: str, nbytes: int, copied: float) -> Finding:
     """Puts here and gets there, a few rounds of other contents each; medians."""
-    from transfer_queue.cli.doctor import payload
-
     puts, gets = [], []
     wrong: set[str] = set()
     for seed in range(ROUNDS + 1):
-        values, partition = payload.make(kind, nbytes, seed), f"{kind}-{seed}"
-        keys = payload.keys(values)
+        values, partition = selftest_reader.make(kind, nbytes, seed), f"{kind}-{seed}"
+        keys = selftest_reader.keys_of(values)
         start = time.perf_counter()
         client.kv_batch_put(keys, partition, values)
         puts.append(time.perf_counter() - start)
@@ -135,7 +133,7 @@ def _moved(client: TransferQueueClient, reader: _Reader, kind: str, nbytes: int,
         client.clear_partition(partition)
     put, get = statistics.median(puts[1:]), statistics.median(gets[1:])
     rows = len(keys)
-    size = nbytes if kind == "dense" else rows * (payload.SMALL * 8 + payload.TEXT)
+    size = nbytes if kind == "dense" else rows * (selftest_reader.SMALL * 8 + selftest_reader.TEXT)
     found: dict[str, Any] = {
         "verified": not wrong,
         "rows": rows,

@@ -1,4 +1,4 @@
-"""`tq start`: a system that outlives the command."""
+"""`tq start` and `tq stop`: start a system that outlives the command, and stop it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from transfer_queue.cli.common import Commands, add_name
+from transfer_queue.cli.common import Commands, add_name, found
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ HELP_WIDTH = 100
 
 
 def add(commands: Commands) -> None:
-    """Its words."""
+    """Add both commands to the parser of `tq`."""
     command = commands.add_parser(
         "start",
         help="start a system that outlives this command",
@@ -36,7 +36,10 @@ def add(commands: Commands) -> None:
         help="one setting; replaces that of --conf",
     )
     add_name(command)
-    command.set_defaults(run=run)
+    command.set_defaults(run=start)
+    command = commands.add_parser("stop", help="stop a system")
+    add_name(command)
+    command.set_defaults(run=stop)
 
 
 class _HelpWithSettings(argparse.Action):
@@ -79,7 +82,7 @@ def _setting(text: str) -> str:
     return text
 
 
-def run(options: argparse.Namespace) -> int:
+def start(options: argparse.Namespace) -> int:
     """Start a system, or report the one that is already running."""
     from transfer_queue.config.loading import as_json, merge, unknown_keys
     from transfer_queue.config.settings import Settings
@@ -101,6 +104,14 @@ def run(options: argparse.Namespace) -> int:
         _refuse_other_settings(system, conf)
     print(f"{'running' if system.new else 'already running'}: {system.describe()}")
     print(f"attach with  TQ_ADDRESS={system.folder}  or by its name; logs in {system.folder / 'logs'}")
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Stop a system, even if another process started it."""
+    system = found(options.name)
+    system.stop()
+    print(f"stopped: {system.describe()}")
     return 0
 
 

@@ -1,6 +1,15 @@
-"""What the self-test puts, and how its reader knows that every byte of it came: both make it out of a seed."""
+"""The second process of the self-test, which gets what the first process has put, and the payloads that both make.
+
+Both processes make a payload from the same seed, so the reader can compare every byte. The reader is started with the
+folder of the system. It reads jobs from stdin, one JSON line each ({"kind", "partition", "nbytes", "seed"}), and
+answers each on stdout ({"seconds", "wrong": fields}). It ends when its stdin is closed, and so with the first process.
+"""
 
 from __future__ import annotations
+
+import json
+import sys
+import time
 
 import numpy as np
 import torch
@@ -33,7 +42,7 @@ def make(kind: str, nbytes: int, seed: int) -> TensorDict:
     return dense(nbytes, seed) if kind == "dense" else small(seed)
 
 
-def keys(payload: TensorDict) -> list[str]:
+def keys_of(payload: TensorDict) -> list[str]:
     """The keys of its rows."""
     return [f"k{i}" for i in range(payload.batch_size[0])]
 
@@ -50,3 +59,27 @@ def _same(got: TensorDict, wanted: TensorDict, name: str) -> bool:
         return bool(got.get(name).tolist() == wanted.get(name).tolist())
     one, other = got[name], wanted[name]
     return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def main() -> None:
+    """Works until there are no more jobs."""
+    from transfer_queue.client import TransferQueueClient
+    from transfer_queue.node.launcher import find
+
+    system = find(sys.argv[1])
+    if system is None:
+        sys.exit(f"no system runs in {sys.argv[1]}")
+    with TransferQueueClient(system) as client:
+        for line in sys.stdin:
+            job = json.loads(line)
+            wanted = make(job["kind"], job["nbytes"], job["seed"])
+            keys = keys_of(wanted)
+            start = time.perf_counter()
+            got = client.kv_batch_get(keys, job["partition"], layout="dense")
+            seconds = time.perf_counter() - start
+            print(json.dumps({"seconds": seconds, "wrong": differences(got, wanted)}), flush=True)
+            del got
+
+
+if __name__ == "__main__":
+    main()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transfer_queue.core.acks import POISON
 from transfer_queue.messages import DISK, PartitionProgress, PolicyProgress, SystemStatus, UnitProgress
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
+
+if TYPE_CHECKING:
+    from transfer_queue.node.launcher import RunningSystem
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows a second produced or consumed."""
@@ -156,3 +160,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _plain(entry) for name, entry in value.items()}
     return value
+
+
+def as_line(system: RunningSystem, status: SystemStatus, **more: Any) -> str:
+    """Return one line of JSON with the system, the progress, and in `more` the rates."""
+    its = system.description
+    about = {
+        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
+        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
+    }  # fmt: skip
+    return json.dumps({"system": about, **document(status, **more)})
