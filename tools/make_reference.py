@@ -41,7 +41,7 @@ def cli_page() -> str:
 
 
 def _arguments_of(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
-    actions = [action for action in command._actions if not isinstance(action, argparse._HelpAction)]
+    actions = [action for action in command._actions if "--help" not in action.option_strings]
     words = [f"tq {name}", *(_usage(action) for action in actions)]
     yield "```text\n" + " ".join(words) + "\n```"
     if actions:
