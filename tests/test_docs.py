@@ -137,9 +137,10 @@ def test_tutorials_are_their_scripts():
     assert {block.language for page in pages for block in blocks_of(page)} <= {"python", "text"}
 
 
-def test_reference_is_up_to_date():
-    """The pages of commands, metrics and errors are what the code makes."""
-    command = [sys.executable, str(ROOT / "tools" / "make_reference.py"), "--check"]
+@pytest.mark.parametrize("tool", ["make_reference.py", "make_diagrams.py"])
+def test_generated_pages_are_up_to_date(tool):
+    """The pages of commands, metrics and errors, and the diagrams, are what their tools make."""
+    command = [sys.executable, str(ROOT / "tools" / tool), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
