@@ -250,7 +250,8 @@ class _Drawing:
     def _death(self, death: Death) -> None:
         x, y = self.x[death.actor], self.y - 6
         self.parts.append(
-            f'<path d="M{x - 8:g} {y - 8:g}l16 16m0 -16l-16 16" fill="none" stroke-width="2.6" style="{_stroke("red")}"/>'
+            f'<path d="M{x - 8:g} {y - 8:g}l16 16m0 -16l-16 16" fill="none" stroke-width="2.6" '
+            f'style="{_stroke("red")}"/>'
         )
         self.parts.append(_text(x + 18, y + 5, death.text, color="red", anchor="start"))
         self.gaps[death.actor] = (y, float("inf"))
