@@ -1,7 +1,7 @@
 # Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo test test-oldest ray namespaces backends fuzz soak chaos torn docs site site-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo test test-oldest ray namespaces backends fuzz soak chaos torn docs generate site site-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -28,6 +28,7 @@ help:
 	@echo "make site-tests  builds it, and tests it in Chromium (of the system: apt-get install chromium)"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the same under Ray"
+	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, pyright on user code"
 	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); one alone, without the page:"
@@ -94,6 +95,13 @@ site: venv
 
 site-tests: venv
 	.venv/bin/python -m pytest tests/website $(ARGS)
+
+generate: venv
+	.venv/bin/python tools/generate_surface.py
+	.venv/bin/python tools/generate_configuration.py
+	.venv/bin/python tools/make_reference.py
+	.venv/bin/python tools/make_dashboard.py
+	.venv/bin/python tools/make_tutorials.py
 
 # Tests of the contract that contradict API.md; where the two differ, API.md decides.
 # test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a

@@ -1,7 +1,7 @@
 """Samplers: which of the ready samples make the next batch.
 
-Pure: numpy and the exception tree only. A sampler is given indexes of ready samples and says which of them it
-deals and which of them are consumed by that.
+A sampler is given the indexes of ready samples. It returns those that it deals and those that are consumed with them.
+Samplers import numpy and the errors of the package; only `factory` knows the configuration.
 """
 
 from transfer_queue.sampler.base import BaseSampler
