@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "installations": set(),
     "config": {"errors", "names"},
     "utils": {"config"},
-    "sampler": {"errors", "config", "utils"},
+    "sampler": {"errors", "config", "names", "utils"},
     "wire": LOWEST,
     "core": LOWEST | {"metrics", "names", "sampler"},
     **dict.fromkeys(sorted(META), BYTES | META),

@@ -135,6 +135,10 @@ class TestSamplerFrom:
             sampler_from(name)
         assert repr(name) in str(error.value)
 
+    def test_an_unknown_name_is_an_error_with_the_nearest_built_in_one(self):
+        with pytest.raises(InvalidArgumentError, match=r"did you mean 'PrioritySampler'\?$"):
+            sampler_from("PriortySampler")
+
     @pytest.mark.parametrize("value", ["json:dumps", "json:JSONDecoder", 5, None, dict])
     def test_no_sampler(self, value):
         """What is no sampler is refused, with what would be one."""

@@ -10,6 +10,7 @@ from transfer_queue.config.loading import merge, select
 from transfer_queue.config.settings import KEYS, Settings
 from transfer_queue.config.validators import refuse
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.names import did_you_mean
 from transfer_queue.sampler import BUILT_IN, SamplerWrapper
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _imported(name: str) -> Any:
     if not colon:
         module, _, attribute = name.rpartition(".")
     if not module or not attribute:
-        raise refuse(KEYS["sampler"], name, allowed)
+        raise InvalidArgumentError(f"{refuse(KEYS['sampler'], name, allowed)}{did_you_mean(name, BUILT_IN)}")
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
