@@ -1,0 +1,21 @@
+"""Everything that the golden files' generator and tests use of the package beside its public interface.
+
+A module or a name that moves is changed here, and nowhere else in this folder.
+"""
+
+from transfer_queue.client.calls import CONTROLLER
+from transfer_queue.core import changes, moves
+from transfer_queue.core import controller as departures
+from transfer_queue.core.records import Moved, Parked, Record, StateLoaded, Unparked
+from transfer_queue.core.saving import restored, saved
+from transfer_queue.journal import state_file
+from transfer_queue.journal.journal import recover
+from transfer_queue.journal.segment import Reading
+from transfer_queue.storage.arena import Arena
+from transfer_queue.testing.cluster import arena_of
+from transfer_queue.testing.faulty import CLOCK, FaultyCluster
+
+__all__ = [
+    "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",
+    "arena_of", "changes", "departures", "moves", "recover", "restored", "saved", "state_file",
+]  # fmt: skip
