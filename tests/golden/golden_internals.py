@@ -3,6 +3,7 @@
 A module or a name that moves is changed here, and nowhere else in this folder.
 """
 
+from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core import changes, moves
 from transfer_queue.core import controller as departures
@@ -13,7 +14,6 @@ from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Reading
 from transfer_queue.storage.arena import Arena
 from transfer_queue.testing.cluster import arena_of
-from transfer_queue.testing.faulty import CLOCK, FaultyCluster
 
 __all__ = [
     "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",

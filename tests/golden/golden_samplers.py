@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from golden_description import batch, described
-from golden_records import load, outcome, rows, save
+from golden_records import load, outcome, rows, save, working_in
 from golden_sampler import Alternating
 
 from transfer_queue.sampler import (
@@ -51,8 +51,8 @@ def _tags(start: int, count: int) -> list[dict[str, Any]]:
 
 
 def tell(name: str, folder: Path) -> None:
-    """Saves a checkpoint of a system with this sampler, in which every value lies twice."""
-    with Cluster(folder / "system", sampler=SAMPLERS[name](), conf=REPLICAS) as cluster:
+    """Saves a checkpoint of a system with this sampler, in which every value lies twice. Makes the folder."""
+    with working_in(folder), Cluster(Path("system"), sampler=SAMPLERS[name](), conf=REPLICAS) as cluster:
         a = cluster.client("a")
         for partition, count in (("open", COUNT), ("sealed", 10)):
             a.create_partition(partition, group_size=2)
@@ -63,7 +63,7 @@ def tell(name: str, folder: Path) -> None:
                 pass
         a.seal("sealed")
         cluster.check()
-        save(a, folder / "checkpoint")
+        save(a, Path("checkpoint"))
 
 
 def shown(name: str, checkpoint: Path, folder: Path) -> dict[str, Any]:

@@ -21,12 +21,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import golden_records
 import golden_samplers
 import golden_trees
-from golden_files import HERE, pack, write_expected
+from golden_files import pack, write_expected
 from golden_internals import state_file
 
 import transfer_queue as tq
