@@ -1,6 +1,6 @@
 """Makes the golden files of a release: a developer's tool, run once for each release with the code of that release.
 
-    python tests/golden/make_golden.py
+    PYTHONPATH=. python tests/golden/make_golden.py    # in the root of a checkout
 
 It drives the package that is imported through everything that its journals and checkpoints can hold (`golden_records`,
 `golden_samplers`, `golden_processes`), and writes into `tests/golden/<version>/`
@@ -21,13 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
-
 import golden_records
 import golden_samplers
 import golden_trees
-from golden_files import pack, write_expected
+from golden_files import HERE, pack, write_expected
 from golden_internals import state_file
 
 import transfer_queue as tq
