@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-MODULES = [
-    "transfer_queue",
-    "transfer_queue.client",
-    "transfer_queue.controller",
-    "transfer_queue.errors",
-    "transfer_queue.interface",
-    "transfer_queue.metadata",
-]
-"""The modules whose `__all__`, or whose own classes and functions if there is none, are the public surface."""
+MODULES: dict[str, list[str] | None] = {
+    "transfer_queue": None,
+    "transfer_queue.client": None,
+    "transfer_queue.controller": None,
+    "transfer_queue.errors": None,
+    "transfer_queue.interface": None,
+    "transfer_queue.metadata": None,
+    "transfer_queue.sampler": None,
+    "transfer_queue.sampler.balance": None,
+    "transfer_queue.sampler.base": ["BaseSampler", "Deal", "RankConsistentSampler", "ReadyIndexes"],
+}
+"""The modules of the public surface, each with its public names; None for `__all__`."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class PublicObject:
 
 
 def public_names(module: Any) -> list[str]:
-    """Return `__all__`, or the names without an underscore that the module itself defines."""
-    listed = getattr(module, "__all__", None)
+    """Return the listed names of a module, its `__all__`, or the names without an underscore that it defines."""
+    listed = MODULES[module.__name__] or getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]

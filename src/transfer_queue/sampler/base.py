@@ -1,7 +1,7 @@
-"""What a sampler is: `BaseSampler` for all, `RankConsistentSampler` for those whose batches belong to ranks.
+"""The interface of samplers: `BaseSampler` for all, `RankConsistentSampler` for those whose batches belong to ranks.
 
-A sampler works alone, and then keeps what it dealt in `_states`; or it works for the controller, which keeps dealt
-batches itself and asks built-in samplers only for `validate`, `deal_key`, `deal` and `remainder`. Nothing here knows of
+A sampler called directly keeps what it dealt in `_states`. In a system, the controller keeps dealt batches itself, and
+asks built-in samplers only for `validate`, `deal_key`, `deal` and `remainder`. This module does not depend on
 partitions, fields or messages.
 """
 
@@ -28,21 +28,33 @@ GROUP_SIZE = "n_samples_per_prompt"
 
 @dataclass(frozen=True)
 class Deal:
-    """A deal whose samples are chosen. size: how many items it divides. rows: their indexes, i8.
+    """A deal whose samples are chosen, and which remains to be divided over the ranks.
 
-    run: computes the shares from copies alone, so that it may run in another thread while all else changes.
+    Example:
+        >>> from transfer_queue.sampler.base import Deal
+        >>> deal = Deal(size=2, rows=np.array([4, 5]), run=lambda: {0: ([4], [4]), 1: ([5], [5])})
+        >>> sorted(deal.run())
+        [0, 1]
     """
 
     size: int
+    """The number of items to divide."""
     rows: np.ndarray
+    """The global indexes of the samples, int64."""
     run: Callable[[], dict[int, Share]]
+    """Computes the share of each rank. It uses only copies, so that it may run in another thread."""
 
 
 @runtime_checkable
 class ReadyIndexes(Protocol):
-    """Ready rows of a partition whose groups are known: ascending global indexes, read lazily.
+    """The ready rows of a partition whose groups are known: ascending global indexes, read lazily.
 
-    A `collections.abc.Sequence[int]` with one method more. Samplers take slices and never the whole.
+    A `collections.abc.Sequence[int]` with one more method. Samplers read slices of it and never the whole.
+
+    Example:
+        >>> from transfer_queue.sampler.base import ReadyIndexes
+        >>> isinstance([4, 5, 6], ReadyIndexes)
+        False
     """
 
     def __len__(self) -> int: ...
@@ -52,28 +64,46 @@ class ReadyIndexes(Protocol):
     def __getitem__(self, at: slice, /) -> list[int]: ...
     def __iter__(self) -> Iterator[int]: ...
     def whole_groups(self, size: int) -> Iterator[list[int]]:
-        """The groups of `size` of which all are ready: members ascending, groups by their first member."""
+        """Iterate over the complete groups of a size of which all members are ready.
+
+        Args:
+            size: The number of samples in a group.
+
+        Yields:
+            The members of each group, ascending; groups in the order of their first members.
+        """
         ...
 
 
 class BaseSampler(ABC):
-    """Chooses the next batch among the ready samples. Subclasses define `sample`.
+    """Base class of samplers: chooses the next batch from the ready samples. Subclasses define `sample`.
 
-    _states: {} at first, one dict an instance; what a sampler wants to keep between calls. Entries of the form
-    `_states[partition_id][task_name][dp_rank][batch_index]` are found by `has_cached_result` and dropped by
-    `clear_cache`.
-    wants_list: the controller gives a user's sampler the ready rows as a list, made for it; one that says False gets
-    them as they are, a lazy `ReadyIndexes`, and pays only for what it reads.
-    sampling_entries: the entries of a sampling_config that a built-in sampler takes besides those that choose the
-    sampler, the rank and the batch. A warning names other entries. A user's sampler takes any entry.
+    Entries of the form `_states[partition_id][task_name][dp_rank][batch_index]` are found by `has_cached_result` and
+    removed by `clear_cache`.
+
+    Example:
+        >>> class NewestFirst(tq.BaseSampler):
+        ...     def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        ...         batch = list(ready_indexes[-batch_size:])
+        ...         return batch, batch
+        >>> NewestFirst()([3, 4, 5, 6], 2)
+        ([5, 6], [5, 6])
     """
 
     _states: dict[Any, Any]
     wants_list: bool = True
+    """Whether the controller makes a list of the ready rows for a user's sampler.
+
+    With False it passes a lazy `ReadyIndexes`, which costs only what the sampler reads. Default: True.
+    """
     sampling_entries: Collection[str] = ()
+    """The entries of a sampling_config that a built-in sampler uses besides those that choose sampler, rank and batch.
+
+    A warning names other entries. A user's sampler may use any entry.
+    """
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
-        """Makes `_states` here, so that it is there though a subclass may not call `__init__` of its base."""
+        """Make `_states` here, so that it exists even if a subclass does not call `__init__` of its base."""
         self = super().__new__(cls)
         self._states = {}
         return self
@@ -83,64 +113,159 @@ class BaseSampler(ABC):
 
     @abstractmethod
     def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
-        """Deals a batch.
+        """Choose a batch.
 
-        ready_indexes: global indexes of samples that are ready and not consumed; the controller gives them
-        ascending. kwargs: what the caller's sampling_config holds, with task_name, partition_id and, as `partition`,
-        a read-only view with `partition_id` and `get_custom_meta(indexes) -> {index: tags}`.
-        Returns (sampled, consumed), two lists of int; ([], []) if no batch can be dealt now. The controller checks
-        that all of them are in ready_indexes, that no list has an index twice, and that sampled has at most batch_size
-        indexes. A row that is sampled and not consumed stays ready, and may be dealt again. consumed may have rows
-        that are not sampled.
+        A row that is sampled and not consumed stays ready, and may be dealt again. `consumed` may contain rows that are
+        not sampled. The controller checks that all rows are in `ready_indexes`, that no list repeats one, and that
+        `sampled` has at most `batch_size` rows.
+
+        Args:
+            ready_indexes: The global indexes of the samples that are ready and not consumed. The controller passes them
+                in ascending order.
+            batch_size: The number of samples in the batch.
+            *args: Further positional arguments; built-in samplers ignore them.
+            **kwargs: The entries of the sampling_config, with `task_name`, `partition_id` and `partition`: a read-only
+                view with `partition_id` and `get_custom_meta(indexes) -> {index: tag}`.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
+
+        Raises:
+            InvalidArgumentError: The request can never be met.
+
+        Example:
+            >>> tq.SequentialSampler().sample([3, 4, 5, 6], 2)
+            ([3, 4], [3, 4])
         """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Share:
-        """The same as `sample`."""
+        """Return `sample` of the same arguments."""
         return self.sample(*args, **kwargs)
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:  # noqa: B027  # optional
-        """Raises InvalidArgumentError for a request that no state of the system could ever meet.
+        """Check a request. The default accepts every request.
 
-        sampling_config has task_name and partition_id filled in.
+        Args:
+            batch_size: The number of samples in the batch.
+            sampling_config: The sampling_config of the request, with `task_name` and `partition_id`.
+
+        Raises:
+            InvalidArgumentError: No state of the system could ever meet the request.
+
+        Example:
+            >>> tq.SequentialSampler().validate(2, {})
         """
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """The largest batch_size of a last deal: these rows are ready and no further ones will be.
+        """Return the largest batch size of a last deal: these rows are ready, and no more will be.
 
-        config: what `sample` takes by keyword.
+        Args:
+            ready_indexes: The global indexes of the ready rows.
+            **config: The keyword arguments of `sample`.
+
+        Returns:
+            The batch size, which is the number of ready rows by default.
+
+        Example:
+            >>> tq.SequentialSampler().remainder([3, 4, 5])
+            3
         """
         return len(ready_indexes)
 
     def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
-        """Whether callers that ask alike, one after the other, get what one of them would who asked for it all."""
+        """Return whether several equal requests, one after the other, get what one request for all of it would get.
+
+        The controller then meets waiting requests together.
+
+        Args:
+            sampling_config: The sampling_config of the requests.
+
+        Returns:
+            True if so; False by default.
+
+        Example:
+            >>> tq.SequentialSampler().deals_in_order({})
+            True
+        """
         return False
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
-        """Rows that the task shall never be dealt, by reason. Changes nothing; asked before every deal.
+        """Return rows that the task shall never be dealt. The controller calls this before every deal.
 
-        config: what `sample` takes by keyword. The controller takes these rows as consumed, and counts them by reason.
+        The controller marks these rows as consumed and counts them by reason. This method changes nothing.
+
+        Args:
+            ready_indexes: The global indexes of the ready rows.
+            **config: The keyword arguments of `sample`.
+
+        Returns:
+            Reason -> rows; {} by default.
+
+        Example:
+            >>> tq.SequentialSampler().passes_over([3, 4, 5])
+            {}
         """
         return {}
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
-        """Whether this caller's batch is dealt already, so that it can be asked for though nothing is ready."""
+        """Return whether the caller's batch was dealt before, so that it can be fetched although nothing is ready.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            sampling_config: The sampling_config of the caller, with `dp_rank` and `batch_index`.
+
+        Returns:
+            True if the batch was dealt before.
+
+        Example:
+            >>> tq.SequentialSampler().has_cached_result("train_0", "update", {"dp_rank": 0, "batch_index": 0})
+            False
+        """
         config = sampling_config or {}
         return self._cached(partition_id, task_name, config.get("dp_rank"), config.get("batch_index")) is not None
 
     def clear_cache(self, partition_id: str) -> None:
-        """Forgets what was dealt of this partition."""
+        """Forget what was dealt of a partition.
+
+        Args:
+            partition_id: The partition.
+
+        Example:
+            >>> tq.SequentialSampler().clear_cache("train_0")
+        """
         self._states.pop(partition_id, None)
 
     def save_checkpoint(self) -> dict[str, Any]:
-        """What `load_checkpoint` of a sampler of the same class takes; a copy."""
+        """Return a copy of the state of this sampler, for `load_checkpoint` of a sampler of the same class.
+
+        Returns:
+            The state.
+
+        Example:
+            >>> tq.SequentialSampler().save_checkpoint()
+            {'states': {}}
+        """
         return {"states": copy.deepcopy(self._states)}
 
     def load_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replaces what is kept by what `save_checkpoint` returned. Raises InvalidArgumentError for anything else."""
+        """Replace the state of this sampler.
+
+        Args:
+            state: What `save_checkpoint` returned.
+
+        Raises:
+            InvalidArgumentError: `state` is something else.
+
+        Example:
+            >>> sampler = tq.SequentialSampler()
+            >>> sampler.load_checkpoint(sampler.save_checkpoint())
+        """
         self._states = saved(state, "states")
+        """What the sampler keeps between calls, one dict for each instance; {} at first."""
 
     def _cached(self, *path: Any) -> Any:
-        """The entry at _states[path[0]][path[1]]...; None where there is none."""
+        """Return the entry at `_states[path[0]][path[1]]...`; None if there is none."""
         found: Any = self._states
         for key in path:
             found = found.get(key) if isinstance(found, dict) else None
@@ -148,45 +273,92 @@ class BaseSampler(ABC):
 
 
 class RankConsistentSampler(BaseSampler):
-    """Gives every caller with the same task, partition, dp_rank and batch_index the same batch.
+    """Base class of samplers that return the same batch to every caller of one rank that asks for one batch index.
 
-    Subclasses say who is meant (`deal_key`) and what is dealt (`deal`). Alone, `sample` caches it; entries stay
-    until `clear_cache`.
+    Subclasses define the key of a batch (`deal_key`) and what is dealt (`deal`). A sampler that is called directly
+    caches the batch in `sample`; entries stay until `clear_cache`.
 
-    deals_rounds: a deal always gives every rank its share; a smaller last one is made by a deal of its own.
-    deals_finally: `deal` takes `final=True`, and says with it what the last rounds of a sealed partition are.
-    dp_size: how many ranks there are, None where it is not known. drop_last: after a seal, what is less than
-    batch_size for every rank is dealt to none. Through the system both make ends equal (`core.ends`).
+    Example:
+        >>> sampler = tq.RankAwareSampler()
+        >>> config = {"task_name": "update", "partition_id": "train_0", "dp_rank": 0, "batch_index": 0}
+        >>> sampler.sample([3, 4, 5], 2, **config)
+        ([3, 4], [3, 4])
+        >>> sampler.sample([5, 6, 7], 2, **config)
+        ([3, 4], [3, 4])
     """
 
     sampling_entries: Collection[str] = ("dp_size",)
     deals_rounds = False
+    """Whether a deal always gives every rank its share. A smaller last round is then one deal, too."""
     deals_finally = False
+    """Whether `deal` takes `final=True` and then decides itself what the last rounds of a sealed partition are."""
     dp_size: int | None = None
+    """The number of ranks; None if it is not known."""
     drop_last = False
+    """Whether samples that do not suffice for `batch_size` for every rank are dealt to none after a seal."""
 
     @abstractmethod
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(dp_rank, batch_index) of the batch that is asked for; None where it is not to be kept.
+        """Return the key under which the requested batch is kept.
 
-        Raises InvalidArgumentError where they are no non-negative ints, or missing though required.
+        Args:
+            sampling_config: The sampling_config of the request.
+
+        Returns:
+            (dp_rank, batch_index); None if the batch is not to be kept.
+
+        Raises:
+            InvalidArgumentError: They are not non-negative ints, or are missing although required.
+
+        Example:
+            >>> tq.RankAwareSampler().deal_key({"dp_rank": 1, "batch_index": 0})
+            (1, 0)
         """
 
     @abstractmethod
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
-        """The shares of one deal by dp_rank; {} where it cannot be met now. Changes nothing.
+        """Return the shares of one deal. Changes nothing.
 
-        config: what `sample` takes by keyword. A share that is not to be kept has the key 0.
-        Raises InvalidArgumentError for a batch_size that can never be dealt.
+        Args:
+            ready_indexes: The global indexes of the ready rows.
+            batch_size: The number of samples in the batch of one rank.
+            **config: The keyword arguments of `sample`.
+
+        Returns:
+            Rank -> (sampled, consumed); {} if the deal cannot be met now. A share that is not to be kept has the key 0.
+
+        Raises:
+            InvalidArgumentError: A deal can never have this `batch_size`.
+
+        Example:
+            >>> tq.RankAwareSampler(dp_size=2).deal([3, 4, 5], 1, dp_rank=0, batch_index=0)
+            {0: ([3], [3]), 1: ([4], [4])}
         """
 
     def prepare(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> Deal | None:
-        """The same as `deal` in two steps, the first of which is short; None where it cannot be met now."""
+        """Do the same as `deal` in two steps: choose the samples, which is quick, and divide them later.
+
+        Args:
+            ready_indexes: See `deal`.
+            batch_size: See `deal`.
+            **config: See `deal`.
+
+        Returns:
+            The deal; None if it cannot be met now.
+
+        Raises:
+            InvalidArgumentError: See `deal`.
+
+        Example:
+            >>> deal = tq.RankAwareSampler().prepare([3, 4, 5], 1, dp_rank=0, batch_index=0)
+            >>> deal.run()
+            {0: ([3], [3])}
+        """
         shares = self.deal(ready_indexes, batch_size, **config)
         return Deal(0, np.zeros(0, "i8"), lambda: shares) if shares else None
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a batch_size or a rank that can never be right."""
+        """Raise InvalidArgumentError for a batch_size or a rank that is not valid."""
         check_batch_size(batch_size)
         self.deal_key(sampling_config)
         rank, ranks = natural(sampling_config, "dp_rank") or 0, self.ranks(sampling_config)
@@ -194,9 +366,20 @@ class RankConsistentSampler(BaseSampler):
             raise InvalidArgumentError(f"dp_rank ({rank}) must be less than dp_size ({ranks})")
 
     def ranks(self, sampling_config: Mapping[str, Any]) -> int | None:
-        """How many ranks there are: dp_size, where it is None the claim's; None where nobody says.
+        """Return the number of ranks: `dp_size` of the sampler, or else of the request.
 
-        Raises InvalidArgumentError where the two differ.
+        Args:
+            sampling_config: The sampling_config of the request.
+
+        Returns:
+            The number of ranks; None if neither has it.
+
+        Raises:
+            InvalidArgumentError: The two differ.
+
+        Example:
+            >>> tq.RankAwareSampler().ranks({"dp_size": 4})
+            4
         """
         said = natural(sampling_config, "dp_size")
         if self.dp_size is not None and said not in (None, self.dp_size):
@@ -219,10 +402,10 @@ class RankConsistentSampler(BaseSampler):
         """Return the caller's batch: the one dealt under its key before, or a new deal.
 
         Args:
-            ready_indexes: Global indexes of the samples that are ready and not consumed.
-            batch_size: Number of samples in the batch.
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The number of samples in the batch.
             task_name: The task that asks. Batches of two tasks are independent of each other.
-            partition_id: The partition that the samples belong to. Default: the id of `partition`, if there is one.
+            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
             *args: Ignored.
             **kwargs: The entries of the sampling_config, and `partition`.
 
@@ -230,7 +413,7 @@ class RankConsistentSampler(BaseSampler):
             (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
 
         Raises:
-            InvalidArgumentError: An argument is not allowed, for example a negative batch_size.
+            InvalidArgumentError: An argument is not valid, for example a negative batch_size.
         """
         check_batch_size(batch_size)
         config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
@@ -247,7 +430,7 @@ class RankConsistentSampler(BaseSampler):
         return ([], []) if entry is None else self._share(entry)
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
-        """Whether this caller's batch is dealt already."""
+        """Return whether the caller's batch was dealt before."""
         try:
             key = self.deal_key(sampling_config or {})
         except InvalidArgumentError:
@@ -255,30 +438,39 @@ class RankConsistentSampler(BaseSampler):
         return key is not None and self._cached(partition_id, task_name, *key) is not None
 
     def keep_only(self, partition_id: str, task_name: str, batches: Collection[tuple[int, int]]) -> None:
-        """Forgets what was dealt to a task, but for these batches: (dp_rank, batch_index)."""
+        """Forget what was dealt to a task, except for some batches.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            batches: The (dp_rank, batch_index) of the batches to keep.
+
+        Example:
+            >>> tq.RankAwareSampler().keep_only("train_0", "update", [(0, 1)])
+        """
         ranks = self._states.get(partition_id, {}).get(task_name, {})
         for rank, kept in ranks.items():
             for batch_index in [index for index in kept if (rank, index) not in batches]:
                 del kept[batch_index]
 
     def _keep(self, names: tuple[str, str], batch_index: int, shares: dict[int, Share]) -> None:
-        """Caches all shares of one deal. names: (partition_id, task_name)."""
+        """Cache all shares of one deal. names: (partition_id, task_name)."""
         for rank, share in shares.items():
             ranks = self._states.setdefault(names[0], {}).setdefault(names[1], {})
             ranks.setdefault(rank, {})[batch_index] = self._entry(share)
 
     def _entry(self, share: Share) -> Any:
-        """A share as it is cached."""
+        """Return a share as it is cached."""
         return share
 
     def _share(self, entry: Any) -> Share:
-        """A cached share, in lists of its own."""
+        """Return a cached share as new lists."""
         sampled, consumed = entry
         return list(sampled), list(consumed)
 
 
 def overrides_sample(sampler: BaseSampler) -> bool:
-    """Whether a user wrote this sampler's `sample`, so that `deal` does not stand for it."""
+    """Return whether a user defined this sampler's `sample`, so that `deal` does not replace it."""
     return "sample" in vars(sampler) or not _samples_as_here(type(sampler))
 
 
@@ -289,7 +481,7 @@ def _samples_as_here(kind: type[BaseSampler]) -> bool:
 
 @lru_cache(maxsize=256)
 def of_package(kind: type) -> bool:
-    """Whether a class is one of this package."""
+    """Return whether a class is defined in this package."""
     return kind.__module__.rpartition(".")[0] == __package__
 
 
@@ -297,13 +489,13 @@ def of_package(kind: type) -> bool:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raises InvalidArgumentError for a negative batch_size."""
+    """Raise InvalidArgumentError for a negative batch_size."""
     if batch_size < 0:
         raise InvalidArgumentError(f"batch_size {batch_size} must be greater than or equal to 0")
 
 
 def natural(config: Mapping[str, Any], name: str) -> int | None:
-    """The non-negative int of that name; None where it is missing or None. Raises InvalidArgumentError."""
+    """Return the non-negative int of this name; None if it is missing or None. Raises InvalidArgumentError."""
     value = config.get(name)
     if value is None:
         return None
@@ -317,7 +509,7 @@ def natural(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def positive(value: int, name: str) -> int:
-    """The value as an int. Raises InvalidArgumentError unless it is a positive one."""
+    """Return the value as an int. Raises InvalidArgumentError unless it is positive."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -328,7 +520,7 @@ def positive(value: int, name: str) -> int:
 
 
 def in_order(ranks: Sequence[int], samples: list[int]) -> dict[int, Share]:
-    """The samples in runs of equal length, one for each rank."""
+    """Divide samples into consecutive runs of equal length, one for each rank."""
     each = len(samples) // len(ranks)
     runs = [samples[at * each : (at + 1) * each] for at in range(len(ranks))]
     return {rank: (run, list(run)) for rank, run in zip(ranks, runs, strict=True)}
@@ -351,7 +543,7 @@ def _names(config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def saved(state: Mapping[str, Any], name: str) -> dict[Any, Any]:
-    """A copy of one part of what save_checkpoint returned. Raises InvalidArgumentError where it is not there."""
+    """Return a copy of one part of a saved state. Raises InvalidArgumentError if it is missing."""
     found = state.get(name) if isinstance(state, Mapping) else None
     if not isinstance(found, dict):
         raise InvalidArgumentError(f"load_checkpoint takes what save_checkpoint returned, a dict with {name!r} in it")

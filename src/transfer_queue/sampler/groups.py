@@ -1,4 +1,4 @@
-"""Picking whole groups of samples out of the ready ones."""
+"""Choosing complete groups of samples from the ready ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, positive
 
 
 class DealsGroups:
-    """The group size of a sampler that deals whole groups.
+    """The group size of a sampler that deals complete groups.
 
-    If a sampler is made without a size, the entry `n_samples_per_prompt` of a claim's sampling_config is its size.
-    Without this entry, the system takes the size of the groups that the partition declares (`group_ids`,
-    `group_size`), or 1 if it declares none. A sampler that is called outside a system then deals groups of 1.
+    If a sampler is made without a size, the entry `n_samples_per_prompt` of a request's sampling_config is its size.
+    Without this entry, the system takes the size of the groups that the partition declares (`group_ids`, `group_size`),
+    or 1 if it declares none. A sampler that is called outside a system then deals groups of 1.
     """
 
     n_samples_per_prompt: int
@@ -28,10 +28,12 @@ class DealsGroups:
 
     def _take_group_size(self, n_samples_per_prompt: int | None) -> None:
         self.size_given = n_samples_per_prompt is not None
+        """Whether the sampler was made with a size, so that a request with another one is refused."""
         self.n_samples_per_prompt = positive(1 if n_samples_per_prompt is None else n_samples_per_prompt, GROUP_SIZE)
+        """The number of samples in a group, unless the request has another number."""
 
     def _group_size(self, config: Mapping[str, Any]) -> int:
-        """The group size of one claim. Raises InvalidArgumentError if the claim's is not the sampler's own."""
+        """Return the group size of one request. Raises InvalidArgumentError if it is not the sampler's own."""
         said = config.get(GROUP_SIZE)
         if said is None:
             return self.n_samples_per_prompt
@@ -45,17 +47,17 @@ class DealsGroups:
 
 
 def pick_groups(ready_indexes: Sequence[int], size: int, count: int) -> list[list[int]]:
-    """The first `count` whole groups of `size`, or [] where there are fewer.
+    """Return the first `count` complete groups of `size`; [] if there are fewer.
 
-    Where the ready indexes know their groups these are taken. Else a group is a run of `size` consecutive
-    indexes, taken greedily from the lowest.
+    If the ready indexes know their groups, these are taken. Otherwise a group is a run of `size` consecutive indexes,
+    taken greedily from the lowest.
     """
     picked: list[list[int]] = pick_rows(ready_indexes, size, count).tolist()
     return picked
 
 
 def pick_rows(ready_indexes: Sequence[int], size: int, count: int) -> np.ndarray:
-    """The same as i8 [count, size]; [0, size] where there are fewer."""
+    """Return the same as an int64 array [count, size]; [0, size] if there are fewer."""
     none = np.zeros((0, size), "i8")
     if len(ready_indexes) < size * count:
         return none
@@ -65,7 +67,7 @@ def pick_rows(ready_indexes: Sequence[int], size: int, count: int) -> np.ndarray
 
 
 def whole_groups(ready_indexes: Sequence[int], size: int) -> Iterator[list[int]]:
-    """All whole groups of `size`, the first ones first, found one by one."""
+    """Iterate over all complete groups of `size`, in order."""
     if isinstance(ready_indexes, ReadyIndexes):
         return ready_indexes.whole_groups(size)
     return _runs(sorted(map(int, ready_indexes)), size)

@@ -1,4 +1,4 @@
-"""The sampler for group-relative methods: the n samples of one prompt are dealt together or not at all."""
+"""GRPOGroupNSampler, for group-relative methods: the n samples of one prompt are dealt together or not at all."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from transfer_queue.sampler.groups import DealsGroups, pick_groups, whole_groups
 
 
 class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
-    """Deals whole groups, the first ones first; rank-consistent where dp_rank and batch_index are given.
+    """Deal complete groups in order. Rank-consistent if dp_rank and batch_index are given.
 
-    Alone, it caches (sampled, consumed) in `_states[partition_id][task_name][dp_rank][batch_index]`.
+    In a system, a group consists of the samples with one declared id, or of consecutive samples in order of
+    reservation. Called directly without group information, the sampler sorts the ready indexes and takes runs of n
+    consecutive ones.
+
+    A sampler that is called directly caches (sampled, consumed) in
+    `_states[partition_id][task_name][dp_rank][batch_index]`.
 
     Args:
-        n_samples_per_prompt: Samples in a group, positive. A claim with another number in its sampling_config is
-            refused. Default: the number in the claim's sampling_config; without it, in a system, the size of the
-            groups that the partition declares (`group_ids`, `group_size`); otherwise 1.
-        dp_size: Number of ranks, as in RankAwareSampler. Default: not known.
-        drop_last: As in RankAwareSampler, counted in groups.
+        n_samples_per_prompt: The number of samples in a group, positive. A request with another number in its
+            sampling_config is refused. Default: the number in the sampling_config; without it, in a system, the size of
+            the groups that the partition declares (`group_ids`, `group_size`); otherwise 1.
+        dp_size: The number of ranks; see RankAwareSampler. Default: not known.
+        drop_last: See RankAwareSampler, counted in groups. Default: False.
 
     Raises:
-        InvalidArgumentError: n_samples_per_prompt or dp_size is not positive.
+        InvalidArgumentError: `n_samples_per_prompt` or `dp_size` is not positive.
+
+    Example:
+        >>> tq.GRPOGroupNSampler(n_samples_per_prompt=3).sample([0, 1, 3, 4, 5, 6, 7, 9, 10, 11], 6)
+        ([3, 4, 5, 9, 10, 11], [3, 4, 5, 9, 10, 11])
     """
 
     sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
@@ -38,26 +47,26 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
         self.drop_last = drop_last
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a batch_size that is no multiple of the group, or a negative rank."""
+        """Raise InvalidArgumentError for a batch_size that is not a multiple of the group size, or a negative rank."""
         super().validate(batch_size, sampling_config)
         self._groups_in(batch_size, sampling_config)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """All whole groups."""
+        """Return the number of samples in complete groups."""
         size = self._group_size(config)
         return sum(1 for _ in whole_groups(ready_indexes, size)) * size
 
     def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
-        """It does where a deal is for the rank that asks alone."""
+        """Return True if a deal is only for the rank that asks."""
         return self.ranks(sampling_config) is None
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(dp_rank, batch_index); None unless both are given."""
+        """Return (dp_rank, batch_index); None unless both are given."""
         rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
         return None if rank is None or batch is None else (rank, batch)
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
-        """Whole groups, batch_size samples of them for every rank, or for who asks where dp_size is not known."""
+        """Deal complete groups to every rank, or to the caller if the number of ranks is not known."""
         key = self.deal_key(config)
         known = None if key is None else self.ranks(config)
         ranks = [key[0] if key else 0] if known is None else range(known)

@@ -1,4 +1,4 @@
-"""The sampler that deals what matters most first."""
+"""PrioritySampler: deals the samples with the highest priority first."""
 
 from __future__ import annotations
 
@@ -14,16 +14,31 @@ from transfer_queue.sampler.wrapper import SamplerWrapper
 
 
 class PrioritySampler(SamplerWrapper):
-    """Shows the ready samples to the sampler inside by falling priority, those of equal priority in order.
+    """Deal ready samples by descending priority; those of equal priority in order.
 
-    tag: its value is the priority, a number; 0 where a sample has none. inner: any sampler; a SequentialSampler
-    where None. The priority of a group is that of its highest member.
-    aging: what a sample's priority gains with each sample inserted after it, not negative. As all age alike, the order
-    is that of tag - aging * global index, and needs no clock: with aging 0.01 a sample waits for no more than 100
-    newer ones that are higher by 1. Without aging a sample waits as long as higher ones come.
+    The priority of a group is that of its highest member. With `aging`, samples are ordered by `priority - aging *
+    global_index`. This needs no clock, because all samples age alike: with aging 0.01 a sample waits for at most 100
+    newer samples whose priority is higher by 1. Without aging a sample waits as long as samples of higher priority
+    arrive.
+
+    Args:
+        tag: The tag entry with the priority, a number; 0 for a sample without it. Default: "priority".
+        inner: The sampler that deals from the ordered samples. Default: a SequentialSampler.
+        aging: What the priority of a sample gains with each sample that is inserted after it; not negative. Default: 0.
+
+    Raises:
+        InvalidArgumentError: An argument is not valid.
+
+    Example:
+        >>> class Tags:
+        ...     def get_custom_meta(self, indexes):
+        ...         return {index: {"priority": index % 3} for index in indexes}
+        >>> tq.PrioritySampler().sample([3, 4, 5, 6], 2, partition=Tags())
+        ([5, 4], [5, 4])
     """
 
     ranks_groups = True
+    """See `SamplerWrapper`."""
 
     def __init__(self, tag: str = "priority", inner: BaseSampler | None = None, aging: float = 0.0) -> None:
         super().__init__(SequentialSampler() if inner is None else inner)
@@ -32,21 +47,23 @@ class PrioritySampler(SamplerWrapper):
         if not isinstance(aging, (int, float)) or isinstance(aging, bool) or not 0 <= aging < math.inf:
             raise InvalidArgumentError(f"aging must be a finite number, not negative, but is {aging!r}")
         self.tag = tag
+        """The tag entry with the priority."""
         self.aging = float(aging)
+        """What the priority of a sample gains with each sample that is inserted after it."""
 
     @property
     def key(self) -> Key:
-        """The priority, and the age."""
+        """The order: the priority, and the age."""
         return Key(self.tag, aging=self.aging)
 
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
-        """The same rows by falling priority. Raises InvalidArgumentError for a tag that is no number."""
+        """Return the same rows by descending priority. Raises InvalidArgumentError for a priority that is not a number."""
         return Ranked(tagged(ready_indexes, config.get("partition")), self.key)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """As the sampler inside; the order does not matter."""
+        """Return that of the inner sampler, because the order makes no difference."""
         return self.inner.remainder(ready_indexes, **config)
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
-        """As the sampler inside; the order does not matter."""
+        """Return those of the inner sampler, because the order makes no difference."""
         return self.inner.passes_over(ready_indexes, **config)

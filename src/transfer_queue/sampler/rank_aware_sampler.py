@@ -1,4 +1,4 @@
-"""The sampler for data-parallel ranks that fetch on their own: one batch for each (dp_rank, batch_index)."""
+"""RankAwareSampler, for data-parallel ranks that fetch independently: one batch for each (dp_rank, batch_index)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,32 @@ from transfer_queue.sampler.base import RankConsistentSampler, Share, in_order, 
 
 
 class RankAwareSampler(RankConsistentSampler):
-    """Deals the first ready samples, the same to all replicas of a dp_rank that ask for the same batch_index.
+    """Deal the first ready samples, the same to all processes of a rank that ask for the same batch index.
 
-    dp_size: how many ranks there are; through the system a dp_rank beyond it is an error. Where it is known, here or in
-    the sampling_config, a deal is a round: one batch for every rank, made when enough for all of them is ready, so that
-    no rank is ever a batch ahead that others will not get. After a seal the rest is divided evenly over a last round,
-    or passed over where some rank would get nothing, or with `drop_last` where some rank would get less than
-    batch_size. Where dp_size is not known a batch is dealt to the rank that asks, and after a seal all ranks that
-    were dealt to or wait get the same number of batches as far as what is left suffices.
-    Alone, it caches the list of samples in `_states[partition_id][task_name][dp_rank][batch_index]`.
+    If the number of ranks is known, here or in the sampling_config, a deal is a round: one batch for every rank, dealt
+    as soon as enough samples for all of them are ready, so that no rank is ever a batch ahead of the others. After a
+    seal the remainder is divided evenly over a last round. It is skipped if some rank would get nothing, or, with
+    `drop_last`, less than `batch_size`. If the number is not known, a batch is dealt to the rank that asks. After a
+    seal, all ranks that were dealt a batch or wait for one get the same number of batches as far as the remaining
+    samples suffice.
+
+    A sampler that is called directly caches the list of samples in
+    `_states[partition_id][task_name][dp_rank][batch_index]`.
+
+    Args:
+        dp_size: The number of ranks. In a system, a larger dp_rank is an error. Default: not known.
+        drop_last: True to skip the remainder unless it suffices for `batch_size` for every rank. Default: False.
+
+    Raises:
+        InvalidArgumentError: `dp_size` is not positive.
+
+    Example:
+        >>> sampler = tq.RankAwareSampler(dp_size=2)
+        >>> config = {"task_name": "update", "partition_id": "train_0", "batch_index": 0}
+        >>> sampler.sample([3, 4, 5, 6], 2, dp_rank=0, **config)
+        ([3, 4], [3, 4])
+        >>> sampler.sample([3, 4, 5, 6], 2, dp_rank=1, **config)
+        ([5, 6], [5, 6])
     """
 
     def __init__(self, dp_size: int | None = None, drop_last: bool = False) -> None:
@@ -35,18 +52,18 @@ class RankAwareSampler(RankConsistentSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return the batch of the caller's task, partition, dp_rank and batch_index. All four are required.
+        """Return the batch of the caller's task, partition, rank and batch index. All four are required.
 
         Args:
-            ready_indexes: Global indexes of the samples that are ready and not consumed.
-            batch_size: Number of samples in the batch.
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The number of samples in the batch.
             task_name: The task that asks.
-            partition_id: The partition that the samples belong to.
+            partition_id: The partition of the samples.
             *args: Ignored.
             **kwargs: `dp_rank`, `batch_index`, and the other entries of the sampling_config.
 
         Returns:
-            (sampled, consumed), two lists of global indexes; ([], []) if fewer than batch_size are ready.
+            (sampled, consumed), two lists of global indexes; ([], []) if fewer than `batch_size` are ready.
 
         Raises:
             InvalidArgumentError: One of the four is missing, or dp_rank, batch_index or batch_size is negative.
@@ -58,18 +75,18 @@ class RankAwareSampler(RankConsistentSampler):
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
-        """It does where a deal is for the rank that asks alone."""
+        """Return True if a deal is only for the rank that asks."""
         return self.ranks(sampling_config) is None
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
-        """(dp_rank, batch_index), both required."""
+        """Return (dp_rank, batch_index), both required."""
         rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
         if rank is None or batch is None:
             raise InvalidArgumentError("RankAwareSampler needs dp_rank and batch_index; give both in sampling_config")
         return rank, batch
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
-        """The first ready samples: batch_size for every rank, or for the one that asks where dp_size is not known."""
+        """Deal the first ready samples to every rank, or to the rank that asks if their number is not known."""
         rank, _ = self.deal_key(config)
         known = self.ranks(config)
         ranks = [rank] if known is None else range(known)

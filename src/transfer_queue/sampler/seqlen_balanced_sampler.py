@@ -1,4 +1,4 @@
-"""The sampler that deals to all data-parallel ranks at once, so that each gets about as many tokens."""
+"""SeqlenBalancedSampler: deals to all data-parallel ranks at once, so that each gets about the same number of tokens."""
 
 from __future__ import annotations
 
@@ -25,21 +25,37 @@ _LENGTH_TAG = "total_lengths"
 
 
 class SeqlenBalancedSampler(GRPOGroupNSampler):
-    """Deals whole groups to all ranks in one deal; each rank's sum of the tag `total_lengths` is nearly the same.
+    """Deal complete groups to all ranks at once, so that their sums of the tag `total_lengths` are nearly equal.
 
-    batch_size is what one rank gets: a deal takes batch_size * dp_size samples. If its groups do not divide evenly
-    over the ranks, their counts differ. After a seal the rest is dealt as one smaller batch for every rank, the same
-    number of groups each, and what is left then is passed over; with `drop_last` all of it is.
-    Alone, it caches (sampled, consumed) in `_states[partition_id][task_name][dp_rank][batch_index]`, for all
-    ranks, and the lists of all ranks in _balanced_cache[(partition_id, task_name, batch_index)].
+    `batch_size` is what one rank gets: a deal takes `batch_size * dp_size` samples. If the groups do not divide evenly
+    over the ranks, their counts differ, and a warning is logged. After a seal the remainder is dealt as one smaller
+    batch with the same number of groups for every rank, and what is left then is skipped; with `drop_last` all of it is
+    skipped.
+
+    A sampler that is called directly caches (sampled, consumed) of all ranks in
+    `_states[partition_id][task_name][dp_rank][batch_index]`, and the lists of all ranks in
+    `_balanced_cache[(partition_id, task_name, batch_index)]`.
 
     Args:
-        n_samples_per_prompt: Samples in a group, as in GRPOGroupNSampler.
-        dp_size: Number of ranks, positive.
-        drop_last: After a seal, whether what is less than a batch for every rank is dealt to none.
+        n_samples_per_prompt: The number of samples in a group; see GRPOGroupNSampler.
+        dp_size: The number of ranks, positive. Default: 1.
+        drop_last: True to skip the remainder after a seal unless it suffices for `batch_size` for every rank. Default:
+            False.
 
     Raises:
-        InvalidArgumentError: n_samples_per_prompt or dp_size is not positive.
+        InvalidArgumentError: `n_samples_per_prompt` or `dp_size` is not positive.
+
+    Example:
+        >>> class Tags:
+        ...     def get_custom_meta(self, indexes):
+        ...         lengths = [8, 1, 7, 2]
+        ...         return {index: {"total_lengths": lengths[index]} for index in indexes}
+        >>> sampler = tq.SeqlenBalancedSampler(dp_size=2)
+        >>> config = {"partition": Tags(), "partition_id": "train_0", "task_name": "update", "batch_index": 0}
+        >>> sampler.sample([0, 1, 2, 3], 2, dp_rank=0, **config)[0]
+        [0, 1]
+        >>> sampler.sample([0, 1, 2, 3], 2, dp_rank=1, **config)[0]
+        [2, 3]
     """
 
     deals_rounds = True
@@ -52,11 +68,11 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         self._warned: set[str] = set()
 
     def ranks(self, sampling_config: Mapping[str, Any]) -> int:
-        """dp_size, whatever the claim has."""
+        """Return `dp_size`, whatever the request has."""
         return self.dp_size
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """Whole groups, the same number for every rank; without batch_index all, as the caller has no other ranks."""
+        """Return the samples of the complete groups of one rank; without batch_index, of all complete groups."""
         size = self._group_size(config)
         groups = sum(1 for _ in whole_groups(ready_indexes, size))
         return groups // self._ranks_of(config) * size
@@ -70,23 +86,23 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return the share of the caller's dp_rank in the deal of its batch_index.
+        """Return the share of the caller's rank in the deal of its batch index.
 
         Args:
-            ready_indexes: Global indexes of the samples that are ready and not consumed.
-            batch_size: Number of samples that each rank gets.
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The number of samples that each rank gets.
             task_name: The task that asks. Batches of two tasks are independent of each other.
-            partition_id: The partition that the samples belong to. Default: the id of `partition`, if there is one.
+            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
             *args: Ignored.
-            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and
-                the other entries of the sampling_config.
+            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and the
+                other entries of the sampling_config.
 
         Returns:
-            (sampled, consumed), two lists of global indexes; ([], []) if there are too few, or if dp_rank is dp_size
-            or more.
+            (sampled, consumed), two lists of global indexes; ([], []) if there are too few samples, or if dp_rank is
+            not less than dp_size.
 
         Raises:
-            InvalidArgumentError: A tag is not a length, or no deal can have this batch_size.
+            InvalidArgumentError: A tag is not a length, or no deal can have this `batch_size`.
         """
         for name in ("dp_rank", "batch_index"):
             kwargs[name] = natural(kwargs, name) or 0
@@ -95,19 +111,29 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(dp_rank, batch_index), the rank 0 where it is not given; None without batch_index."""
+        """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
         rank, batch = natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index")
         return None if batch is None else (rank, batch)
 
     def deal(
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
     ) -> dict[int, Share]:
-        """Return the shares of all ranks, by rank. Without batch_index: whole groups for this caller alone.
+        """Return the shares of all ranks. Without batch_index: complete groups for this caller alone.
 
-        Without a partition, or if no sample has a length, the split is equal, in order, and a warning is logged once.
+        Without a partition, or if no sample has a length, the samples are divided equally, in order, and a warning is
+        logged once.
+
+        Args:
+            ready_indexes: See `RankConsistentSampler.deal`.
+            batch_size: See `RankConsistentSampler.deal`.
+            partition: The object to read the tags from. Default: none.
+            **config: See `RankConsistentSampler.deal`.
+
+        Returns:
+            Rank -> (sampled, consumed); {} if the deal cannot be met now.
 
         Raises:
-            InvalidArgumentError: A tag is not a length, or no deal can have this batch_size.
+            InvalidArgumentError: A tag is not a length, or no deal can have this `batch_size`.
         """
         found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
         return {} if found is None else found.run()
@@ -115,7 +141,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     def prepare(
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
     ) -> Deal | None:
-        """Chooses the groups and takes their tags; what is left to do, and may fail, is to balance them."""
+        """Choose the groups and read their tags. What remains, and may fail, is to balance them."""
         size, count = self._group_size(config), self._groups_in(batch_size, config)
         groups = pick_rows(ready_indexes, size, count)
         if len(groups) < count:
@@ -126,13 +152,13 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         return Deal(count, rows, lambda: self._shares(groups.tolist(), tags, ranks, size))
 
     def clear_cache(self, partition_id: str) -> None:
-        """Forgets what was dealt of this partition."""
+        """Forget what was dealt of a partition."""
         super().clear_cache(partition_id)
         for key in [key for key in self._balanced_cache if key[0] == partition_id]:
             del self._balanced_cache[key]
 
     def keep_only(self, partition_id: str, task_name: str, batches: Collection[tuple[int, int]]) -> None:
-        """Forgets what was dealt to a task, but for these batches: (dp_rank, batch_index)."""
+        """Forget what was dealt to a task, except for some batches."""
         super().keep_only(partition_id, task_name, batches)
         indexes = {batch_index for _, batch_index in batches}
         for key in [key for key in self._balanced_cache if key[:2] == (partition_id, task_name)]:
@@ -140,11 +166,11 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
                 del self._balanced_cache[key]
 
     def save_checkpoint(self) -> dict[str, Any]:
-        """What `load_checkpoint` takes; a copy."""
+        """Return a copy of the state of this sampler, for `load_checkpoint`."""
         return {**super().save_checkpoint(), "balanced_cache": copy.deepcopy(self._balanced_cache)}
 
     def load_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replaces what is kept by what `save_checkpoint` returned. Raises InvalidArgumentError for anything else."""
+        """Replace the state of this sampler. Raises InvalidArgumentError if `state` is not from `save_checkpoint`."""
         balanced = saved(state, "balanced_cache")
         super().load_checkpoint(state)
         self._balanced_cache = balanced
@@ -155,11 +181,11 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             self._balanced_cache[(*names, batch_index)] = [sampled for sampled, _ in shares.values()]
 
     def _ranks_of(self, config: Mapping[str, Any]) -> int:
-        """How many ranks a deal is for: without batch_index no other rank could come for its share."""
+        """Return the number of ranks of a deal: without batch_index no other rank could fetch its share."""
         return 1 if config.get("batch_index") is None else self.dp_size
 
     def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
-        """Groups in a deal for all its ranks."""
+        """Return the number of groups in a deal for all its ranks."""
         check_batch_size(batch_size)
         size, ranks = self._group_size(config), self._ranks_of(config)
         count, rest = divmod(batch_size * ranks, size)
@@ -177,7 +203,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     def _shares(
         self, groups: list[list[int]], tags: Sequence[Mapping[str, Any] | None] | None, ranks: int, size: int
     ) -> dict[int, Share]:
-        """The groups of all ranks. tags: of each sample; None if there is no partition to read them from."""
+        """Return the groups of all ranks. tags: of each sample; None if there is no partition to read them from."""
         count = len(groups)
         if not count:
             return {rank: ([], []) for rank in range(ranks)}
@@ -201,7 +227,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         return shares
 
     def _lengths(self, rows: list[int], tags: Sequence[Mapping[str, Any] | None] | None) -> list[float] | None:
-        """The length of each sample, 1 if it has none; None if no sample has one."""
+        """Return the length of each sample, 1 if it has none; None if no sample has one."""
         if tags is None:
             self._warn_once(
                 "partition",
@@ -228,7 +254,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
 
 def _tags(rows: np.ndarray, partition: Tagged) -> Sequence[Mapping[str, Any] | None]:
-    """The tags of these rows, at once where the partition can."""
+    """Return the tags of these rows, in one step if the partition can."""
     if isinstance(partition, PartitionTags):
         return partition.tags_of(rows)
     wanted = rows.tolist()
@@ -237,7 +263,7 @@ def _tags(rows: np.ndarray, partition: Tagged) -> Sequence[Mapping[str, Any] | N
 
 
 def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
-    """The length of one sample; None if it has none."""
+    """Return the length of one sample; None if it has none."""
     value = (tags or {}).get(_LENGTH_TAG)
     if value is None:
         return None
@@ -263,7 +289,7 @@ def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
 
 
 def _in_order(count: int, ranks: int) -> list[list[int]]:
-    """0..count-1 in runs for the ranks, of equal length but for the first ones, which may have one more."""
+    """Divide 0..count-1 into consecutive runs for the ranks; the first ones may have one more."""
     each, more = divmod(count, ranks)
     cuts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
     return [list(range(start, stop)) for start, stop in pairwise(cuts)]

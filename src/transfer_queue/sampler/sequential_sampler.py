@@ -1,4 +1,4 @@
-"""The sampler that takes what comes first."""
+"""SequentialSampler: deals the first ready samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from transfer_queue.sampler.base import BaseSampler, Share, check_batch_size
 
 
 class SequentialSampler(BaseSampler):
-    """Deals the first batch_size ready samples in the order given, or all where there are fewer."""
+    """Deal the first `batch_size` ready samples in the given order, or all if there are fewer.
+
+    Example:
+        >>> tq.SequentialSampler().sample([3, 4, 5, 6], 2)
+        ([3, 4], [3, 4])
+    """
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a negative batch_size."""
+        """Raise InvalidArgumentError for a negative batch_size."""
         check_batch_size(batch_size)
 
     def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
-        """It does."""
+        """Return True."""
         return True
 
     def sample(
@@ -28,18 +33,21 @@ class SequentialSampler(BaseSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return (sampled, consumed), both ready_indexes[:batch_size].
+        """Return (sampled, consumed), both `ready_indexes[:batch_size]`.
 
         Args:
-            ready_indexes: Global indexes of the samples that are ready and not consumed.
-            batch_size: Number of samples in the batch.
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The number of samples in the batch.
             task_name: Ignored.
             partition_id: Ignored.
             *args: Ignored.
             **kwargs: Ignored.
 
+        Returns:
+            (sampled, consumed), two lists of global indexes.
+
         Raises:
-            InvalidArgumentError: batch_size is negative.
+            InvalidArgumentError: `batch_size` is negative.
         """
         check_batch_size(batch_size)
         sampled = [int(index) for index in ready_indexes[:batch_size]]

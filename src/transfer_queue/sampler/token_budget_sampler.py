@@ -1,4 +1,4 @@
-"""The sampler that deals micro-batches by tokens: to every data-parallel rank whole groups up to a budget."""
+"""TokenBudgetSampler: deals micro-batches by tokens, to every rank complete groups up to a budget."""
 
 from __future__ import annotations
 
@@ -15,20 +15,38 @@ from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, chec
 from transfer_queue.sampler.groups import DealsGroups, whole_groups
 from transfer_queue.sampler.tags import Tagged, numbers
 
-WEIGHT = 40  # one group here takes about as long as so many that are only balanced
+WEIGHT = 40  # one group here takes about as long as this many that are only balanced
 
 
 class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
-    """Deals one micro-batch to each rank at once: whole groups, in order, of token_budget tokens at most.
+    """Deal one micro-batch to each rank at once: complete groups, in order, with at most `token_budget` tokens.
 
-    token_budget: the most that the tags `tag` of a micro-batch's samples add up to; a group that is longer stands alone
-    in its micro-batch. n_samples_per_prompt: samples in a group, as in GRPOGroupNSampler. dp_size: ranks. All three
-    positive.
-    batch_size is the most samples in a micro-batch, and a multiple of n_samples_per_prompt.
-    A deal takes groups until the next one fits to no rank; that one and all behind it stay ready. Fewer tokens wait
-    for more samples, but for the last deals (`final=True`), which take what there is as long as every rank gets a
-    group: all ranks get the same number of micro-batches. drop_last: nothing but full deals.
-    Alone, it caches (sampled, consumed) in `_states[partition_id][task_name][dp_rank][batch_index]`, for all ranks.
+    `batch_size` is the maximum number of samples in a micro-batch, and a multiple of `n_samples_per_prompt`. A deal
+    takes groups until the next one fits into no rank's micro-batch; that group and all after it stay ready. If there
+    are fewer tokens, the deal waits for more samples. After a seal, the last deals take what is left as long as every
+    rank gets a group, so that all ranks get the same number of micro-batches.
+
+    A sampler that is called directly caches (sampled, consumed) of all ranks in
+    `_states[partition_id][task_name][dp_rank][batch_index]`.
+
+    Args:
+        token_budget: The maximum sum of the tag entries `tag` of a micro-batch, positive. A group that is longer is
+            alone in its micro-batch.
+        n_samples_per_prompt: The number of samples in a group; see GRPOGroupNSampler.
+        dp_size: The number of ranks, positive. Default: 1.
+        tag: The tag entry with the number of tokens of a sample. Default: "total_lengths".
+        drop_last: True to deal nothing but full micro-batches. Default: False.
+
+    Raises:
+        InvalidArgumentError: An argument is not valid.
+
+    Example:
+        >>> class Tags:
+        ...     def get_custom_meta(self, indexes):
+        ...         return {index: {"total_lengths": 100} for index in indexes}
+        >>> sampler = tq.TokenBudgetSampler(token_budget=250)
+        >>> sampler.sample([0, 1, 2, 3], 4, "update", "train_0", partition=Tags())[0]
+        [0, 1]
     """
 
     deals_rounds = True
@@ -48,13 +66,15 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         if not isinstance(tag, str):
             raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
         self.token_budget = positive(token_budget, "token_budget")
+        """The maximum number of tokens in a micro-batch."""
         self._take_group_size(n_samples_per_prompt)
         self.dp_size = positive(dp_size, "dp_size")
         self.tag = tag
+        """The tag entry with the number of tokens of a sample."""
         self.drop_last = bool(drop_last)
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a batch_size of no whole groups, or a rank beyond dp_size."""
+        """Raise InvalidArgumentError for a batch_size or a rank that is not valid."""
         super().validate(batch_size, sampling_config)
         self._groups_in(batch_size, sampling_config)
 
@@ -67,9 +87,22 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """(sampled, consumed) of the caller's dp_rank; ([], []) where the micro-batches are not full.
+        """Return the micro-batch of the caller's rank.
 
-        dp_rank and batch_index are 0 where they are not given. Errors as `validate` and `deal`.
+        Args:
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The maximum number of samples in a micro-batch.
+            task_name: The task that asks.
+            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
+            *args: Ignored.
+            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and the
+                other entries of the sampling_config.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes; ([], []) if the micro-batches would not be full.
+
+        Raises:
+            InvalidArgumentError: A length is missing or not valid, or `batch_size` is not valid.
         """
         for name in ("dp_rank", "batch_index"):
             kwargs[name] = natural(kwargs, name) or 0
@@ -77,17 +110,26 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(dp_rank, batch_index), the rank 0 where it is not given; None without batch_index."""
+        """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
         rank, batch = natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index")
         return None if batch is None else (rank, batch)
 
     def deal(
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
     ) -> dict[int, Share]:
-        """The micro-batches of all ranks, by rank; {} while they are not full, unless it is a last deal (`final`).
+        """Return the micro-batches of all ranks. Without batch_index: one micro-batch for this caller alone.
 
-        Without batch_index one micro-batch for this caller alone. Raises InvalidArgumentError for a missing length,
-        and one that is no finite number of 0 or more.
+        Args:
+            ready_indexes: See `RankConsistentSampler.deal`.
+            batch_size: See `RankConsistentSampler.deal`.
+            partition: The object to read the tags from. Default: none.
+            **config: See `RankConsistentSampler.deal`; with `final` the micro-batches need not be full.
+
+        Returns:
+            Rank -> (sampled, consumed); {} if the micro-batches would not be full.
+
+        Raises:
+            InvalidArgumentError: A length is missing, or is not a finite number of 0 or more.
         """
         found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
         return {} if found is None else found.run()
@@ -101,7 +143,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         final: bool = False,
         **config: Any,
     ) -> Deal | None:
-        """Finds that the micro-batches can be full; what is left to do is to fill them as well as can be."""
+        """Find out whether the micro-batches can be full. What remains is to fill them as well as possible."""
         held = self._groups_in(batch_size, config)
         size = self._group_size(config)
         ranks = 1 if config.get("batch_index") is None else self.dp_size
@@ -125,9 +167,10 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         return Deal(WEIGHT * len(groups), rows, run)
 
     def _filled(self, bins: list[list[int]], lengths: list[float], held: int) -> list[list[int]]:
-        """Which groups each rank gets, by place: as many of the first ones as a quick search makes fit.
+        """Return the groups of each rank, by position: as many of the first ones as a quick search makes fit.
 
-        bins: those that fit in order, none empty. Packed tightly, some more may fit; so many are divided evenly.
+        bins: the groups that fit in order, none empty. Packed tightly, some more may fit; this number is divided
+        evenly.
         """
         ranks, count = len(bins), sum(map(len, bins))
         filled = accumulate(min(length, self.token_budget) for length in lengths[: ranks * held])
@@ -145,9 +188,9 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         return parts if max(map(len, parts)) <= held else bins
 
     def _in_order(self, lengths: list[float], ranks: int, held: int) -> list[list[int]]:
-        """Each of the first groups to the rank with the fewest tokens, by place, until that has no room.
+        """Assign each of the first groups, by position, to the rank with the fewest tokens that has space for it.
 
-        As an empty rank takes any group, one stays empty only where there are fewer groups than ranks.
+        As an empty rank accepts any group, a rank stays empty only if there are fewer groups than ranks.
         """
         bins: list[list[int]] = [[] for _ in range(ranks)]
         # (tokens, rank) of those that have room for one more, the lightest first; -1 tokens where it is empty
@@ -162,7 +205,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         return bins
 
     def _lengths(self, groups: list[list[int]], partition: Tagged | None) -> list[float]:
-        """The tokens of each group."""
+        """Return the number of tokens of each group."""
         rows = list(chain.from_iterable(groups))
         if not rows:
             return []

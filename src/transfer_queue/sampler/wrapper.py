@@ -1,4 +1,4 @@
-"""Samplers around others: what any of them passes on, and what the controller must know of the one inside."""
+"""SamplerWrapper: a sampler around another one, and what the controller must know of the inner sampler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,30 @@ from transfer_queue.sampler.views import Key
 
 
 class SamplerWrapper(BaseSampler):
-    """Shows other ready rows to the sampler inside, and is for the rest what that one is.
+    """Base class of samplers that show a sampler other ready rows, and otherwise behave like it.
 
-    inner: any sampler. Where it deals by itself this one does, too: rank-consistent, in whole groups, kept by the
-    controller. A user's sampler is asked through its `sample`, with a list unless it has `wants_list = False`.
-    Subclasses define `view`, which changes nothing.
+    If the inner sampler deals by itself, so does this one: rank-consistent, in complete groups, kept by the controller.
+    A user's sampler is called through its `sample`, with a list unless it has `wants_list = False`. Subclasses define
+    `view`, which changes nothing.
 
-    ranks_groups: where the sampler inside deals groups, `key` is of the rows of whole groups alone.
+    Args:
+        inner: The inner sampler.
+
+    Raises:
+        InvalidArgumentError: `inner` is not a sampler.
+
+    Example:
+        >>> from transfer_queue.sampler import SamplerWrapper
+        >>> class Newest(SamplerWrapper):
+        ...     def view(self, ready_indexes, config):
+        ...         return list(reversed(ready_indexes))
+        >>> Newest(tq.SequentialSampler()).sample([3, 4, 5, 6], 2)
+        ([6, 5], [6, 5])
     """
 
     wants_list = False
     ranks_groups = False
+    """Whether `key` orders only the rows of complete groups if the inner sampler deals groups."""
 
     def __init__(self, inner: BaseSampler) -> None:
         super().__init__()
@@ -32,29 +45,45 @@ class SamplerWrapper(BaseSampler):
                 f"inner of {type(self).__name__} must be a sampler, an instance of BaseSampler, but is {inner!r}"
             )
         self.inner = inner
+        """The inner sampler."""
         self._states = inner._states
 
     @abstractmethod
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
-        """What the sampler inside is shown of these ready rows. config: what `sample` takes by keyword."""
+        """Return the rows to show to the inner sampler.
+
+        Args:
+            ready_indexes: The global indexes of the ready rows.
+            config: The keyword arguments of `sample`.
+
+        Returns:
+            The rows.
+
+        Raises:
+            InvalidArgumentError: A tag that is needed is not valid.
+
+        Example:
+            >>> tq.PrioritySampler().view([3, 4], {})[:]
+            [3, 4]
+        """
 
     @property
     def key(self) -> Key | None:
-        """By which it orders or picks ready rows; None where by nothing."""
+        """What this sampler orders or picks ready rows by; None for nothing."""
         return None
 
     @property
     def n_samples_per_prompt(self) -> int:
-        """Samples in a group of the sampler inside; AttributeError where it deals single ones."""
+        """The number of samples in a group of the inner sampler. AttributeError if it deals single samples."""
         return self.inner.n_samples_per_prompt  # type: ignore[attr-defined,no-any-return]
 
     @property
     def size_given(self) -> bool:
-        """Whether the sampler inside was made with a group size."""
+        """Whether the inner sampler was made with a group size."""
         return getattr(self.inner, "size_given", True)
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
-        """As the sampler inside."""
+        """Check the request as the inner sampler does."""
         self.inner.validate(batch_size, sampling_config)
 
     def sample(
@@ -66,9 +95,21 @@ class SamplerWrapper(BaseSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return the batch that the sampler inside deals, out of the rows that this sampler shows it.
+        """Return the batch that the inner sampler deals from the rows that this sampler shows it.
 
-        The sampler inside gets task_name, partition_id and **kwargs by keyword; *args are ignored.
+        Args:
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The number of samples in the batch.
+            task_name: The task that asks; passed on by keyword.
+            partition_id: The partition of the samples; passed on by keyword.
+            *args: Ignored.
+            **kwargs: The entries of the sampling_config, and `partition`; passed on.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes.
+
+        Raises:
+            InvalidArgumentError: See the inner sampler.
         """
         config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
         shown = self.view(ready_indexes, config)
@@ -77,39 +118,87 @@ class SamplerWrapper(BaseSampler):
         return self.inner.sample(shown, batch_size, **config)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """As the sampler inside, which must be a rank-consistent one."""
+        """Return the key of the inner sampler, which must be rank-consistent.
+
+        Args:
+            sampling_config: The sampling_config of the request.
+
+        Returns:
+            (dp_rank, batch_index); None if the batch is not to be kept.
+
+        Raises:
+            InvalidArgumentError: The inner sampler does not deal to ranks.
+
+        Example:
+            >>> tq.PrioritySampler(inner=tq.RankAwareSampler()).deal_key({"dp_rank": 1, "batch_index": 0})
+            (1, 0)
+        """
         return self._dealing().deal_key(sampling_config)
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
-        """What the sampler inside, a rank-consistent one, deals of the rows that it is shown."""
+        """Return what the inner sampler, which must be rank-consistent, deals from the rows that it is shown.
+
+        Args:
+            ready_indexes: The global indexes of the ready rows.
+            batch_size: The number of samples in the batch of one rank.
+            **config: The keyword arguments of `sample`.
+
+        Returns:
+            Rank -> (sampled, consumed); {} if the deal cannot be met now.
+
+        Raises:
+            InvalidArgumentError: The inner sampler does not deal to ranks.
+
+        Example:
+            >>> sampler = tq.PrioritySampler(inner=tq.RankAwareSampler())
+            >>> sampler.deal([3, 4, 5], 1, dp_rank=0, batch_index=0)
+            {0: ([3], [3])}
+        """
         return self._dealing().deal(self.view(ready_indexes, config), batch_size, **config)
 
     def prepare(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> Deal | None:
-        """As the sampler inside, of the rows that it is shown."""
+        """Do the same as `deal` in two steps; see `RankConsistentSampler.prepare`.
+
+        Args:
+            ready_indexes: See `deal`.
+            batch_size: See `deal`.
+            **config: See `deal`.
+
+        Returns:
+            The deal; None if it cannot be met now.
+
+        Raises:
+            InvalidArgumentError: See `deal`.
+
+        Example:
+            >>> sampler = tq.PrioritySampler(inner=tq.RankAwareSampler())
+            >>> sampler.prepare([3, 4, 5], 1, dp_rank=0, batch_index=0).run()
+            {0: ([3], [3])}
+        """
         return self._dealing().prepare(self.view(ready_indexes, config), batch_size, **config)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """As the sampler inside."""
+        """Return that of the inner sampler, for the rows that it is shown."""
         return self.inner.remainder(self.view(ready_indexes, config), **config)
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
-        """As the sampler inside."""
+        """Return the rows that the inner sampler skips, out of those that it is shown."""
         return self.inner.passes_over(self.view(ready_indexes, config), **config)
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
-        """As the sampler inside."""
+        """Return that of the inner sampler."""
         return self.inner.has_cached_result(partition_id, task_name, sampling_config)
 
     def clear_cache(self, partition_id: str) -> None:
-        """As the sampler inside."""
+        """Clear the cache of the inner sampler."""
         self.inner.clear_cache(partition_id)
 
     def save_checkpoint(self) -> dict[str, Any]:
-        """That of the sampler inside."""
+        """Return that of the inner sampler."""
         return self.inner.save_checkpoint()
 
     def load_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """As the sampler inside."""
+        """Replace the state of the inner sampler."""
         self.inner.load_checkpoint(state)
         self._states = self.inner._states
 
@@ -123,7 +212,7 @@ class SamplerWrapper(BaseSampler):
 
 
 def ranked_tags(sampler: BaseSampler) -> list[str]:
-    """The tags by which this sampler, and those inside, order and pick rows."""
+    """Return the tags by which this sampler, and those inside it, order and pick rows."""
     if not isinstance(sampler, SamplerWrapper):
         return []
     tag = getattr(sampler, "tag", None)
@@ -131,14 +220,14 @@ def ranked_tags(sampler: BaseSampler) -> list[str]:
 
 
 def ranked_keys(sampler: BaseSampler) -> list[tuple[Key, bool]]:
-    """`key` and `ranks_groups` of this sampler and of those inside."""
+    """Return `key` and `ranks_groups` of this sampler and of those inside it."""
     if not isinstance(sampler, SamplerWrapper):
         return []
     return ([(sampler.key, sampler.ranks_groups)] if sampler.key is not None else []) + ranked_keys(sampler.inner)
 
 
 def built_in(sampler: BaseSampler) -> bool:
-    """Whether the outcome depends on the ready rows alone: a sampler of this package, and around none of a user's."""
+    """Return whether the outcome depends only on the ready rows: no sampler of a user is involved."""
     if not of_package(type(sampler)) or "sample" in vars(sampler):
         return False
     return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
@@ -161,7 +250,7 @@ def of_groups(sampler: BaseSampler, size: int, *, given: bool) -> BaseSampler:
 
 
 def dealer(sampler: BaseSampler) -> RankConsistentSampler | None:
-    """The innermost sampler, where `deal` stands for it and for all around it: nobody wrote another `sample`."""
+    """Return the innermost sampler if `deal` may replace `sample` for it and all around it; otherwise None."""
     if overrides_sample(sampler):
         return None
     if isinstance(sampler, SamplerWrapper):
@@ -170,7 +259,7 @@ def dealer(sampler: BaseSampler) -> RankConsistentSampler | None:
 
 
 def shown(sampler: BaseSampler, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
-    """The ready rows as the innermost sampler is shown them. config: what `sample` takes by keyword."""
+    """Return the ready rows that the innermost sampler is shown. config: the keyword arguments of `sample`."""
     if not isinstance(sampler, SamplerWrapper):
         return ready_indexes
     return shown(sampler.inner, sampler.view(ready_indexes, config), config)

@@ -1,14 +1,12 @@
-"""Dividing lengths over parts of nearly equal load, and packing them into few bins under a cap of tokens.
+"""Division of lengths into parts of nearly equal load, and packing into few bins under a cap of tokens.
 
-Knows nothing of samples, tags or ranks: lengths come in, lists of positions come out. Everything is deterministic.
+This package does not depend on samples, tags or ranks: it takes lengths and returns lists of positions. All results are
+deterministic.
 
-- `balance`: over a given number of parts; equal or free counts, any cost of a length, a cap of tokens for a part.
-- `pack`: into as few parts as a cap of tokens needs.
-- `linear`, `quadratic`: costs of a length. `imbalance`: how good a division is.
+- `balance`: division into a given number of parts, with equal or free counts, any cost of a length, a cap of tokens.
+- `pack`: packing into as few bins as a cap of tokens needs.
+- `linear`, `quadratic`: costs of a length. `imbalance`: the quality of a division.
 - `get_seqlen_balanced_partitions`, `karmarkar_karp`: the refined and the plain method under their usual names.
-
-From lengths to lists: `checks` refuses bad input, `differencing` and `greedy` make starts, `refine` improves one by
-exchanges, `spread` chooses among them; `caps` does it under a cap, `packing` finds how few parts do.
 """
 
 from transfer_queue.sampler.balance.costs import Cost, Quadratic, linear, quadratic

@@ -1,4 +1,4 @@
-"""What an item of a length costs: a cost takes all lengths as an array and gives as many costs."""
+"""Costs of items: a cost takes all lengths as an array and returns the cost of each."""
 
 from __future__ import annotations
 
@@ -16,28 +16,63 @@ Cost: TypeAlias = Callable[[Floats], Floats]
 
 
 def linear(lengths: Floats) -> Floats:
-    """L: what grows with the tokens, as memory and the matrix products of a layer do."""
+    """Return the lengths themselves: the cost of what grows with the tokens, as memory and matrix products do.
+
+    Args:
+        lengths: The lengths, float64 [n].
+
+    Returns:
+        The cost of each length, float64 [n].
+
+    Example:
+        >>> from transfer_queue.sampler.balance import linear
+        >>> linear(np.array([1.0, 2.0])).tolist()
+        [1.0, 2.0]
+    """
     return lengths
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """a * L + b * L^2; made by `quadratic`."""
+    """The cost `a * length + b * length ** 2`. `quadratic` makes it.
+
+    Example:
+        >>> from transfer_queue.sampler.balance import Quadratic
+        >>> Quadratic(1.0, 0.5)(np.array([2.0])).tolist()
+        [4.0]
+    """
 
     a: float
+    """The factor of the length."""
     b: float
+    """The factor of the square of the length."""
 
     def __call__(self, lengths: Floats) -> Floats:
-        """The cost of each length."""
+        """Return the cost of each length."""
         with np.errstate(over="ignore"):  # refused by who asked for the costs
             return self.a * lengths + self.b * lengths**2
 
 
 def quadratic(a: float, b: float) -> Quadratic:
-    """The cost a * L + b * L^2: attention takes its share by the square of the length.
+    """Return the cost `a * length + b * length ** 2`: the time of attention grows with the square of the length.
 
-    For a transformer of hidden size h without grouped heads, a : b is about 6 * h : 1. Raises BalanceInputError for
-    coefficients that are negative, not finite, no numbers, or both 0.
+    For a transformer with hidden size h and without grouped heads, a : b is about 6 * h : 1 (Narayanan et al.,
+    "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021).
+
+    Args:
+        a: The factor of the length.
+        b: The factor of the square of the length.
+
+    Returns:
+        The cost function.
+
+    Raises:
+        BalanceInputError: A factor is not a finite, non-negative number, or both are 0.
+
+    Example:
+        >>> from transfer_queue.sampler.balance import balance, quadratic
+        >>> balance([4, 3, 3], parts=2, cost=quadratic(6 * 4096, 1))
+        [[0], [1, 2]]
     """
     one, two = numbers([a, b], "coefficients").tolist()
     if one == two == 0:
@@ -46,7 +81,7 @@ def quadratic(a: float, b: float) -> Quadratic:
 
 
 def costs_of(cost: Cost, lengths: Floats) -> Floats:
-    """The cost of each length. Raises BalanceInputError for what is no cost function of these lengths."""
+    """Return the cost of each length. Raises BalanceInputError if `cost` is not a cost function of these lengths."""
     if not callable(cost):
         raise BalanceInputError(f"cost must be a function of the lengths, but is a {type(cost).__name__}")
     costs = numbers(cost(lengths.copy()), "costs")

@@ -1,4 +1,4 @@
-"""The functions that take and give lists."""
+"""The functions that take lengths and return lists of positions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,29 @@ def balance(
     cost: Cost = linear,
     max_tokens: float | None = None,
 ) -> list[list[int]]:
-    """Divides lengths over parts so that the most costly part costs as little as a quick search makes it.
+    """Divide lengths into parts so that the cost of the most costly part is as small as a quick search finds.
 
-    lengths: n finite, non-negative numbers; parts: 1..n. equal_counts: the counts of two parts differ by one at
-    most, else counts are free. cost: takes the lengths as an array and gives the cost of each, `linear` or
-    `quadratic(a, b)` or one's own. max_tokens: no part's sum of lengths is above it, whatever the costs; a length
-    above it stands alone in its part, and a fraction of a token counts as one.
-    Returns lists of positions, each ascending and none empty, that together hold 0..n-1 once; the lists come in the
-    order of their first positions.
-    Raises BalanceInputError for anything else than such arguments, and where the parts cannot keep max_tokens or no
-    way to keep it was found; the message says how many parts are needed at least.
+    Args:
+        lengths: n finite, non-negative numbers.
+        parts: The number of parts, 1 to n.
+        equal_counts: True if the numbers of items of two parts may differ by at most one. Default: any counts.
+        cost: A function that takes the lengths as a float64 array and returns the cost of each: `linear`, `quadratic(a,
+            b)` or your own. Default: `linear`.
+        max_tokens: The maximum sum of lengths in a part, whatever the costs. A longer item is alone in its part, and a
+            fraction of a token counts as one. Default: no limit.
+
+    Returns:
+        `parts` lists of positions, each ascending and none empty, in the order of their first positions. Together they
+        contain 0 to n-1 once.
+
+    Raises:
+        BalanceInputError: An argument is not valid, the parts cannot keep `max_tokens`, or no way to keep it was found.
+            The message says how many parts are needed at least.
+
+    Example:
+        >>> from transfer_queue.sampler.balance import balance
+        >>> balance([8, 1, 7, 2], parts=2)
+        [[0, 1], [2, 3]]
     """
     checked = numbers(lengths)
     k = parts_for(len(checked), parts)
@@ -45,10 +58,24 @@ def balance(
 
 
 def imbalance(lengths: Numbers, parts: Sequence[Sequence[int]]) -> float:
-    """The largest load of the parts over the least it could be: the mean load, or the largest item if that is more.
+    """Return the ratio of the largest load of the parts to the smallest possible one.
 
-    lengths: what each position weighs, lengths or costs. 1.0 is perfect, and the figure where nothing weighs anything.
-    Raises BalanceInputError where the parts do not hold every position once.
+    The smallest possible load is taken as the mean load, or the largest item if that is more.
+
+    Args:
+        lengths: The weight of each position: lengths or costs.
+        parts: The lists of positions.
+
+    Returns:
+        The ratio; 1.0 is perfect, and the result if all weights are 0.
+
+    Raises:
+        BalanceInputError: The parts do not contain every position once.
+
+    Example:
+        >>> from transfer_queue.sampler.balance import imbalance
+        >>> imbalance([3, 1, 2, 2], [[0, 1], [2, 3]])
+        1.0
     """
     checked = numbers(lengths)
     try:
@@ -65,24 +92,53 @@ def imbalance(lengths: Numbers, parts: Sequence[Sequence[int]]) -> float:
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[float], k_partitions: int, equal_size: bool
 ) -> list[list[int]]:
-    """Partitions lengths into k parts whose sums are as even as a quick search makes them.
+    """Divide lengths into parts whose sums are as even as a quick search finds.
 
-    The largest sum is never larger than with `karmarkar_karp`, except by at most one millionth for large inputs.
-    seqlen_list: n finite, non-negative numbers. equal_size: every part gets n / k of them, else counts are free.
-    Returns k lists of positions, each ascending and none empty, that together hold 0..n-1 once; the lists
-    come in the order of their first positions.
-    Raises BalanceInputError (a ValueError and an AssertionError) for anything else than such numbers, for k < 1,
-    k > n, and for equal parts where k does not divide n.
+    The largest sum is never larger than that of `karmarkar_karp`, except by at most one millionth for large inputs.
+
+    Args:
+        seqlen_list: n finite, non-negative numbers.
+        k_partitions: The number of parts, k.
+        equal_size: True if every part must have n / k items. False allows any counts.
+
+    Returns:
+        k lists of positions, each ascending and none empty, in the order of their first positions. Together they
+        contain 0 to n-1 once.
+
+    Raises:
+        BalanceInputError: The lengths are not valid, k is less than 1 or more than n, or parts must be equal and k does
+            not divide n (a ValueError and an AssertionError).
+
+    Example:
+        >>> from transfer_queue.sampler.balance import get_seqlen_balanced_partitions
+        >>> get_seqlen_balanced_partitions([8, 1, 7, 2], 2, equal_size=True)
+        [[0, 1], [2, 3]]
     """
     lengths, k = _checked(seqlen_list, k_partitions, equal_size)
     return as_lists(spread(lengths, k, equal=equal_size), k)
 
 
 def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) -> list[list[int]]:
-    """The plain method: k lists of positions by largest differencing, with no refinement.
+    """Divide lengths into parts by the largest differencing method, without refinement.
 
-    Arguments, result and errors as `get_seqlen_balanced_partitions`. Takes time in proportion to
-    len(seqlen_list) * k_partitions.
+    The method is that of Karmarkar and Karp, "The differencing method of set partitioning" (1982). It takes time in
+    proportion to `len(seqlen_list) * k_partitions`.
+
+    Args:
+        seqlen_list: See `get_seqlen_balanced_partitions`.
+        k_partitions: See `get_seqlen_balanced_partitions`.
+        equal_size: See `get_seqlen_balanced_partitions`.
+
+    Returns:
+        See `get_seqlen_balanced_partitions`.
+
+    Raises:
+        BalanceInputError: See `get_seqlen_balanced_partitions`.
+
+    Example:
+        >>> from transfer_queue.sampler.balance import karmarkar_karp
+        >>> karmarkar_karp([8, 1, 7, 2], 2, equal_size=True)
+        [[0, 1], [2, 3]]
     """
     lengths, k = _checked(seqlen_list, k_partitions, equal_size)
     order = largest_first(lengths)

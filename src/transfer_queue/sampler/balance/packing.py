@@ -1,4 +1,4 @@
-"""Packing into few parts under a cap of tokens."""
+"""Packing into few bins under a cap of tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from transfer_queue.sampler.balance.first_fit import first_fit
 
 
 def pack(lengths: Numbers, max_tokens: float, multiple_of: int = 1) -> list[list[int]]:
-    """Packs lengths into as few bins as first fit decreasing needs, each within max_tokens, then makes them even.
+    """Pack lengths into as few bins as first fit decreasing needs, and then even out the bins.
 
-    lengths: n finite, non-negative numbers; a fraction of a token counts as one. One longer than max_tokens is alone
-    in its bin. multiple_of: the number of bins is a multiple of it, as ranks in lockstep need.
-    Returns lists of positions, each ascending and none empty, that together hold 0..n-1 once; the lists come in the
-    order of their first positions. No bins for no lengths.
-    Raises BalanceInputError for anything else than such numbers, and where the lengths are fewer than the bins.
+    Args:
+        lengths: n finite, non-negative numbers; a fraction of a token counts as one.
+        max_tokens: The maximum sum of lengths in a bin. A longer item is alone in its bin.
+        multiple_of: The number of bins is a multiple of it, as ranks that work in lockstep need. Default: 1.
+
+    Returns:
+        Lists of positions, each ascending and none empty, in the order of their first positions. Together they contain
+        0 to n-1 once. [] if there are no lengths.
+
+    Raises:
+        BalanceInputError: An argument is not valid, or there are fewer lengths than bins.
+
+    Example:
+        >>> from transfer_queue.sampler.balance import pack
+        >>> pack([8, 1, 7, 2], max_tokens=9)
+        [[0, 1], [2, 3]]
     """
     tokens = tokens_of(numbers(lengths))
     cap, multiple = cap_of(max_tokens), whole(multiple_of, "multiple_of")
