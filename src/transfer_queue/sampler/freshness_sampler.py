@@ -102,7 +102,7 @@ class FreshnessSampler(SamplerWrapper):
         return sampled, [*consumed, *old] if old else consumed
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
-        """Return the rows that are too old, those of groups that lost a member, and those that the inner sampler skips."""
+        """Return the rows that are too old or of groups that lost a member, and those that the inner sampler skips."""
         passed = dict(super().passes_over(ready_indexes, **config))
         old = self._too_old(ready_indexes, config)
         size = self._group_size()

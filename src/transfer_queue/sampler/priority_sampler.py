@@ -57,7 +57,7 @@ class PrioritySampler(SamplerWrapper):
         return Key(self.tag, aging=self.aging)
 
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
-        """Return the same rows by descending priority. Raises InvalidArgumentError for a priority that is not a number."""
+        """Return the rows by descending priority. Raises InvalidArgumentError if one is not a number."""
         return Ranked(tagged(ready_indexes, config.get("partition")), self.key)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:

@@ -1,4 +1,4 @@
-"""SeqlenBalancedSampler: deals to all data-parallel ranks at once, so that each gets about the same number of tokens."""
+"""SeqlenBalancedSampler: deals to all ranks at once, so that each gets about the same number of tokens."""
 
 from __future__ import annotations
 
