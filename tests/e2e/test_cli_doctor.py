@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from transfer_queue.cli import main
 from transfer_queue.cli.doctor import limits, machine, runtime, selftest, selftest_reader, shared_memory, software
 from transfer_queue.cli.doctor.report import Check, Finding, findings_of
 from transfer_queue.config.settings import Settings
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.node.launcher import start_local
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.storage.arena import choose_folder
@@ -240,14 +244,57 @@ def test_one_wrong_byte_is_seen(kind: str) -> None:
     assert selftest_reader.differences(got, wanted) == [name]
 
 
-def test_wrong_bytes_are_a_problem() -> None:
-    class Nobody:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_, **__: {"seconds": 1.0, "wrong": ["values"]}
+class Wrong:
+    """Stands in for the client and for the reader: every value and every row that it returns is a wrong one."""
 
-    got = selftest._moved(Nobody(), Nobody(), "dense", 1 << 20, 1e9)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.puts = 0
+
+    def put(self, values: Any, **_: Any) -> BatchMeta:
+        self.puts += 1
+        rows = len(values)
+        return BatchMeta(list(range(self.puts * rows, (self.puts + 1) * rows)), ["p"] * rows)
+
+    def get_meta(self, fields: list[str], batch_size: int, *_: Any, **__: Any) -> BatchMeta:
+        return BatchMeta(list(range(batch_size)), ["p"] * batch_size)  # the same rows each time
+
+    def status(self) -> SimpleNamespace:
+        partition = SimpleNamespace(name="wake-ups", tasks=[SimpleNamespace(waiting=1)])
+        return SimpleNamespace(partitions=[partition])
+
+    def result(self) -> dict[str, Any]:
+        return {"seconds": 1.0, "wrong": ["values"], "woken": time.monotonic(), "global_indexes": [0]}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def test_wrong_bytes_are_a_problem() -> None:
+    got = selftest._put_and_get(Wrong(), Wrong(), "dense", 1 << 20, 1e9)  # type: ignore[arg-type]
     assert got.level == "problem"
     assert not got.values["verified"]
+
+
+def test_a_row_that_is_claimed_twice_is_a_problem() -> None:
+    got = selftest._claims(Wrong())  # type: ignore[arg-type]
+    assert got.level == "problem"
+    assert not got.values["verified"]
+
+
+def test_a_waiting_claim_that_gets_another_row_is_a_problem() -> None:
+    got = selftest._wake_ups(Wrong(), Wrong())  # type: ignore[arg-type]
+    assert got.level == "problem"
+    assert not got.values["verified"]
+    assert f"{selftest.WARM_UPS + selftest.WAKEUPS} of" in got.words
+
+
+def test_a_reader_that_ends_is_an_error_with_its_last_words(folder: Path) -> None:
+    nobody = SimpleNamespace(folder=folder / "nobody")
+    idle = SimpleNamespace(status=lambda: SimpleNamespace(partitions=[]))
+    with selftest._Reader(nobody) as reader:  # type: ignore[arg-type]
+        with pytest.raises(TransferQueueError, match="no system is running in"):
+            selftest._await_claim(idle, "wake-ups", reader)  # type: ignore[arg-type]
+        assert reader.has_ended()
 
 
 def command(*words: str, folder: Path, temporary: Path) -> subprocess.Popen[str]:
@@ -275,9 +322,20 @@ def test_this_machine(folder: Path, temporary: Path) -> None:
     assert process.returncode == (0 if told["ok"] else 1), err
     test = {entry["name"]: entry for entry in told["findings"] if entry["topic"] == "self-test"}
     assert {entry["level"] for entry in test.values()} == {"ok"}, test
-    moved = [entry["values"] for entry in test.values() if "verified" in entry["values"]]
-    assert [(entry["verified"], entry["rows"]) for entry in moved] == [(True, 4), (True, 4096)]
+    assert all(entry["values"].get("verified", True) for entry in test.values())
+    moved = [entry["values"] for entry in test.values() if "put_seconds" in entry["values"]]
+    assert [entry["rows"] for entry in moved] == [4, 4096]
     assert moved[0]["nbytes"] == 4 << 20
+    for entry in moved:
+        for name in ("put", "get"):
+            assert entry[f"{name}_bytes_per_second"] == pytest.approx(entry["nbytes"] / entry[f"{name}_seconds"])
+            assert entry[f"{name}_rows_per_second"] == pytest.approx(entry["rows"] / entry[f"{name}_seconds"])
+    claim = test["claim"]["values"]
+    assert claim["rows_per_second"] == pytest.approx(claim["claims_per_second"] * claim["batch_size"])
+    assert (claim["rows"], claim["batch_size"]) == (4096, 32)
+    wake_up = test["wake-up"]["values"]
+    assert 0 < wake_up["milliseconds"] <= wake_up["slowest_milliseconds"]
+    assert wake_up["count"] == 50
     copied = test["memcpy"]["values"]["bytes_per_second"]
     assert moved[0]["get_of_memcpy"] == pytest.approx(moved[0]["get_bytes_per_second"] / copied)
     assert test["round trip"]["values"]["microseconds"] > 0

@@ -18,12 +18,15 @@ SIZE = 64  # MiB that the self-test moves
 def add(commands: Commands) -> None:
     """Its words."""
     command = commands.add_parser(
-        "doctor", help="what this machine offers, what is in the way, and a self-test with its rates",
-        description="Looks at versions, processors, memory, limits and folders, then starts a system of its own, "
-        "moves data between two processes, compares every byte and stops it. Exit 1 where something is a problem.",
+        "doctor", help="check this machine, and measure the rates of put, get, claim and wake-up on it",
+        description="Checks versions, processors, memory, limits and folders. Then starts a system of its own, moves "
+        "data between two processes, compares every byte, measures the rates of put, get and claim and the time until "
+        "a waiting consumer wakes up, and stops the system. The exit code is 1 if there is a problem.",
     )  # fmt: skip
-    command.add_argument("--no-test", action="store_true", help="only look, start nothing")
-    command.add_argument("--size", type=_size, default=SIZE, metavar="MIB", help=f"MiB of the self-test ({SIZE})")
+    command.add_argument("--no-test", action="store_true", help="only check, and start nothing")
+    command.add_argument(
+        "--size", type=_size, default=SIZE, metavar="MIB", help=f"MiB of large rows that the self-test moves ({SIZE})"
+    )
     command.add_argument("--json", action="store_true", help="one JSON document, for scripts")
     command.set_defaults(run=run)
 

@@ -1,4 +1,7 @@
-"""The self-test: a system of its own, data between two processes, every byte compared, rates against memcpy."""
+"""The self-test: starts a system, moves data between processes, compares every byte, and measures the rates.
+
+Every figure comes from real processes: this one, the reader (`selftest_reader`), and the servers of the system.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDict
 
 from transfer_queue.cli.doctor import machine, selftest_reader
 from transfer_queue.cli.doctor.report import OK, PROBLEM, Finding, mebibytes
@@ -24,32 +29,46 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.connection import MAX_PATH
 from transfer_queue.node.launcher import RunningSystem, start_local
 
-ROUNDS = 3  # that are counted, after one that warms up
+ROUNDS = 3  # counted rounds of puts and gets, after one that is not counted
+CLAIM_ROWS = 4096  # rows that the measured claims consume
+CLAIM_SIZE = 32  # rows of one claim
+WAKEUPS = 50  # counted wake-ups, after WARM_UPS that are not counted
+WARM_UPS = 5
 ROUND_TRIPS = 200
-COPIES = 6  # of the payload that exist at once, at most
+COPIES = 6  # copies of the payload that exist at the same time, at most
 READER_SECONDS = 10.0  # for the reader to end
+WAIT_SECONDS = 60.0  # for its claim to arrive, and then to be met
 NAME = "doctor"
 
 
 def selftest(nbytes: int) -> Iterator[Finding]:
-    """Starts, measures and stops; what does not work is a problem. nbytes: of the dense payload."""
+    """Start a system, measure it and stop it; what does not work is reported as a problem.
+
+    Args:
+        nbytes: The size of the payload with large rows, in bytes. Less is used if the memory is small.
+
+    Yields:
+        The result of each part.
+    """
     fits = min(machine.memory()[1], machine.memory_limit() or 1 << 62) // (2 * COPIES)
     nbytes = max(1 << 20, min(nbytes, fits) >> 20 << 20)
     with _own_system() as (system, seconds):
-        yield Finding("start", OK, f"a system was up within {seconds:.2f} s", values={"seconds": seconds})
+        yield Finding("start", OK, f"a system started in {seconds:.2f} s", values={"seconds": seconds})
         with TransferQueueClient(system) as client, _Reader(system) as reader:
             copied = memcpy_rate(nbytes)
-            words = f"{copied / 1e9:.1f} GB/s, one thread, {mebibytes(nbytes)}"
+            words = f"{_speed(copied)} (one thread, {mebibytes(nbytes)}, median of {ROUNDS})"
             yield Finding("memcpy", OK, words, values={"bytes_per_second": copied, "nbytes": nbytes})
-            yield _moved(client, reader, "dense", nbytes, copied)
-            yield _moved(client, reader, "small", nbytes, copied)
+            yield _put_and_get(client, reader, "dense", nbytes, copied)
+            yield _put_and_get(client, reader, "small", nbytes, copied)
+            yield _claims(client)
+            yield _wake_ups(client, reader)
             yield _round_trip(client)
-    yield Finding("end", OK, "the system was stopped; nothing is left of it")
+    yield Finding("end", OK, "the system was stopped; nothing of it is left")
 
 
 @contextlib.contextmanager
 def _own_system() -> Iterator[tuple[RunningSystem, float]]:
-    """A system in a runtime folder of its own, which is removed with it; and the seconds it took to start."""
+    """Start a system in a temporary runtime folder, and yield it with the seconds that its start took."""
     environment = process_environment()
     parent = tempfile.gettempdir()
     if len(parent) + 50 > MAX_PATH:
@@ -72,7 +91,7 @@ def _own_system() -> Iterator[tuple[RunningSystem, float]]:
 
 
 class _Reader:
-    """The second process. It does not hear of Ctrl-C, and ends when we do."""
+    """The second process (`selftest_reader`). Ctrl-C does not reach it; it ends with this process."""
 
     def __init__(self, system: RunningSystem) -> None:
         path = os.pathsep.join(filter(None, sys.path))
@@ -86,13 +105,20 @@ class _Reader:
             start_new_session=True,
         )
 
-    def ask(self, **job: Any) -> dict[str, Any]:
-        """Has it get and compare; TransferQueueError with its words if it cannot."""
+    def begin(self, job: str, **parameters: Any) -> None:
+        """Start a job; `result` waits for it."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.write(json.dumps({"job": job, **parameters}).encode() + b"\n")
             self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the job.
+
+        Raises:
+            TransferQueueError: The process ended. The message contains what it wrote to stderr.
+        """
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._process.wait(READER_SECONDS)
@@ -100,6 +126,10 @@ class _Reader:
             words = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
             raise TransferQueueError(f"the reading process ended with status {self._process.returncode}: {words}")
         return json.loads(line)  # type: ignore[no-any-return]
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
 
     def __enter__(self) -> _Reader:
         return self
@@ -117,8 +147,8 @@ class _Reader:
             self._errors.close()
 
 
-def _moved(client: TransferQueueClient, reader: _Reader, kind: str, nbytes: int, copied: float) -> Finding:
-    """Puts here and gets there, a few rounds of other contents each; medians."""
+def _put_and_get(client: TransferQueueClient, reader: _Reader, kind: str, nbytes: int, copied: float) -> Finding:
+    """Put in this process, get in the reader, and compare; the contents of each round differ."""
     puts, gets = [], []
     wrong: set[str] = set()
     for seed in range(ROUNDS + 1):
@@ -127,38 +157,105 @@ def _moved(client: TransferQueueClient, reader: _Reader, kind: str, nbytes: int,
         start = time.perf_counter()
         client.kv_batch_put(keys, partition, values)
         puts.append(time.perf_counter() - start)
-        reply = reader.ask(kind=kind, partition=partition, nbytes=nbytes, seed=seed)
+        reader.begin("get", kind=kind, partition=partition, nbytes=nbytes, seed=seed)
+        reply = reader.result()
         gets.append(float(reply["seconds"]))
         wrong.update(reply["wrong"])
         client.clear_partition(partition)
-    put, get = statistics.median(puts[1:]), statistics.median(gets[1:])
     rows = len(keys)
     size = nbytes if kind == "dense" else rows * (selftest_reader.SMALL * 8 + selftest_reader.TEXT)
-    found: dict[str, Any] = {
-        "verified": not wrong,
-        "rows": rows,
-        "nbytes": size,
-        "put_seconds": put,
-        "get_seconds": get,
-    }
-    for name, seconds in (("put", put), ("get", get)):
+    found: dict[str, Any] = {"verified": not wrong, "rows": rows, "nbytes": size}
+    for name, times in (("put", puts), ("get", gets)):
+        seconds = statistics.median(times[1:])
+        found[f"{name}_seconds"] = seconds
         found[f"{name}_bytes_per_second"] = size / seconds
+        found[f"{name}_rows_per_second"] = rows / seconds
         found[f"{name}_of_memcpy"] = size / seconds / copied
     name = f"{rows} rows of {'1 MiB' if kind == 'dense' else f'{size // rows} bytes'}"
     if wrong:
         advice = "report this as a bug with the machine's kernel and file system; do not trust data on this machine"
-        return Finding(name, PROBLEM, f"other bytes came than were put, in {sorted(wrong)}", advice, found)
-    words = "; ".join(_rate(name, found, rows) for name in ("put", "get")) + "; every byte compared"
-    return Finding(name, OK, words, values=found)
+        return Finding(
+            name, PROBLEM, f"the bytes of the get differ from those of the put in {sorted(wrong)}", advice, found
+        )
+    words = "; ".join(_rate(name, found) for name in ("put", "get"))
+    return Finding(name, OK, f"{words} (median of {ROUNDS}, every byte compared)", values=found)
 
 
-def _rate(name: str, found: dict[str, Any], rows: int) -> str:
+def _rate(name: str, found: dict[str, Any]) -> str:
     speed, share = found[f"{name}_bytes_per_second"], found[f"{name}_of_memcpy"]
-    a_second = rows / found[f"{name}_seconds"]
-    return f"{name} {speed / 1e9:.2f} GB/s ({share:.2f} of memcpy, {a_second:,.0f} rows/s)"
+    return f"{name} {_speed(speed)}, {found[f'{name}_rows_per_second']:,.0f} rows/s, {share:.2f} of memcpy"
+
+
+def _speed(bytes_per_second: float) -> str:
+    """Return a rate in decimal units, as memory and disks are specified."""
+    if bytes_per_second < 1e9:
+        return f"{bytes_per_second / 1e6:.1f} MB/s"
+    return f"{bytes_per_second / 1e9:.2f} GB/s"
+
+
+def _claims(client: TransferQueueClient) -> Finding:
+    """Claim all rows of a partition, one claim after the other; each row must be claimed once."""
+    count = CLAIM_ROWS // CLAIM_SIZE
+    batch = TensorDict({"number": torch.arange(CLAIM_ROWS)}, batch_size=[CLAIM_ROWS])
+    put = client.put(batch, partition_id="claims").global_indexes
+    claimed: list[int] = []
+    start = time.perf_counter()
+    for _ in range(count):
+        claimed += client.get_meta(["number"], CLAIM_SIZE, "claims", task_name="claims").global_indexes
+    seconds = time.perf_counter() - start
+    client.clear_partition("claims")
+    found = {
+        "verified": sorted(claimed) == sorted(put),
+        "rows": CLAIM_ROWS,
+        "batch_size": CLAIM_SIZE,
+        "claims_per_second": count / seconds,
+        "rows_per_second": CLAIM_ROWS / seconds,
+    }
+    if not found["verified"]:
+        words = f"{count} claims of {CLAIM_SIZE} rows did not return each of {CLAIM_ROWS} rows once"
+        return Finding("claim", PROBLEM, words, "report this as a bug", found)
+    words = f"{count / seconds:,.0f} claims/s, {CLAIM_ROWS / seconds:,.0f} rows/s "
+    words += f"({count} claims of {CLAIM_SIZE} rows by one client, one after the other)"
+    return Finding("claim", OK, words, values=found)
+
+
+def _wake_ups(client: TransferQueueClient, reader: _Reader) -> Finding:
+    """Measure the time from a put until the reader, whose claim waits for it, has its row."""
+    times: list[float] = []
+    wrong = 0
+    client.create_partition("wake-ups")  # `status` shows who waits only in partitions that exist
+    for number in range(WARM_UPS + WAKEUPS):
+        reader.begin("wait", partition="wake-ups", seconds=WAIT_SECONDS)
+        _await_claim(client, "wake-ups", reader)
+        start = time.monotonic()  # the same clock in all processes
+        put = client.put(TensorDict({"number": torch.tensor([number])}, batch_size=[1]), partition_id="wake-ups")
+        reply = reader.result()
+        times.append((reply["woken"] - start) * 1e3)
+        wrong += reply["global_indexes"] != put.global_indexes
+    client.clear_partition("wake-ups")
+    times = times[WARM_UPS:]
+    milliseconds, slowest = statistics.median(times), max(times)
+    found = {"verified": not wrong, "count": WAKEUPS, "milliseconds": milliseconds, "slowest_milliseconds": slowest}
+    if wrong:
+        words = f"{wrong} of {WARM_UPS + WAKEUPS} waiting claims returned another row than the one that was put"
+        return Finding("wake-up", PROBLEM, words, "report this as a bug", found)
+    words = f"{milliseconds:.2f} ms from a put of one row until a waiting consumer in another process has claimed it "
+    words += f"(median of {WAKEUPS}, slowest {slowest:.2f} ms)"
+    return Finding("wake-up", OK, words, values=found)
+
+
+def _await_claim(client: TransferQueueClient, partition: str, reader: _Reader) -> None:
+    """Return once a claim waits in the partition, so that the put wakes it up."""
+    limit = time.monotonic() + WAIT_SECONDS
+    while not any(task.waiting for each in client.status().partitions if each.name == partition for task in each.tasks):
+        if reader.has_ended():
+            reader.result()  # raises the error with what the process wrote
+        if time.monotonic() > limit:
+            raise TransferQueueError(f"the reading process did not begin to wait within {WAIT_SECONDS:g} s")
 
 
 def _round_trip(client: TransferQueueClient) -> Finding:
+    """Measure an empty request to the controller."""
     times = []
     for _ in range(ROUND_TRIPS):
         start = time.perf_counter()
@@ -170,7 +267,7 @@ def _round_trip(client: TransferQueueClient) -> Finding:
 
 
 def memcpy_rate(nbytes: int) -> float:
-    """Bytes a second of one thread copying between warm arrays; the median."""
+    """Return the bytes per second that one thread copies between arrays that were used before (median)."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     times = []
     for _ in range(ROUNDS + 1):
