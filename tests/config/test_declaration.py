@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.resources
 import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from omegaconf import OmegaConf
 
+from transfer_queue.config import environment, settings, validators
 from transfer_queue.config.declaration import Setting, declared_settings, setting, tree_of_defaults
 from transfer_queue.config.environment import VARIABLES
 from transfer_queue.config.settings import KEYS, SECTIONS, SETTINGS, Settings
@@ -55,6 +58,14 @@ def test_a_default_is_allowed_and_a_meaning_is_full_sentences(each: Setting):
     assert each.validator.type_name
     text = OmegaConf.create(f"key: {each.default_yaml}")
     assert OmegaConf.to_container(text) == {"key": each.default}
+
+
+@pytest.mark.parametrize("module", [environment, settings, validators])
+def test_the_examples_of_docstrings_run(module: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TQ_CONTROLLER_GET_METADATA_TIMEOUT", raising=False)
+    done = doctest.testmod(module)
+    assert done.attempted > 0
+    assert done.failed == 0
 
 
 def test_every_field_of_the_settings_has_a_key():

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, MutableMapping
 from typing import Generic, TypeVar
 
-from transfer_queue.config.validators import LogLevel, SystemName, refuse
+from transfer_queue.config.validators import LogLevel, SystemName, not_allowed
 
 T = TypeVar("T", covariant=True)
 
@@ -62,9 +62,9 @@ def _number(name: str, text: str, allowed: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise refuse(name, text, allowed) from None
+        raise not_allowed(name, text, allowed) from None
     if not math.isfinite(number) or number < 0:
-        raise refuse(name, text, allowed)
+        raise not_allowed(name, text, allowed)
     return number
 
 
@@ -72,7 +72,7 @@ def _count(name: str, text: str) -> int:
     allowed = "a whole number >= 0"
     number = _number(name, text, allowed)
     if number != int(number):
-        raise refuse(name, text, allowed)
+        raise not_allowed(name, text, allowed)
     return int(number)
 
 
@@ -83,7 +83,7 @@ def _seconds(name: str, text: str) -> float:
 def _absolute_path(name: str, text: str) -> str:
     # Processes of one system must find the same folder, wherever each of them was started.
     if not os.path.isabs(text):
-        raise refuse(name, text, "an absolute path")
+        raise not_allowed(name, text, "an absolute path")
     return text
 
 

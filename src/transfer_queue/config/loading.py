@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.config.validators import refuse, unreadable
+from transfer_queue.config.validators import not_allowed, unreadable_conf
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.names import nearest
 
@@ -68,11 +68,11 @@ def merge(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    plain = {} if conf is None else _plain(conf)
+    plain = {} if conf is None else _plain_conf(conf)
     try:
-        merged = OmegaConf.merge(_defaults(), OmegaConf.create(plain, flags={"allow_objects": True}))
+        merged = OmegaConf.merge(_default_conf(), OmegaConf.create(plain, flags={"allow_objects": True}))
     except (OmegaConfBaseException, TypeError) as error:  # OmegaConf raises a plain TypeError for some mistakes
-        raise unreadable(error) from error
+        raise unreadable_conf(error) from error
     assert isinstance(merged, DictConfig)
     OmegaConf.set_readonly(merged, None)
     return merged
@@ -90,8 +90,8 @@ def unknown_keys(conf: DictConfig | Mapping[str, Any] | None, strict: bool | Non
     """
     if conf is None:
         return []
-    plain = _plain(conf)
-    found = strange_keys(plain, _documented())
+    plain = _plain_conf(conf)
+    found = describe_unknown_keys(plain, _default_tree())
     if found and (plain.get("strict") is True if strict is None else strict):
         raise InvalidArgumentError("\n  ".join(["the configuration has keys without an effect; correct them:", *found]))
     return found
@@ -108,16 +108,18 @@ def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[s
     """
     if conf is None:
         return []
-    named, known = leaves(_plain(conf), _documented()), _documented()
-    wanted, found = leaves(as_json(merge(conf)), known), leaves(in_force, known)
+    named, known = settings_by_path(_plain_conf(conf), _default_tree()), _default_tree()
+    wanted, found = settings_by_path(as_json(merge(conf)), known), settings_by_path(in_force, known)
     return [
         f"{path}: requested {json.dumps(wanted[path])}, in force {json.dumps(found.get(path))}"
         for path in named
-        if path in wanted and not path.startswith(_NOT_COMPARED) and not _same(path, wanted[path], found.get(path))
+        if path in wanted
+        and not path.startswith(_NOT_COMPARED)
+        and not _same_value(path, wanted[path], found.get(path))
     ]
 
 
-def _same(path: str, wanted: Any, found: Any) -> bool:
+def _same_value(path: str, wanted: Any, found: Any) -> bool:
     if path == "controller.sampler" and isinstance(wanted, str) and isinstance(found, str):
         # a class, its instance and its import path are the same sampler
         return re.split("[.:]", wanted)[-1] == re.split("[.:]", found)[-1]
@@ -125,8 +127,8 @@ def _same(path: str, wanted: Any, found: Any) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _defaults() -> DictConfig:
-    """The documented defaults; read-only."""
+def _default_conf() -> DictConfig:
+    """Return the defaults of `config.yaml`, read-only."""
     import importlib.resources
 
     from omegaconf import DictConfig, OmegaConf
@@ -138,29 +140,29 @@ def _defaults() -> DictConfig:
 
 
 @lru_cache(maxsize=1)
-def _documented() -> Mapping[str, Any]:
-    """The documented defaults as plain containers. Their keys are all known keys."""
-    return _plain(_defaults())
+def _default_tree() -> Mapping[str, Any]:
+    """Return the defaults as plain containers. Their keys are all known keys."""
+    return _plain_conf(_default_conf())
 
 
-def _plain(conf: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+def _plain_conf(conf: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Return the conf as plain containers, in which keys of other versions also have their names here."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
     if not isinstance(conf, (DictConfig, Mapping)):
-        raise refuse("conf", conf, "a DictConfig, a dict or None")
+        raise not_allowed("conf", conf, "a DictConfig, a dict or None")
     flags = {"allow_objects": True}
     try:
         given = conf if isinstance(conf, DictConfig) else OmegaConf.create(dict(conf), flags=flags)
         try:
             plain: Any = OmegaConf.to_container(given, resolve=True)
         except InterpolationResolutionError:
-            # It may point at a default: then it resolves in the merged conf.
+            # An interpolation that refers to a default is resolved in the merged conf.
             plain = OmegaConf.to_container(given, resolve=False)
     except (OmegaConfBaseException, TypeError) as error:
-        raise unreadable(error) from error
-    made: dict[str, Any] = translated(plain)
+        raise unreadable_conf(error) from error
+    made: dict[str, Any] = with_translated_keys(plain)
     return made
 
 
@@ -173,11 +175,11 @@ def as_json(merged: DictConfig) -> Any:
     try:
         plain = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
-        raise unreadable(error) from error
-    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=_named))
+        raise unreadable_conf(error) from error
+    return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=_json_name))
 
 
-def _named(value: Any) -> str:
+def _json_name(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
     return value.__qualname__ if isinstance(value, type) else type(value).__qualname__
@@ -197,56 +199,56 @@ def select(conf: Any, key: str) -> Any:
         for part in path.split(".") if path else []:
             section = section[part]
             if not isinstance(section, Mapping):
-                raise refuse(path, section, "a mapping")
+                raise not_allowed(path, section, "a mapping")
         return section[leaf]
     except OmegaConfBaseException as error:
-        raise unreadable(error) from error
+        raise unreadable_conf(error) from error
 
 
 # ---------------------------------------------------------------- keys
 
 
-def translated(given: Any) -> Any:
+def with_translated_keys(given: Any) -> Any:
     """Return a copy of a conf in which the values of keys of TransferQueue 0.1.11 are also set under their names here.
 
     The old keys are kept. If the conf has a setting under both names, the value under the name here stays.
     """
     if not isinstance(given, Mapping):
         return given
-    made = _copied(given)
+    made = _copy_of(given)
     for old, new in ALIASES.items():
-        value = _at(made, old)
-        if value is not _MISSING and _at(made, new) is _MISSING:
-            _put(made, new, value)
-    if _at(made, _RDMA) not in (_MISSING, None, False):
-        arguments = _at(made, _WORKER_ARGS)
+        value = _value_at(made, old)
+        if value is not _MISSING and _value_at(made, new) is _MISSING:
+            _set_value(made, new, value)
+    if _value_at(made, _RDMA) not in (_MISSING, None, False):
+        arguments = _value_at(made, _WORKER_ARGS)
         arguments = "" if arguments is _MISSING or arguments is None else arguments
         if isinstance(arguments, str) and "--enable_rdma" not in arguments:
-            _put(made, _WORKER_ARGS, f"{arguments} --enable_rdma true".strip())
+            _set_value(made, _WORKER_ARGS, f"{arguments} --enable_rdma true".strip())
     return made
 
 
-def strange_keys(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+def describe_unknown_keys(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each key that has no effect, with the nearest known name.
 
     Args:
         given: The caller's conf as a plain container.
-        defaults: The documented defaults, which name all keys.
+        defaults: The defaults, which name all keys.
     """
-    known = [*paths(defaults), *_SET_BY_INIT]
-    return [_sentence(key, known) for key in _strange(given, set(known), "")]
+    known = [*key_paths(defaults), *_SET_BY_INIT]
+    return [_describe_unknown(key, known) for key in _unknown_paths(given, set(known), "")]
 
 
-def paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def key_paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """Yield the dotted path of every key, including sections. Users choose the keys in a section that is empty here."""
     for name, value in section.items():
         path = f"{above}{name}"
         yield path
         if isinstance(value, Mapping):
-            yield from paths(value, f"{path}.")
+            yield from key_paths(value, f"{path}.")
 
 
-def leaves(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def settings_by_path(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a conf by dotted path: the known keys that are not sections, without unknown keys."""
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -254,20 +256,20 @@ def leaves(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
             continue
         default = defaults[name]
         if isinstance(default, Mapping) and default and isinstance(value, Mapping):
-            found.update({f"{name}.{below}": each for below, each in leaves(value, default).items()})
+            found.update({f"{name}.{below}": each for below, each in settings_by_path(value, default).items()})
         else:
             found[str(name)] = value
     return found
 
 
-def _strange(section: Mapping[str, Any], known: set[str], above: str) -> Iterator[str]:
+def _unknown_paths(section: Mapping[str, Any], known: set[str], above: str) -> Iterator[str]:
     for name, value in section.items():
         path = f"{above}{name}"
         if path in WITHOUT_COUNTERPART:
             if _has_effect(value):
                 yield path
         elif isinstance(value, Mapping) and _is_section(path, known):
-            yield from _strange(value, known, f"{path}.")
+            yield from _unknown_paths(value, known, f"{path}.")
         elif path not in known and path not in ALIASES and path != _RDMA:
             yield path
 
@@ -284,14 +286,14 @@ def _has_effect(value: Any) -> bool:
     return bool(value)
 
 
-def _sentence(key: str, known: list[str]) -> str:
+def _describe_unknown(key: str, known: list[str]) -> str:
     if key in WITHOUT_COUNTERPART:
         return f"{key}: a key of TransferQueue 0.1.11 that has no effect here; {WITHOUT_COUNTERPART[key]}"
-    found = _nearest(key, known)
+    found = _nearest_key(key, known)
     return f"{key}: unknown" + (f"; did you mean {found}?" if found else "")
 
 
-def _nearest(key: str, known: list[str]) -> str | None:
+def _nearest_key(key: str, known: list[str]) -> str | None:
     """Return the key that the caller most likely meant: from the same section, then of any path or name."""
     above, _, name = key.rpartition(".")
     anywhere = {path.rpartition(".")[2]: path for path in reversed(known)}
@@ -307,15 +309,15 @@ def _nearest(key: str, known: list[str]) -> str | None:
 _MISSING = object()
 
 
-def _copied(section: Mapping[Any, Any]) -> dict[Any, Any]:
+def _copy_of(section: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a copy of nested mappings and lists. The values in them are not copied."""
     return {
-        name: _copied(value) if isinstance(value, Mapping) else copy.copy(value) if isinstance(value, list) else value
+        name: _copy_of(value) if isinstance(value, Mapping) else copy.copy(value) if isinstance(value, list) else value
         for name, value in section.items()
     }
 
 
-def _at(section: Any, path: str) -> Any:
+def _value_at(section: Any, path: str) -> Any:
     for name in path.split("."):
         if not isinstance(section, Mapping) or name not in section:
             return _MISSING
@@ -323,7 +325,7 @@ def _at(section: Any, path: str) -> Any:
     return section
 
 
-def _put(section: dict[Any, Any], path: str, value: Any) -> None:
+def _set_value(section: dict[Any, Any], path: str, value: Any) -> None:
     *above, name = path.split(".")
     for each in above:
         if section.get(each) is None:

@@ -25,7 +25,7 @@ from transfer_queue.config.validators import (
     Text,
     TlsFiles,
     WholeNumber,
-    refuse,
+    not_allowed,
 )
 from transfer_queue.errors import StartError
 
@@ -338,13 +338,13 @@ class Settings:
         _check_sampler_arguments(select(merged, KEYS["sampler"]), values["sampler_args"])
         if values["offload_low"] >= values["offload_high"]:
             allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
-            raise refuse(KEYS["offload_low"], values["offload_low"], allowed)
+            raise not_allowed(KEYS["offload_low"], values["offload_low"], allowed)
         if values["storage_backend"] != "SimpleStorage":
             values["num_data_storage_units"] = 1  # it knows the contents of the store, wherever the bytes are
             offload_enabled = False
         elif offload_enabled and values["offload_path"] is None:
             allowed = f"an absolute path on an SSD, because {cls.offload_enabled.key} is true"
-            raise refuse(KEYS["offload_path"], None, allowed)
+            raise not_allowed(KEYS["offload_path"], None, allowed)
         if not offload_enabled:
             values["offload_path"] = None
         settings = cls(**values)
@@ -375,16 +375,20 @@ class Settings:
     def _check_replicas(self, units: int | None) -> None:
         """Raise InvalidArgumentError if there are fewer units than replicas. None: the number is not known yet."""
         if self.storage_backend != "SimpleStorage" and self.replicas > 1:
-            raise refuse(KEYS["replicas"], self.replicas, f"1 with {KEYS['storage_backend']} {self.storage_backend}")
+            raise not_allowed(
+                KEYS["replicas"], self.replicas, f"1 with {KEYS['storage_backend']} {self.storage_backend}"
+            )
         if units is not None and self.replicas > units:
             key = KEYS["num_data_storage_units"]
-            raise refuse(KEYS["replicas"], self.replicas, f"1, or {key} of {self.replicas} or more ({key} is {units})")
+            raise not_allowed(
+                KEYS["replicas"], self.replicas, f"1, or {key} of {self.replicas} or more ({key} is {units})"
+            )
 
 
 def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:
     if arguments and not isinstance(sampler, (str, type)):
         allowed = f"nothing if {KEYS['sampler']} is an instance, which has its own"
-        raise refuse(KEYS["sampler_args"], arguments, allowed)
+        raise not_allowed(KEYS["sampler_args"], arguments, allowed)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(

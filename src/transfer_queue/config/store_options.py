@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer_queue.config.declaration import declared_settings, setting
 from transfer_queue.config.loading import select
-from transfer_queue.config.validators import Boolean, Choice, OrNull, PlainMapping, Text, WholeNumber, refuse
+from transfer_queue.config.validators import Boolean, Choice, OrNull, PlainMapping, Text, WholeNumber, not_allowed
 
 SMALLEST_STORAGE = 64 * 1024
 """Bytes of the smallest storage that can be configured: one granule of an arena."""
@@ -168,5 +168,7 @@ def validated_store_options(merged: Any, backend: str) -> dict[str, Any]:
     settings = declared_settings(STORE_OPTIONS[backend])
     options = {name: each.validator.convert(each.key, select(merged, each.key)) for name, each in settings.items()}
     if options.get("direct_transport") and options["capacity"] is None:
-        raise refuse(_CAPACITY, None, f"bytes if {_DIRECT_TRANSPORT} is set, because Ray does not write these to disk")
+        raise not_allowed(
+            _CAPACITY, None, f"bytes if {_DIRECT_TRANSPORT} is set, because Ray does not write these to disk"
+        )
     return options

@@ -20,12 +20,12 @@ LONGEST_NAME = 64
 TLS_FILES = ("certificate", "private_key", "authority")
 
 
-def refuse(key: str, value: object, allowed: str) -> InvalidArgumentError:
+def not_allowed(key: str, value: object, allowed: str) -> InvalidArgumentError:
     """Return the error for a value that is not allowed."""
     return InvalidArgumentError(f"{key} is {value!r}; allowed: {allowed}")
 
 
-def unreadable(error: Exception) -> InvalidArgumentError:
+def unreadable_conf(error: Exception) -> InvalidArgumentError:
     """Return an error of this package for one of OmegaConf."""
     where = getattr(error, "full_key", None) or "its top level"
     said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
@@ -72,7 +72,7 @@ class Validator(ABC, Generic[V]):
         try:
             return self._accept(key, value)
         except NotAllowedError:
-            raise refuse(key, value, self.allowed) from None
+            raise not_allowed(key, value, self.allowed) from None
 
     @abstractmethod
     def _accept(self, key: str, value: object) -> V:
@@ -250,9 +250,9 @@ class PlainMapping(Validator[dict[str, Any]]):
             options: dict[str, Any] = json.loads(json.dumps(dict(plain)))
         except (TypeError, ValueError) as error:
             instead = f", or {self._instead}" if self._instead else ""
-            raise refuse(key, plain, f"plain values{instead} ({error})") from None
+            raise not_allowed(key, plain, f"plain values{instead} ({error})") from None
         if set(self._reserved) & set(options):
-            raise refuse(key, options, f"{self.allowed}; {self._instead}")
+            raise not_allowed(key, options, f"{self.allowed}; {self._instead}")
         return options
 
 
@@ -268,7 +268,7 @@ class TlsFiles(Validator[dict[str, str]]):
             raise NotAllowedError
         for name, path in files.items():
             if not isinstance(path, str) or not os.path.isabs(path):
-                raise refuse(f"{key}.{name}", path, "the absolute path of a PEM file")
+                raise not_allowed(f"{key}.{name}", path, "the absolute path of a PEM file")
         return dict(files)
 
 
@@ -320,4 +320,4 @@ def _resolved(value: object) -> object:
     try:
         return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
     except OmegaConfBaseException as error:
-        raise unreadable(error) from error
+        raise unreadable_conf(error) from error

@@ -107,7 +107,7 @@ class RunningSystem:
     def with_other_settings(self, differing: list[str]) -> str:
         """Return a message that the system runs with other settings than requested, and what to do.
 
-        differing: a phrase for each setting, see `config_tree.differences`.
+        differing: a phrase for each setting, see `config.loading.differences`.
         """
         listed = "".join(f"\n  {each}" for each in differing)
         return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue.config.loading import merge, select
 from transfer_queue.config.settings import KEYS, Settings
-from transfer_queue.config.validators import refuse
+from transfer_queue.config.validators import not_allowed
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.names import did_you_mean
 from transfer_queue.sampler import BUILT_IN, SamplerWrapper
@@ -64,8 +64,8 @@ def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object
                 f"a class that can be called without arguments or with those of {KEYS['sampler_args']}, or an "
                 f"instance ({error})"
             )
-            raise refuse(KEYS["sampler"], value, allowed) from error
-        raise refuse(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
+            raise not_allowed(KEYS["sampler"], value, allowed) from error
+        raise not_allowed(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
     return made
 
 
@@ -77,7 +77,7 @@ def sampler_class(name: str) -> type:
     """
     found = BUILT_IN[name] if name in BUILT_IN else _imported(name)
     if not isinstance(found, type):
-        raise refuse(KEYS["sampler"], name, "the import path of a class")
+        raise not_allowed(KEYS["sampler"], name, "the import path of a class")
     _check_sampler(found)
     return found
 
@@ -88,20 +88,20 @@ def _imported(name: str) -> Any:
     if not colon:
         module, _, attribute = name.rpartition(".")
     if not module or not attribute:
-        raise InvalidArgumentError(f"{refuse(KEYS['sampler'], name, allowed)}{did_you_mean(name, BUILT_IN)}")
+        raise InvalidArgumentError(f"{not_allowed(KEYS['sampler'], name, allowed)}{did_you_mean(name, BUILT_IN)}")
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"{refuse(KEYS['sampler'], name, allowed)}; {error}") from error
+        raise InvalidArgumentError(f"{not_allowed(KEYS['sampler'], name, allowed)}; {error}") from error
     return found
 
 
 def _check_sampler(value: object) -> None:
     if not callable(getattr(value, "sample", None)):
         allowed = f"{', '.join(BUILT_IN)}, 'package.module:Class', a sampler or its class"
-        raise refuse(KEYS["sampler"], value, allowed)
+        raise not_allowed(KEYS["sampler"], value, allowed)
 
 
 def _inner_sampler(value: Any) -> object:

@@ -1,7 +1,7 @@
 """Loggers of this package.
 
-Owns the one handler, on the package's own root logger. It stays silent as soon as the program configures
-logging itself, and the program's root logger is never touched.
+The logger `transfer_queue` has one handler, which writes to stderr until the program configures logging itself. The
+root logger of the program is not changed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,34 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]  # no generic class at run time before 3.11
-    """Writes to stderr what no handler of the program would write."""
+    """Writes records to stderr unless the root logger of the program has a handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Records propagate, so a program with a handler of its own would see each of them twice.
+        # Records propagate, so that a program with its own handler would write each of them twice.
         if not logging.getLogger().handlers:
             super().emit(record)
 
 
 def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logger:
-    """The logger called `name`, at the level that TQ_LOGGING_LEVEL asks for, else at `default_level`.
+    """Return a logger whose level is TQ_LOGGING_LEVEL, or `default_level` if the variable is not set.
 
-    A level that the program has set itself stays. Loggers below `transfer_queue` write to stderr until the
-    program configures logging. Errors: InvalidArgumentError where either names no level.
+    A level that the program has set is kept. Loggers whose names begin with `transfer_queue.` write to stderr until the
+    program configures logging.
+
+    Args:
+        name: The name of the logger.
+        default_level: The name of a level, in any case, or its number. Default: "WARNING".
+
+    Returns:
+        The logger of `logging` with this name.
+
+    Raises:
+        InvalidArgumentError: TQ_LOGGING_LEVEL or default_level is not a level.
+
+    Example:
+        >>> from transfer_queue.utils.logging_utils import get_logger
+        >>> get_logger("trainer", "INFO").name
+        'trainer'
     """
     asked = environment.logging_level()
     package = logging.getLogger(_PACKAGE)
@@ -40,7 +55,7 @@ def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logge
         package.addHandler(handler)
     logger = logging.getLogger(name)
     level = asked or LogLevel().convert("default_level", default_level)
-    # One that wants the package's usual level inherits it, and so follows what the program sets for the package.
+    # A logger with the usual level inherits it, so that it follows the level that the program sets for the package.
     inherits = name.startswith(_PACKAGE + ".") and level == (asked or logging.WARNING)
     if logger.level == logging.NOTSET and not inherits:
         logger.setLevel(level)
