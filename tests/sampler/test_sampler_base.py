@@ -267,6 +267,8 @@ def test_imports_are_pure():
     }
     stdlib |= {"reprlib", "typing", "contextlib", "traceback", "msgspec"}
     for path in Path(transfer_queue.sampler.__file__).parent.glob("*.py"):
+        if path.name == "factory.py":  # which reads settings, so that the samplers do not
+            continue
         for node in ast.parse(path.read_text()).body:
             names = []
             if isinstance(node, ast.Import):
