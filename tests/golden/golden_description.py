@@ -1,7 +1,7 @@
-"""What a client can see of a system, as plain values that JSON carries: two systems compare by `==`.
+"""What a client can see of a system, as values of JSON: two systems are compared by comparing their descriptions.
 
-Only methods of the public client are used, so that the description of one release can be compared with what a later
-release shows of the same files. Words that people read (types of fields, explanations) are not part of it.
+Only methods of the public client are used, so that the description that one release gave can be compared with the
+description that a later release gives. Texts for people, such as explanations, are not part of it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-WHOLE_BYTES = 64  # longer values are described by a hash
+WHOLE_BYTES = 64  # bytes of a value up to which it is described by its bytes, and beyond by their hash
+MOST_FIELDS = 100  # fields of a partition up to which all are described, and beyond the first and the last three
 
 
 def described(client: Any) -> dict[str, Any]:
-    """All partitions with their samples, and the keys."""
+    """Describe all partitions, their samples, the keys and the storage units."""
     status = client.status(timeout=60)
     return {
         "partitions": {each.name: _partition(client, each) for each in sorted(status.partitions, key=lambda p: p.name)},
@@ -28,6 +29,8 @@ def described(client: Any) -> dict[str, Any]:
 def _partition(client: Any, progress: Any) -> dict[str, Any]:
     name = progress.name
     fields = sorted(field.name for field in progress.fields)
+    if len(fields) > MOST_FIELDS:
+        fields = [*fields[:3], *fields[-3:]]
     tasks = sorted(task.name for task in progress.tasks)
     policy = progress.policy
     found = {
@@ -36,7 +39,12 @@ def _partition(client: Any, progress: Any) -> dict[str, Any]:
         "sealed": progress.sealed,
         "group_size": progress.group_size,
         "nbytes": progress.nbytes,
-        "fields": {field.name: [field.produced, field.produced_ever, field.lost] for field in progress.fields},
+        "field_count": len(progress.fields),
+        "fields": {
+            field.name: [field.produced, field.produced_ever, field.lost]
+            for field in progress.fields
+            if field.name in fields
+        },
         "tasks": {task.name: [task.consumed, task.consumed_ever, task.claimed] for task in progress.tasks},
         "orphaned_groups": progress.orphaned_groups,
         "dropped": dict(sorted(progress.dropped.items())),
@@ -49,7 +57,7 @@ def _partition(client: Any, progress: Any) -> dict[str, Any]:
 
 
 def _samples(client: Any, name: str, fields: list[str], tasks: list[str]) -> dict[str, Any]:
-    """Indexes, keys, tags, which fields and tasks they have, and the values of the fields."""
+    """Describe global indexes, keys, tags, production, consumption, schema and values."""
     if not fields:
         return {}
     meta = client.get_meta(fields, None, name, mode="force_fetch")
@@ -67,7 +75,7 @@ def _samples(client: Any, name: str, fields: list[str], tasks: list[str]) -> dic
 
 
 def _digits(status: tuple[Any, Any], indexes: list[int]) -> str:
-    """A digit for each sample of these indexes, which are those of all samples."""
+    """The status of each of these samples as a digit."""
     known, column = _column(status) or ([], [])
     assert set(known) >= set(indexes)
     of = dict(zip(known, column, strict=True))
@@ -84,7 +92,7 @@ def _schema(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def values(client: Any, partition: str, field: str) -> dict[str, Any]:
-    """Global index -> value of a field, of the samples that have it."""
+    """Global index -> value, of the samples that have the field."""
     produced = _column(client.get_production_status([field], partition))
     there = {index for index, has in zip(*produced, strict=True) if has} if produced else set()
     meta = client.get_meta([field], None, partition, mode="force_fetch")
@@ -102,7 +110,7 @@ def _rows(column: Any) -> list[Any]:
 
 
 def encoded(value: Any) -> Any:
-    """A value as JSON carries it, exactly: equal ones, and only these, have equal forms."""
+    """A value in the form of JSON. Only equal values have equal forms."""
     if isinstance(value, torch.Tensor):
         shape = list(value.shape)
         return {str(value.dtype): shape, "bytes": _bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy())}
@@ -114,7 +122,7 @@ def encoded(value: Any) -> Any:
         return [encoded(entry) for entry in value]
     if value is None or type(value) in (bool, int, str):
         return value
-    return {type(value).__name__: repr(value)}  # of numbers, bytes, tuples, ... it says everything
+    return {type(value).__name__: repr(value)}  # complete for floats, bytes, tuples and complex numbers
 
 
 def _bytes(array: np.ndarray) -> str:
@@ -123,13 +131,13 @@ def _bytes(array: np.ndarray) -> str:
 
 
 def batch(answer: tuple[Any, bool]) -> dict[str, Any]:
-    """What a claim was given: `answer` is of `await_batch`."""
+    """Describe a result of `await_batch`."""
     meta, ended = answer
     return {"rows": meta.global_indexes, "ended": ended, "deliveries": [int(each) for each in meta.deliveries]}
 
 
 def change(found: Any) -> dict[str, Any]:
-    """What `wait_for_change` gave, with the versions."""
+    """Describe a result of `wait_for_change`."""
     return {
         "changed": found.changed,
         "version": found.version,

@@ -1,4 +1,4 @@
-"""The golden files of a release: archives of files that it wrote, and what must be found in them."""
+"""The golden files of a release: archives of the files that it wrote, and a description of what it found in them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ HERE = Path(__file__).parent
 
 
 def releases() -> list[str]:
-    """The releases of which there are golden files."""
+    """The releases that have golden files."""
     return sorted(path.name for path in HERE.iterdir() if (path / "expected.json").exists())
 
 
-def expected(release: str) -> dict[str, Any]:
-    """What must be found in the files of a release."""
+def read_expected(release: str) -> dict[str, Any]:
+    """The description of what a release found in its files."""
     found: dict[str, Any] = json.loads((HERE / release / "expected.json").read_text())
     return found
 
 
-def unpack(release: str, story: str, folder: Path) -> Path:
-    """The files of a story, in a folder of theirs."""
-    with tarfile.open(HERE / release / f"{story}.tar.gz") as archive:
-        archive.extractall(folder / story, filter="data")
-    return folder / story
+def unpack(release: str, scenario: str, folder: Path) -> Path:
+    """Extract the files of a scenario into a new folder; returns the folder."""
+    with tarfile.open(HERE / release / f"{scenario}.tar.gz") as archive:
+        archive.extractall(folder / scenario, filter="data")
+    return folder / scenario
 
 
-def pack(release: Path, story: str, parts: dict[str, Path]) -> None:
-    """An archive of these files and folders, under these names; equal files give equal archives."""
+def pack(release: Path, scenario: str, parts: dict[str, Path]) -> None:
+    """Write an archive of these files and folders, by the names that they get in it."""
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = entry.mtime = 0
@@ -38,7 +38,7 @@ def pack(release: Path, story: str, parts: dict[str, Path]) -> None:
         return entry
 
     with (
-        open(release / f"{story}.tar.gz", "wb") as file,
+        open(release / f"{scenario}.tar.gz", "wb") as file,
         gzip.GzipFile("", "wb", 9, file, 0) as packed,
         tarfile.open(fileobj=packed, mode="w") as archive,
     ):
@@ -47,7 +47,7 @@ def pack(release: Path, story: str, parts: dict[str, Path]) -> None:
 
 
 def write_expected(release: Path, found: dict[str, Any]) -> None:
-    """In lines that a person can compare: an entry of the inner levels each."""
+    """Write the description, with a line for each entry of the upper levels, so that a diff is readable."""
     (release / "expected.json").write_text(_lines(found, 0) + "\n")
 
 

@@ -3,6 +3,7 @@
 A module or a name that moves is changed here, and nowhere else in this folder.
 """
 
+from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core import changes, moves
@@ -17,5 +18,5 @@ from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
     "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",
-    "arena_of", "changes", "departures", "moves", "recover", "restored", "saved", "state_file",
+    "arena_of", "changes", "departures", "faulty_cluster", "moves", "recover", "restored", "saved", "state_file",
 ]  # fmt: skip

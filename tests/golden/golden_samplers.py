@@ -1,4 +1,4 @@
-"""The stories of the samplers: for each kind a checkpoint of a simulated system in the middle of its deals."""
+"""The scenario of the samplers: for each kind a checkpoint of a simulated system that has dealt a few batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from golden_description import batch, described
-from golden_records import load, outcome, rows, save, working_in
+from golden_observations import outcome
 from golden_sampler import Alternating
+from golden_systems import load, rows, save, working_in
 
 from transfer_queue.sampler import (
     BaseSampler,
@@ -50,8 +51,8 @@ def _tags(start: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def tell(name: str, folder: Path) -> None:
-    """Saves a checkpoint of a system with this sampler, in which every value lies twice. Makes the folder."""
+def make_files(name: str, folder: Path) -> None:
+    """Save a checkpoint of a system with this sampler and two copies of every value. Makes the folder."""
     with working_in(folder), Cluster(Path("system"), sampler=SAMPLERS[name](), conf=REPLICAS) as cluster:
         a = cluster.client("a")
         for partition, count in (("open", COUNT), ("sealed", 10)):
@@ -66,8 +67,8 @@ def tell(name: str, folder: Path) -> None:
         save(a, Path("checkpoint"))
 
 
-def shown(name: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
-    """What a client of another system sees that has loaded it, and is dealt from then on."""
+def observe(name: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """Describe another system that has loaded the checkpoint, and the batches that it deals."""
     with Cluster(folder, sampler=SAMPLERS[name]()) as cluster:
         a = cluster.client("a")
         load(a, checkpoint)
@@ -82,7 +83,7 @@ def shown(name: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
 
 
 def _claims(client: Any, partition: str, numbers: range) -> Iterator[Any]:
-    """Every rank claims these batches, the first of them under a lease."""
+    """Let every rank claim these batches, number 1 under a lease."""
     for number in numbers:
         for rank in range(RANKS):
             config = {"dp_rank": rank, "batch_index": number}

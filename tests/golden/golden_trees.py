@@ -1,12 +1,15 @@
-"""Saved trees of the state: which of their columns hold anything, and whether two trees are equal."""
+"""Trees of plain values and columns: which columns of a saved state hold anything, and where two trees differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from golden_internals import state_file
 
-# Dicts whose keys are not names of columns: of partitions, clients, fields, tasks, ranks, or numbers.
+# Dicts whose keys are not names of columns, but of partitions, clients, fields or tasks, or are numbers.
 MAPS = {
     "clients", "origins", "lost_units", "blocks.chunks", "blocks.chunks.*.second", "partitions",
     *(
@@ -23,7 +26,7 @@ MAPS = {
 
 
 def columns(tree: Any, path: str = "") -> dict[str, bool]:
-    """Column -> whether it holds anything but zeros, of everything in a tree."""
+    """Column of a tree -> whether it contains anything but zeros."""
     if not isinstance(tree, dict):
         return {path: bool(np.any(tree)) if isinstance(tree, np.ndarray) else bool(tree)}
     found = {path: True} if path in MAPS and tree else {path: False} if not tree else {}
@@ -35,7 +38,7 @@ def columns(tree: Any, path: str = "") -> dict[str, bool]:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where a tree lacks something of an older one, or has another value; what it has beside that is fine."""
+    """List what an older tree contains that a newer one lacks, or has with another value. Additions are allowed."""
     if isinstance(old, dict) and isinstance(new, dict):
         missing = [f"{path}.{key} is missing" for key in old if key not in new]
         found = (differences(old[key], new[key], f"{path}.{key}") for key in old if key in new)
@@ -54,3 +57,32 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         parts = (differences(*pair, f"{path}[{at}]") for at, pair in enumerate(zip(old, new, strict=True)))
         return [words for part in parts for words in part]
     return [] if old == new else [f"{path}: {old!r} became {new!r}"]
+
+
+def assert_same(observed: Any, then: Any) -> None:
+    """Raise AssertionError, which names the differences, if an observation differs from the one of the release."""
+    assert differences(then, observed) == []
+    assert observed == then
+
+
+def flip(path: Path, at: int) -> None:
+    """Damage one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x55
+    path.write_bytes(content)
+
+
+def filled(folders: Iterable[Path]) -> dict[str, bool]:
+    """Column of the state -> whether it contains anything in any state file of these folders."""
+    found: dict[str, bool] = {}
+    for folder in folders:
+        for path in state_files(folder):
+            for column, holds in columns(state_file.read(path)["state"]).items():
+                found[column] = holds or found.get(column, False)
+    return found
+
+
+def state_files(folder: Path) -> list[Path]:
+    """The files with a saved state in a folder and in the folders below it."""
+    names = ("state-", "controller_state.pkl", "load-")
+    return sorted(path for path in folder.rglob("*") if path.name.startswith(names))

@@ -1,46 +1,25 @@
-"""Files of earlier releases are loaded, show what they showed then, and the system goes on with them as it did then."""
+"""Simulated systems load the journals and checkpoints of earlier releases, find the same, and go on as these did."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import golden_observations
 import golden_records
 import golden_samplers
 import pytest
-from golden_files import expected, releases, unpack
+from golden_files import releases
 from golden_internals import CLOCK, recover, restored, saved, state_file
-from golden_trees import differences
+from golden_trees import assert_same, differences, filled, flip, state_files
 
 from transfer_queue.errors import CheckpointError, JournalError
-
-STORIES = ("records", "samplers")
-
-
-@pytest.fixture(scope="module", params=releases())
-def release(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def found_then(release: str) -> dict[str, Any]:
-    """What the release found in its files."""
-    return expected(release)
-
-
-@pytest.fixture(scope="module")
-def files(release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """The files of the release, by story; nobody changes them."""
-    folder = tmp_path_factory.mktemp("golden")
-    yield {story: unpack(release, story, folder) for story in STORIES}
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
 def journal(files: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of the journal, which a recovery changes."""
+    """A copy of the journal, because a recovery changes it."""
     return shutil.copytree(files["records"] / "journal", tmp_path / "journal")
 
 
@@ -50,77 +29,60 @@ def snapshot(files: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(files["records"] / "snapshot", tmp_path / "snapshot")
 
 
-def state_files(files: dict[str, Path]) -> list[Path]:
-    return sorted(path for folder in files.values() for path in folder.rglob("*") if path.name.startswith(STATES))
-
-
-STATES = ("state-", "controller_state.pkl", "load-")
-
-
-def test_there_are_files_of_a_release() -> None:
+def test_a_release_has_golden_files() -> None:
     assert releases()
 
 
 class TestCompleteness:
-    def test_the_story_has_every_record_that_a_journal_can_have(self, tmp_path: Path) -> None:
-        """If a record is added, the story must be, so that the files of the next release have it."""
-        golden_records.tell(tmp_path / "told")
-        assert golden_records.tags_in(tmp_path / "told" / "journal") == golden_records.journaled()
+    def test_the_scenario_writes_every_kind_of_record(self, tmp_path: Path) -> None:
+        """Who adds a record extends the scenario, so that the files of the next release contain it."""
+        golden_records.make_files(tmp_path / "files")
+        assert golden_records.tags_in(tmp_path / "files" / "journal") == golden_records.journaled()
 
-    def test_the_journal_has_every_record_of_its_release(self, files: Any, found_then: Any) -> None:
-        tags = found_then["records"]["tags"]
-        assert golden_records.tags_in(files["records"] / "journal") == set(tags)
+    def test_the_journal_contains_every_kind_of_record_of_its_release(self, files: Any, expected: Any) -> None:
+        assert golden_records.tags_in(files["records"] / "journal") == set(expected["records"]["tags"])
 
-    def test_every_record_of_the_release_is_known_by_its_tag(self, found_then: Any) -> None:
-        assert golden_records.journaled() >= set(found_then["records"]["tags"])
+    def test_every_tag_of_the_release_is_still_known(self, expected: Any) -> None:
+        assert golden_records.journaled() >= set(expected["records"]["tags"])
 
-    def test_every_column_holds_something_in_some_file(self, found_then: Any) -> None:
-        held: dict[str, bool] = {}
-        for story in found_then.values():
-            for column, holds in story["columns"].items():
-                held[column] = holds or held.get(column, False)
-        assert len(held) >= 150
-        assert {column for column, holds in held.items() if not holds} <= {"lost_units.*"}
+    def test_every_column_of_the_state_is_filled_in_some_file(self, files: Any) -> None:
+        columns = filled(files.values())
+        assert len(columns) >= 150
+        assert [column for column, holds in columns.items() if not holds] == []
 
 
-class TestTrees:
-    def test_every_saved_state_is_restored_whole(self, files: Any) -> None:
-        """What is saved of it again has all that was in the file."""
-        assert len(state_files(files)) >= 10
-        for path in state_files(files):
+class TestStates:
+    def test_every_column_comes_back(self, files: Any) -> None:
+        """A state that is restored and saved again contains all that was in the file."""
+        paths = [path for folder in files.values() for path in state_files(folder)]
+        assert len(paths) >= 14
+        for path in paths:
             tree = state_file.read(path)["state"]
             assert differences(tree, saved(restored(tree))) == [], path
 
     def test_the_records_lead_to_the_state_of_the_snapshot(self, journal: Path, snapshot: Path) -> None:
         (path,) = snapshot.glob("state-*")
-        with golden_records.little_is_spared():
+        with golden_records.low_limits():  # as when the records were written
             found = recover(journal, CLOCK)
         assert found.torn == 0
         assert differences(state_file.read(path)["state"], saved(found.state)) == []
 
 
-class TestSimulatedSystems:
+class TestSystems:
     @pytest.mark.parametrize("journal", ["journal", "snapshot"])
-    def test_a_system_goes_on_from_the_journal(self, journal: str, files: Any, found_then: Any, tmp_path: Path) -> None:
-        told = found_then["records"]
-        shown = golden_records.shown_over(files["records"], journal, told, tmp_path / "resumed")
-        assert_same(shown, told["resumed"])
+    def test_a_system_resumes_from_a_journal(self, journal: str, files: Any, expected: Any, tmp_path: Path) -> None:
+        then = expected["records"]
+        found = golden_observations.observe_resumed(files["records"], journal, then, tmp_path / "resumed")
+        assert_same(found, then["resumed"])
 
-    def test_a_system_goes_on_from_the_checkpoint(self, files: Any, found_then: Any, tmp_path: Path) -> None:
-        shown = golden_records.shown_loaded(files["records"] / "checkpoint", tmp_path / "loaded")
-        assert_same(shown, found_then["records"]["loaded"])
+    def test_a_system_loads_a_checkpoint(self, files: Any, expected: Any, tmp_path: Path) -> None:
+        found = golden_observations.observe_loaded(files["records"] / "checkpoint", tmp_path / "loaded")
+        assert_same(found, expected["records"]["loaded"])
 
-    @pytest.mark.parametrize("name", golden_samplers.SAMPLERS)
-    def test_a_sampler_goes_on_with_what_it_has_dealt(
-        self, name: str, files: Any, found_then: Any, tmp_path: Path
-    ) -> None:
-        shown = golden_samplers.shown(name, files["samplers"] / name, tmp_path / "other")
-        assert_same(shown, found_then["samplers"]["kinds"][name])
-
-
-def assert_same(shown: Any, then: Any) -> None:
-    assert differences(then, shown) == []
-    assert shown == then
+    def test_every_sampler_goes_on_after_what_it_has_dealt(self, files: Any, expected: Any, tmp_path: Path) -> None:
+        for name, then in expected["samplers"].items():
+            found = golden_samplers.observe(name, files["samplers"] / name, tmp_path / name)
+            assert_same(found, then)
 
 
 class TestDamagedFiles:
@@ -133,10 +95,10 @@ class TestDamagedFiles:
     def test_a_damaged_snapshot(self, snapshot: Path) -> None:
         (path,) = snapshot.glob("state-*")
         flip(path, path.stat().st_size // 2)
-        with pytest.raises(JournalError):
+        with pytest.raises(JournalError, match=path.name):
             recover(snapshot, CLOCK)
 
-    def test_a_state_of_a_loaded_checkpoint_that_is_missing(self, journal: Path) -> None:
+    def test_a_journal_without_the_state_that_was_loaded(self, journal: Path) -> None:
         (path,) = journal.glob("load-*")
         path.unlink()
         with pytest.raises(JournalError, match=path.name):
@@ -148,17 +110,10 @@ class TestDamagedFiles:
         path = next(checkpoint.glob(pattern))
         flip(path, path.stat().st_size // 2)
         with pytest.raises(CheckpointError):
-            golden_records.shown_loaded(checkpoint, tmp_path / "loaded")
+            golden_observations.observe_loaded(checkpoint, tmp_path / "loaded")
 
-    def test_a_checkpoint_without_one_of_its_files(self, files: Any, tmp_path: Path) -> None:
+    def test_a_checkpoint_that_lacks_a_file(self, files: Any, tmp_path: Path) -> None:
         checkpoint = shutil.copytree(files["records"] / "checkpoint", tmp_path / "checkpoint")
         next(checkpoint.glob("simple_storage/*.blocks")).unlink()
         with pytest.raises(CheckpointError, match="count mismatch"):
-            golden_records.shown_loaded(checkpoint, tmp_path / "loaded")
-
-
-def flip(path: Path, at: int) -> None:
-    """Another byte at this place."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 0x55
-    path.write_bytes(content)
+            golden_observations.observe_loaded(checkpoint, tmp_path / "loaded")

@@ -1,8 +1,8 @@
-"""Cluster: controller, storage units and clients in one process, over a virtual network and clock.
+"""Controller, storage unit and clients in one process, over a virtual network and clock.
 
-The code that runs is that of production: the core, the unit, the client's operations with its session, allocator and
-codec, real frames, and real arena files in a folder of the caller. Only sockets, the clock and the locks of the kernel
-are simulated.
+The code that runs is the production's: the core, the unit, the client's operations with its session, space and
+codec, real frames, and a real arena file in a folder of the caller's. Only sockets, the clock and the kernel's
+locks are stood in for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 
 
 def arena_of(unit: StorageUnit) -> Arena:
-    """Return the arena of a simulated unit."""
+    """The arena of a simulated unit."""
     assert isinstance(unit.room, ArenaRoom)
     return unit.room.arena
 
@@ -75,37 +75,26 @@ def _defaults() -> Settings:
 
 
 def registration(address: str, name: str, arena: Arena, leased: bytes) -> RegisterUnit:
-    """Return the request with which a unit with this arena registers."""
+    """What a unit with this arena registers with."""
     newer = arena.extents.next_extent
     about = arena.boot_id, name, "", leased, newer
     return RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
 
 
 def room_of(arena: Arena) -> ArenaRoom:
-    """Return the pool over an arena in memory or on disk."""
+    """Of an arena in memory or on disk."""
     return DiskRoom(arena) if arena.tier == DISK else ArenaRoom(arena)
 
 
 class Cluster:
-    """A simulated system of one controller and one or more storage units.
+    """A system of one controller and storage units, one or more. folder: an empty one, for the arenas.
 
-    Args:
-        folder: An empty folder for the arenas.
-        seed: Determines the order in which messages arrive. Default: 0.
-        sampler: The sampler of the system. Default: a SequentialSampler.
-        conf: The configuration; its `num_data_storage_units`, `replicas` and `offload` have an effect. Default: the
-            defaults.
-        arena_bytes: The size of the arena of each unit in memory. Default: 64 MiB.
+    conf: its `num_data_storage_units`, `replicas` and `offload` count too. arena_bytes: of each unit in memory. units:
+    by the places where they answer, which are their numbers while none is lost. unit: the first one.
 
-    Example:
-        >>> from pathlib import Path
-        >>> from transfer_queue.testing import Cluster
-        >>> with Cluster(Path.cwd(), seed=1) as cluster:
-        ...     simulated = cluster.client("trainer")
-        ...     meta = simulated.kv_put("a", "train_0", {"reward": torch.tensor(1.0)})
-        ...     simulated.kv_list("train_0")
-        ...     cluster.check()
-        {'train_0': {'a': {}}}
+    seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
+    pass and ticks the servers, `later` has something done at a time to come. `check` verifies the invariants and
+    that replaying the records gives the same state.
     """
 
     def __init__(
@@ -117,11 +106,8 @@ class Cluster:
         arena_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.clock = VirtualClock()
-        """The virtual clock."""
         self.network = Network(seed)
-        """The simulated network."""
         self.held = HeldSlots()
-        """The simulated locks of writer slots."""
         if isinstance(conf, Settings):
             settings = conf
         else:
@@ -136,7 +122,6 @@ class Cluster:
             marks=Watermarks(settings.offload_high, settings.offload_low),
             values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
         )
-        """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1)
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
@@ -144,15 +129,11 @@ class Cluster:
             StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), Slots(n, self.held))
             for n, (tier, size) in enumerate(tiers)
         ]
-        """The storage units, by their numbers."""
         self.loaded = LoadedStates(folder / "loaded", sync=False)
-        """The journal's copies of loaded states."""
         self.states = StateFiles(folder / "states", self.loaded)
-        """The state files of checkpoints."""
         for each in (self.states.folder, self.loaded.folder):
             each.mkdir(parents=True)
         self.records: list[AnyRecord] = []
-        """All records so far."""
         self._clients: list[Client] = []
         self._readers: dict[int, FrameReader] = {}
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
@@ -171,33 +152,13 @@ class Cluster:
         self._from_unit(unit, registration("unit", f"unit-{unit.number}", arena_of(unit), unit.register()))
 
     def client(self, name: str) -> Client:
-        """Return a new client.
-
-        Args:
-            name: Its id.
-
-        Returns:
-            The client.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> with Cluster(Path.cwd()) as cluster:
-            ...     cluster.client("trainer").get_partition_list()
-            []
-        """
+        """A new client."""
         client = Client(self, name)
         self._clients.append(client)
         return client
 
     def close(self) -> None:
-        """Close the files of the arenas, which stay in their folder.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> Cluster(Path.cwd()).close()
-        """
+        """Lets go of the arena's files, which stay in their folder."""
         for client in self._clients:
             for arena in client.state._arenas.values():
                 arena.close()
@@ -215,54 +176,19 @@ class Cluster:
     # ------------------------------------------------------------ time
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Deliver messages until a condition is met, or until no message is on its way.
-
-        Args:
-            until: The condition. Default: none.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> with Cluster(Path.cwd()) as cluster:
-            ...     cluster.run()
-        """
+        """Delivers messages until the condition holds, or until none is on its way."""
         for _ in range(MOST_DELIVERIES):
             if (until is not None and until()) or not self.network.deliver():
                 return
         raise AssertionError(f"still busy after {MOST_DELIVERIES} deliveries")
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Call a function after some virtual time. It may use clients.
-
-        Args:
-            seconds: The time.
-            action: The function.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> with Cluster(Path.cwd()) as cluster:
-            ...     cluster.later(2.0, lambda: print("two seconds later"))
-            ...     cluster.advance(3.0)
-            two seconds later
-        """
+        """Has `action()` called when so much time has passed; it may use clients."""
         heapq.heappush(self._agenda, (self.clock.now + seconds, self._agenda_size, action))
         self._agenda_size += 1
 
     def advance(self, seconds: float) -> None:
-        """Let virtual time pass, deadline by deadline. Messages are delivered before, between and after.
-
-        Args:
-            seconds: The time.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> with Cluster(Path.cwd()) as cluster:
-            ...     cluster.advance(60.0)
-            ...     cluster.clock.now
-            60.0
-        """
+        """Time passes, deadline by deadline; messages are delivered before, between and after."""
         end = self.clock.now + seconds
         self.run()
         due = self._due()
@@ -272,20 +198,10 @@ class Cluster:
         self.clock.move_to(end)
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Deliver messages and let virtual time pass until a condition is met.
-
-        Args:
-            until: The condition.
+        """Delivers messages and lets time pass until the condition holds.
 
         Raises:
-            AssertionError: The condition can never be met, because no message and no deadline is left.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> with Cluster(Path.cwd()) as cluster:
-            ...     cluster.later(2.0, lambda: None)
-            ...     cluster.wait(lambda: cluster.clock.now >= 2.0)
+            AssertionError: it never will, because nothing is left to happen.
         """
         self.run(until)
         for _ in range(MOST_STEPS):
@@ -325,16 +241,10 @@ class Cluster:
     # ------------------------------------------------------------ what must hold
 
     def check(self) -> None:
-        """Verify the invariants of the controller and the units, and that their states agree.
+        """Verifies the invariants of controller and unit, and what they say of each other.
 
         Raises:
-            AssertionError: An invariant is violated, or replaying the records gives another state.
-
-        Example:
-            >>> from pathlib import Path
-            >>> from transfer_queue.testing import Cluster
-            >>> with Cluster(Path.cwd()) as cluster:
-            ...     cluster.check()
+            AssertionError: one is broken, or a replay of the records gives another state than live operation had.
         """
         invariants.check(self.controller.state)
         for each in self.units:

@@ -1,11 +1,11 @@
-"""The conformance suite of stores: tests that the author of a store runs on it.
+"""What every external store must do: tests that whoever writes one runs on it.
 
     class TestMine(StoreConformance):
         def address(self) -> StoreAddress:
             return StoreAddress("my_package.my_store:MyStore", {"where": "..."})
 
-pytest collects the tests of the class. `address` is called once; the store must be running by then. Other processes use
-the store by the same address.
+pytest collects the tests of the class. `address` is asked once; what it needs is to be up by then. The store is also
+used from other processes, by the same address.
 """
 
 from __future__ import annotations
@@ -56,33 +56,18 @@ def _same(found: Bytes | None, wanted: Bytes) -> bool:
 
 
 class StoreConformance:
-    """The tests that every external store must pass. Subclasses define `address`.
-
-    Example:
-        >>> from transfer_queue.storage.stores.base import StoreAddress
-        >>> from transfer_queue.testing.conformance import StoreConformance
-        >>> class TestMine(StoreConformance):
-        ...     def address(self):
-        ...         return StoreAddress("my_package.my_store:MyStore", {"where": "..."})
-        >>> TestMine().address().kind
-        'my_package.my_store:MyStore'
-    """
+    """See the module. capacity: bytes that certainly do not fit into the store; None: it has no end worth testing."""
 
     capacity: ClassVar[int | None] = None
-    """A number of bytes that certainly do not fit into the store; None if filling it is not to be tested."""
     _connected: ClassVar[tuple[StoreAddress, Store] | None] = None
 
     def address(self) -> StoreAddress:
-        """Return the address of the store. Subclasses define it.
-
-        Returns:
-            The address.
-        """
+        """Where the store is."""
         raise NotImplementedError
 
     @classmethod
     def teardown_class(cls) -> None:
-        """Close the connection."""
+        """Ends the connection."""
         if cls._connected is not None:
             cls._connected[1].close()
             cls._connected[1].close()  # is idempotent
@@ -97,20 +82,11 @@ class StoreConformance:
 
     @property
     def store(self) -> Store:
-        """A connection to the store, which all tests of the class share."""
+        """A connection, one for all tests of the class."""
         return self._both()[1]
 
     def put(self, nbytes: int, seed: int = 0, key: str | None = None) -> tuple[str, Bytes]:
-        """Write random bytes.
-
-        Args:
-            nbytes: Their number.
-            seed: The seed of the bytes. Default: 0.
-            key: The name to write. Default: a new one.
-
-        Returns:
-            The name, and the bytes.
-        """
+        """Writes random bytes; their key and they."""
         content = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
         key = key or f"conformance/{uuid.uuid4().hex}/1"
         with self.store.buffer(key, nbytes) as memory:
@@ -120,15 +96,7 @@ class StoreConformance:
         return key, content
 
     def get(self, key: str, nbytes: int) -> Bytes | None:
-        """Return all bytes under a name.
-
-        Args:
-            key: The name.
-            nbytes: Their number.
-
-        Returns:
-            The bytes; None if the name does not exist.
-        """
+        """All that is stored there; None where it is missing."""
         into = np.zeros(nbytes, np.uint8)
         missing = self.store.read([Piece(key, 0, nbytes, 0)], into, WITHIN)
         assert missing in ([], [key])

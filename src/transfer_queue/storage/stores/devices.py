@@ -1,7 +1,7 @@
-"""The device path of a store: it takes blocks from the memory of a device, and copies ranges of bytes to it.
+"""What a store may offer beside `Store`: to take blocks from the memory of a device, and give pieces to it.
 
-The memory is a flat uint8 tensor of torch, of which this package needs only the address. Only processes that put or get
-import torch, so a device path is made at its first use.
+The memory is a flat uint8 tensor of torch's, of which this package needs no more than where it lies. Only processes
+that put or get import torch: all of this is made at their first use.
 """
 
 from __future__ import annotations
@@ -19,57 +19,34 @@ if TYPE_CHECKING:
 
 
 class DevicePath(ABC):
-    """Transfers that bypass the memory of the host. Several threads may call its methods at once.
+    """Past the memory of the host. Its methods may be called by several threads at once; errors as those of `Store`.
 
-    Its methods raise the errors of those of `Store`.
+    kind: of device, as torch names it. `buffer` and what is done with it are of one device.
     """
 
     kind: str
-    """The type of device, as torch names it, for example "cuda"."""
 
     @abstractmethod
     def buffer(self, device: torch.device, nbytes: int) -> AbstractContextManager[torch.Tensor | None]:
-        """Return memory of a device to write from or to read into, as a context manager.
+        """Memory of so many bytes to be written from, or read into; None where the host's is to be taken instead.
 
-        The caller leaves the context only after copies out of the memory have ended.
-
-        Args:
-            device: The device.
-            nbytes: The number of bytes.
-
-        Returns:
-            The memory, uint8 [nbytes]; None if the memory of the host must be used.
+        Whoever leaves it has waited for what was to be copied out of it.
         """
 
     @abstractmethod
     def write(self, key: str, data: torch.Tensor, within: float) -> None:
-        """Store the content of a buffer; see `Store.write`.
-
-        Args:
-            key: The name.
-            data: The memory that `buffer` returned, with its complete content.
-            within: Seconds to wait for space.
-        """
+        """See `Store.write`. data: what `buffer` gave, complete."""
 
     @abstractmethod
     def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
-        """Copy ranges of bytes into a buffer; see `Store.read`.
-
-        Args:
-            pieces: The ranges.
-            into: The memory that `buffer` returned.
-            within: Seconds that the read may take.
-
-        Returns:
-            The keys that do not exist, or are not complete.
-        """
+        """See `Store.read`. into: what `buffer` gave."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free all memory. Nothing is used after this call."""
+        """Gives all memory back; nothing is used after it."""
 
 
 def through_the_host(wanted: str, found: str, advice: str) -> None:
-    """Log that values use the memory of the host, although another way was requested."""
+    """Says that values go through the host, though something else is wanted."""
     said = "%s is set, but %s: values go through the memory of the host; %s"
     get_logger(__name__).warning(said, wanted, found, advice)
