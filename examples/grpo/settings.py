@@ -63,6 +63,5 @@ class Settings:
 
     @property
     def rank_batch(self) -> int:
-        """Samples of a batch that one trainer rank is dealt: half of its share of a step, so that it may
-        begin before the step is complete."""
+        """The number of samples that one trainer rank is dealt: half of its share of a step, to start early."""
         return self.samples // TRAINER_RANKS // 2

@@ -49,7 +49,7 @@ class Worker:
         self.policy = Policy(logits)
 
     def generate(self, meta: tq.KVBatchMeta) -> tq.KVBatchMeta:
-        """prompts -> responses, masks, log-probs; the tag `total_lengths` says how long the sample is."""
+        """Generate responses, masks and log-probabilities; the tag `total_lengths` has the length of a sample."""
         data = tq.kv_batch_get_by_meta(meta, ["prompts"])
         asked = rows(data, "prompts")
         answers = [self.policy.sample(prompt) for prompt in asked]

@@ -211,13 +211,14 @@ class BatchMeta:
 
     @property
     def field_schema(self) -> dict[str, dict[str, Any]]:
-        """What is known of each field, as new dicts with these entries:
+        """What is known of each field, as new dicts.
 
-        - "dtype": The torch dtype; None for objects. If rows differ in dtype (`get_dtypes`), the result of
-        `torch.promote_types`.
+        The entries of a field are:
+
+        - "dtype": The torch dtype; None for objects. The result of `torch.promote_types` if rows differ (`get_dtypes`).
         - "shape": The torch.Size of one row. None if rows differ in shape, for objects, and if it is not known.
-        - "is_nested": False while all rows of the field have the same shape, True once they differ. A selection of a
-        nested field is nested, whatever the shapes of its own rows are.
+        - "is_nested": False while all rows of the field have the same shape, True once they differ, also for a
+        selection.
         - "per_sample_shapes": One torch.Size for each row; only if "is_nested" is True.
         - "is_non_tensor": True if the values are Python objects.
 

@@ -42,6 +42,7 @@ class KVBatchMeta:
         extra_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.keys: list[str] = _names(keys)
+        """The keys of the samples, in the order of the batch."""
         if len(set(self.keys)) != len(self.keys):
             raise DuplicateError(f"Got duplicated keys: {_repeated(self.keys)}; a batch holds each key once")
         self.partition_id = partition_id
@@ -224,7 +225,6 @@ class KVBatchMeta:
         """
         order = checked_order(indexes, self.size).tolist()
         self.keys = [self.keys[row] for row in order]
-        """The keys of the samples, in the order of the batch."""
         self._tags = [self._tags[row] for row in order]
         self._positions = None
 

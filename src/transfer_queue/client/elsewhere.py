@@ -55,8 +55,10 @@ def bring(
 
 
 def at_once(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
-    """Whether all of these come to True: what they ask for at the same time is asked at once. Ends with the first that
-    does not, or fails."""
+    """Run several operations at once, and return whether all of them return True.
+
+    What they request at the same time is requested in parallel. Ends with the first one that returns False or fails.
+    """
     if len(operations) == 1:
         return (yield from operations[0])
     steps: list[tuple[Generator[Call, AnyReply, bool], Callable[[], Call]]]

@@ -310,8 +310,10 @@ class BlockTable(PublishedExtents):
         writer: str,
         leave: bool = False,
     ) -> None:
-        """The places in these columns of these blocks are in the extent of `place` now. leave: and no more where
-        they were."""
+        """Set the locations in these columns of these blocks to the extent of `place`.
+
+        leave: whether they are no longer where they were.
+        """
         if not len(at):
             return
         owners, sizes = chunk.columns["owner"][at], chunk.columns["nbytes"][at]

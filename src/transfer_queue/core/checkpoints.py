@@ -43,8 +43,10 @@ class SamplerForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
-    """What a checkpoint's file holds. time: of the save, on the clock of then. origin: see `_origin`. state: see
-    `core.forms`."""
+    """The content of a checkpoint's state file.
+
+    time: of the save, on the clock of then. origin: see `_origin`. state: see `core.forms`.
+    """
 
     format: int
     time: Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]

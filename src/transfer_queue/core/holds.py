@@ -92,7 +92,7 @@ class Holds:
             chunk.finished.pop(task, None)
 
     def done(self, positions: np.ndarray, task: str = "", times: np.ndarray | None = None) -> np.ndarray:
-        """bool [rows]: which rows may go; once `task` is through with each of them so many times more."""
+        """Return which rows may be freed, bool [rows]: once `task` has finished each of them `times` more times."""
         out = np.full(len(positions), bool(self.tasks))
         for _, chunk, at, where in self.rows.split(positions):
             for name in self.tasks:
@@ -104,7 +104,7 @@ class Holds:
         return out
 
     def done_without(self, positions: np.ndarray, task: str) -> np.ndarray:
-        """bool [rows]: which rows may go once `task` passes over them."""
+        """Return which rows may be freed once `task` skips them, bool [rows]."""
         out = np.full(len(positions), task in self.tasks)
         for _, chunk, at, where in self.rows.split(positions):
             for name in self.tasks:

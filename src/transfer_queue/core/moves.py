@@ -1,14 +1,16 @@
-"""Which blocks are moved, and when: out of extents that hold little, off units that are drained, to where copies lack,
-and out of memory that is nearly full (`core.offload`).
+"""Decides which blocks are moved, and when.
+
+Blocks are moved out of extents that hold little, off units that are drained, to units where replicas are missing, and
+out of memory that is nearly full (`core.offload`).
 
 A plan looks at all blocks, a few chunks of the table at a time, chooses, and then gives one order after the other to
-units, each for what one extent takes. A unit copies and says where the copies lie (`messages.Moved`), which becomes a
-record. Values that ended or were replaced meanwhile are simply not there any more when it is applied.
+units, each for what one extent takes. A unit copies the blocks and reports where the copies lie (`messages.Moved`),
+which becomes a record. Values that ended or were replaced meanwhile do not exist any more when it is applied.
 
 Blocks of which few rows live are *repacked*: those rows become a block of their own, in as many units as before.
 
-Nothing here is part of the state: a plan under way is forgotten with its process, and units are told to free what
-they copied for it (`ExtentsClosed` of extents in which nothing lies).
+Nothing here is part of the state: a plan under way is forgotten with its process, and units are told to free what they
+copied for it (`ExtentsClosed` of extents in which nothing lies).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checks the places that writers and storage units report: each block must lie in an open extent of its writer, and
-must not overlap another block. Only reads the state.
+"""Checks the locations that writers and storage units report.
 
-Only the unit knows all its leases. The state knows the writer of an extent as soon as it has a block, and where blocks
-lie; the checks use this.
+Each block must lie in an open extent of its writer, and must not overlap another block. This module only reads the
+state. Only the unit knows all its leases. The state knows the writer of an extent as soon as the extent has a block,
+and where blocks lie; the checks use this.
 """
 
 from __future__ import annotations

@@ -103,11 +103,11 @@ class Leased(Record, frozen=True):
 
 
 class Dealt(Record, frozen=True):
-    """A sampler's outcome. batch_index: None for a deal that is not kept; else the shares are kept under
-    (task, dp_rank, batch_index) with the batch size they were asked with.
+    """A sampler's outcome.
 
-    claimed: what is given is not consumed, but claimed until it is acknowledged; of `consumed` what is not given is
-    consumed. lease: of who asked.
+    batch_index: None for a deal that is not kept; else the shares are kept under (task, dp_rank, batch_index) with the
+    batch size they were asked with. claimed: what is given is not consumed, but claimed until it is acknowledged; of
+    `consumed` what is not given is consumed. lease: of who asked.
     """
 
     partition: str

@@ -24,10 +24,10 @@ def needed(blocks: BlockTable) -> Columns:
 
 
 def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int, int], int], writer: str) -> None:
-    """Every needed block lies where `placed` says: each of its entries has the number, ascending, and the `PLACE` of
-    these and other blocks; two entries for blocks with two places.
+    """Set the locations of all needed blocks.
 
-    lengths: of all extents in it, which are `writer`'s and still open. There are no others any more.
+    placed: columns with the numbers of these and other blocks, ascending, and their `PLACE`; two entries for blocks
+    with two places. lengths: of all extents in it, which are `writer`'s and still open. There are no others any more.
     """
     wanted = needed(blocks)["number"]
     chosen = [{name: column[np.isin(each["number"], wanted)] for name, column in each.items()} for each in placed]

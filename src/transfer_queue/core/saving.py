@@ -82,8 +82,10 @@ def restored(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()
 
 
 def trusted(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
-    """The same of a tree of which nothing is known but that it is whole: CheckpointError, too, where it contradicts
-    itself. Costs some seconds for a million rows."""
+    """Return the state of a tree of which nothing is known except that it is complete.
+
+    Raises CheckpointError also if it contradicts itself. Costs some seconds for a million rows.
+    """
     state = restored(tree, capacity, watched)
     try:
         check_loaded(state)

@@ -79,23 +79,24 @@ class Kept:
 
 
 class State:
-    """partitions: by name, in order of creation. next_index: the next global index, next_block: block number,
-    next_token: a lease's token.
+    """The state of the controller.
+
+    partitions: by name, in order of creation. next_index: the next global index, next_block: block number, next_token:
+    a lease's token.
 
     epoch: how many checkpoints were loaded; what clients know of rows is of one epoch.
 
-    changes: how often any partition was changed. It gives the versions of partitions, so that one made anew under
-    an old name never shows a version that the old one had.
+    changes: how often any partition was changed. It gives the versions of partitions, so that one made anew under an
+    old name never shows a version that the old one had.
 
     clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
-    lost_units: number -> when, of those that will not come back. losses: how often values were lost.
-    disks: those on disk (derived). draining: those that everything is to be moved off.
-    aging: the partitions that drop rows by their age (derived). counted: how many rows there are (derived).
-    origins: of checkpoints that were loaded -> blocks with numbers below this one are the same here and there.
-    capacity: most rows at a time, None without limit (configuration, not replayed).
-    prepared: a `StateLoaded` record that is about to be applied, what was saved with its state, and the state itself,
-    if it was built already (the same).
-    watched: tags that partitions keep as columns from their beginning, for samplers (the same).
+    lost_units: number -> when, of those that will not come back. losses: how often values were lost. disks: those on
+    disk (derived). draining: those that everything is to be moved off. aging: the partitions that drop rows by their
+    age (derived). counted: how many rows there are (derived). origins: of checkpoints that were loaded -> blocks with
+    numbers below this one are the same here and there. capacity: most rows at a time, None without limit
+    (configuration, not replayed). prepared: a `StateLoaded` record that is about to be applied, what was saved with its
+    state, and the state itself, if it was built already (the same). watched: tags that partitions keep as columns from
+    their beginning, for samplers (the same).
 
     What is added here is saved, too (`core.saving`).
     """

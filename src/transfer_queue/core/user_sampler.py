@@ -217,10 +217,12 @@ class UserSampler:
         key: Key | None,
         most: int,
     ) -> None:
-        """Raises SamplerError unless this can be dealt.
+        """Raise SamplerError unless this can be dealt.
 
         Args:
+            partition: The partition.
             ready: The rows that it was offered.
+            shares: What each rank gets: the rows that are sampled, and those that are consumed.
             key: The requested batch, if it is to be kept.
             most: The largest batch_size.
         """

@@ -145,6 +145,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.micro_batch_size = micro_batch_size
         self.data_fields = arguments.names(data_fields, "data_fields")
         self.partition_id = partition_id
+        """The partition; `step` changes it."""
         self.task_name = task_name
         self.dp_rank = dp_rank
         self.should_check_consumption_status = should_check_consumption_status
@@ -163,6 +164,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._tq_client: Surface | None = None
         self._found: Surface | None = None  # the client that `_create_client` of this class has set
         self.buffer: list[Batch] = []
+        """The whole batches that were fetched, which `reset` replays."""
         self.batch_index = 0
         self.moves = 0  # how often `step` or `load_state_dict` has changed the place
         self._kept_from = 0  # the number of the first batch of the buffer

@@ -65,8 +65,10 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
 
 
 def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
-    """Whole batches, as the loader orders, until it wants no more. After the last one it says again and again that
-    there is none: torch takes items of all workers in turn, also while only another one has batches.
+    """Yield whole batches as the loader orders, until it wants no more.
+
+    After the last one it repeats that there is none: torch takes items of all workers in turn, also while only another
+    one has batches.
     """
     version = 0
     ahead = Ahead(dataset.client())

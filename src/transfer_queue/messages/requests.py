@@ -153,9 +153,12 @@ class RetrieveKeys(Request, frozen=True):
 
 
 class Lookup(Request, frozen=True):
-    """Where values lie. By rows (i8) every row must have every field; by keys unknown ones are left out
-    and the fields every found key has are cut to `fields` (None: all). epoch: as in `Publish`. near, avoid: of values
-    that lie in two units, which are better, and which are not to be named."""
+    """Asks where values lie.
+
+    By rows (i8) every row must have every field; by keys unknown ones are left out and the fields every found key has
+    are cut to `fields` (None: all). epoch: as in `Publish`. near, avoid: of values that lie in two units, which are
+    better, and which are not to be named.
+    """
 
     partition: str
     rows: bytes | None = None
@@ -349,8 +352,11 @@ class CloseExtents(Request, frozen=True):
 
 
 class FetchState(Request, frozen=True):
-    """Wants bytes of a state file, for a client on another node: `Done` with how many there are from `start` on (None
-    where there is no such file), and the payload `length` of them."""
+    """Asks for a part of a state file, for a client on another node.
+
+    The reply is `Done` with how many bytes there are from `start` on (None if there is no such file), and `length` of
+    them as payload.
+    """
 
     name: str
     start: Natural

@@ -22,11 +22,12 @@ STEADY_SECONDS = 10.0  # a process that has served for so long has not failed to
 
 @dataclass
 class Child:
-    """name: "controller" or "unit-0". build: makes the server, in the child. restarts: a dead one is forked anew.
-    patience: seconds for which it may fail to come up, or to stay up; then it is given up.
+    """A server process as its supervisor sees it.
 
-    pid: of the process that serves; None while there is none. ready: where it says that it is up, until it has.
-    said: what it has said so far; up: it has come up. due: when it is to be forked next, None: not to be.
+    name: "controller" or "unit-0". build: makes the server, in the child. restarts: a dead one is forked again.
+    patience: seconds for which it may fail to come up, or to stay up; then it is given up. pid: of the process that
+    serves; None while there is none. ready: where it says that it is up, until it has. said: what it has said so far;
+    up: it has come up. due: when it is to be forked next, None: not to be.
     """
 
     name: str

@@ -102,8 +102,10 @@ class SamplerHost:
         answered: Callable[[int, Any], Iterable[Outgoing]],
         reads: Callable[[int, Question], ViewReply],
     ) -> None:
-        """Run in this loop from now on. answered: called with the results of calls. reads: replies to reads of the
-        sampler."""
+        """Run in this loop from now on.
+
+        answered: called with the results of calls. reads: replies to reads of the sampler.
+        """
         self._loop, self._answered, self._reads = loop, answered, reads
         loop.watch(self._sock, self._ready)
 

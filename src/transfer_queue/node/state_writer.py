@@ -27,10 +27,10 @@ Done = Callable[[str | None], Any]
 
 
 class StateWriter:
-    """Writes one file at a time. call_soon: runs a function in the loop's thread, from any thread,
-    and sends what it returns.
+    """Writes one state file at a time, in a forked child.
 
-    busy: a child is writing.
+    call_soon: runs a function in the loop's thread, from any thread, and sends what it returns. busy: a child is
+    writing.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], Any]], object]) -> None:

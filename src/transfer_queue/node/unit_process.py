@@ -49,9 +49,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UnitPlace:
-    """controller: where it listens, a path or "host:port". arenas: the folder for the unit's arena. listeners: where
-    the unit serves; sockets that outlive it (`net.listening`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
-    sharers: how many units in memory share the node's."""
+    """Where a storage unit works.
+
+    controller: where it listens, a path or "host:port". arenas: the folder for the unit's arena. listeners: where the
+    unit serves; sockets that outlive it (`net.listening`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
+    sharers: how many units in memory share the node's.
+    """
 
     controller: str
     arenas: Path

@@ -52,9 +52,12 @@ TRIES = 5  # of a snapshot in pages, until none of its fields changed meanwhile
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be started. name: of the system on its node. conf: the merged DictConfig, pickled, as it may hold
-    objects of the driver's. config: see `start_local`. seconds: until it must be up. restart_seconds: for which the
-    servers live on after the actor was killed."""
+    """What is to be started.
+
+    name: of the system on its node. conf: the merged DictConfig, pickled, as it may hold objects of the driver's.
+    config: see `start_local`. seconds: until it must be up. restart_seconds: for which the servers live on after the
+    actor was killed.
+    """
 
     name: str
     conf: bytes

@@ -59,8 +59,10 @@ class NodeActor:
         self._system: RunningSystem | None = None
 
     def start(self) -> str:
-        """The folder of the system on this node, once its servers are up: those that an actor before this one has
-        left, if they are of the same system. StartError."""
+        """Return the folder of the system on this node, once its servers are up.
+
+        Servers that an earlier actor has left are used if they are of the same system. Raises StartError.
+        """
         order = self._order
         with self._lock:
             if self._system is None:

@@ -91,6 +91,8 @@ class BaseSampler(ABC):
     """
 
     _states: dict[Any, Any]
+    """What the sampler keeps between calls, one dict for each instance; {} at first."""
+
     wants_list: bool = True
     """Whether the controller makes a list of the ready rows for a user's sampler.
 
@@ -262,7 +264,6 @@ class BaseSampler(ABC):
             >>> sampler.load_checkpoint(sampler.save_checkpoint())
         """
         self._states = saved(state, "states")
-        """What the sampler keeps between calls, one dict for each instance; {} at first."""
 
     def _cached(self, *path: Any) -> Any:
         """Return the entry at `_states[path[0]][path[1]]...`; None if there is none."""

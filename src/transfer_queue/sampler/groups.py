@@ -21,16 +21,14 @@ class DealsGroups:
     """
 
     n_samples_per_prompt: int
-    """Samples in a group, unless the claim has another number."""
+    """The number of samples in a group, unless the request has another number."""
 
     size_given: bool = True
-    """Whether the sampler was made with a size, so that a claim with another one is refused."""
+    """Whether the sampler was made with a size, so that a request with another one is refused."""
 
     def _take_group_size(self, n_samples_per_prompt: int | None) -> None:
         self.size_given = n_samples_per_prompt is not None
-        """Whether the sampler was made with a size, so that a request with another one is refused."""
         self.n_samples_per_prompt = positive(1 if n_samples_per_prompt is None else n_samples_per_prompt, GROUP_SIZE)
-        """The number of samples in a group, unless the request has another number."""
 
     def _group_size(self, config: Mapping[str, Any]) -> int:
         """Return the group size of one request. Raises InvalidArgumentError if it is not the sampler's own."""

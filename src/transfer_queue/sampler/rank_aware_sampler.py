@@ -79,7 +79,7 @@ class RankAwareSampler(RankConsistentSampler):
         return self.ranks(sampling_config) is None
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (dp_rank, batch_index), both required."""
+        """Return (dp_rank, batch_index). Raises InvalidArgumentError if one of them is missing."""
         rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
         if rank is None or batch is None:
             raise InvalidArgumentError("RankAwareSampler needs dp_rank and batch_index; give both in sampling_config")

@@ -36,8 +36,11 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A request for what a sampler reads. kind: "rows" (from position `after` on), "tags" (of `rows`), "groups" (the
-    first `count` of `size`), "spoiled" (`key`, `bound`, `size`) or "orphans" (`size`)."""
+    """A request for what a sampler reads.
+
+    kind: "rows" (from position `after` on), "tags" (of `rows`), "groups" (the first `count` of `size`), "spoiled"
+    (`key`, `bound`, `size`) or "orphans" (`size`).
+    """
 
     kind: str
     rows: bytes = b""

@@ -18,8 +18,10 @@ from transfer_queue.sampler.tags import Floats, Tagged, numbers
 
 
 class Key(NamedTuple):
-    """What rows are ordered by, the highest first: sign * tag - aging * global index; `missing` for sign * tag
-    of a row without the tag. Of equal ones the row that comes first is the higher."""
+    """The order of rows, the highest first: `sign * tag - aging * global_index`.
+
+    `missing` replaces `sign * tag` for a row without the tag. Of equal rows the one that comes first is the higher.
+    """
 
     tag: str
     sign: float = 1.0

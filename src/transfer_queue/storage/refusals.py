@@ -8,8 +8,10 @@ from transfer_queue.messages import DISK, Failure, UnitStatusReply
 
 
 def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, waited: float, crowd: int) -> Failure:
-    """There is no room for nbytes. folder: of the unit's room. waited: seconds. crowd: leases that wait, where they are
-    too many; else 0."""
+    """Return the failure of a lease of nbytes for which there is no space.
+
+    folder: of the unit's pool. waited: seconds. crowd: leases that wait, if they are too many; else 0.
+    """
     where = f", the disk at {folder}" if status.tier == DISK else ""
     after = f" after {waited:.1f} s" if waited > 0 else ""
     advice = "clear samples, let consumers catch up, or raise the capacity of storage"

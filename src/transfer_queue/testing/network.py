@@ -27,6 +27,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        """The virtual time in seconds, from 0."""
 
     def move_to(self, when: float) -> None:
         """It is `when` now. Nothing happens by it: the cluster ticks its servers."""

@@ -48,7 +48,7 @@ I8 = NDArray[np.int64]
 
 
 def aligned(nbytes: int) -> int:
-    """nbytes rounded up to a multiple of ALIGNMENT."""
+    """Return nbytes rounded up to a multiple of ALIGNMENT."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 

@@ -58,7 +58,7 @@ def _dtype(description: Any) -> np.dtype[Any]:
 
 
 def _tupled(fields: Any) -> Any:
-    """numpy wants a list of tuples; msgpack knows lists alone."""
+    """Return what numpy needs, a list of tuples, for the lists that msgpack has."""
     if isinstance(fields, str):
         return fields
     result = []

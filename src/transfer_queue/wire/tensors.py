@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name of a dtype without the prefix."""
+    """Return the name that torch gives a dtype, without the prefix."""
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
