@@ -54,7 +54,7 @@ LONGEST = [
     "test_ends_by_schedule.py", "test_killed_consumers.py", "test_typing.py", "test_cli.py", "test_delivery.py",
     "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py", "test_object_codec.py",
     "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py", "test_planted.py",
-    "test_subscriptions.py", "test_equal_ends.py", "test_ends.py", "test_cli_doctor.py", "test_disk_tier.py",
+    "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py", "test_cli_doctor.py", "test_disk_tier.py",
     "test_differencing.py",
 ]  # fmt: skip
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, Send, Work
-from transfer_queue.core.records import Dealt
+from transfer_queue.core.events.effects import Effect, Send, Work
+from transfer_queue.core.events.records import Dealt
 from transfer_queue.messages import (
     AnyRequest,
     Claim,

@@ -23,9 +23,9 @@ from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import Worker, own_folder
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
-from transfer_queue.core import saving
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Send
+from transfer_queue.core.events.effects import Send
+from transfer_queue.core.state import serialization
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
@@ -103,7 +103,7 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
         os._exit(0)
     found["fork_ms"] = (time.perf_counter() - start) * 1e3
     os.waitpid(child, 0)
-    tree, found["save_ms"] = timed(saving.saved, controller.state)
+    tree, found["save_ms"] = timed(serialization.saved, controller.state)
     del tree
     snapshot, _ = timed(snapshot_of, controller.state, clock)
     _, found["write_ms"] = timed(state_file.write, snapshot_path(path, 1), snapshot)
@@ -115,7 +115,7 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
     journal.close()
     found["segment_bytes"] = float(segment_path(path, 1).stat().st_size)
     found["snapshot_bytes"] = float(snapshot_path(path, 1).stat().st_size)
-    state_file.write(path.parent / "state", saving.saved(controller.state))
+    state_file.write(path.parent / "state", serialization.saved(controller.state))
     return found
 
 
@@ -123,7 +123,7 @@ def restored(path: str) -> dict[str, float]:
     """Each step from the file to the first answers, in the order of a start. Runs in a worker of its own."""
     took: dict[str, float] = {}
     tree, took["read the file"] = timed(state_file.read, Path(path))
-    state, took["make the state of it"] = timed(saving.restored, tree)
+    state, took["make the state of it"] = timed(serialization.restored, tree)
     controller = Controller(SequentialSampler())
     controller.state = state
     fields = list(state.partitions["p"].fields)

@@ -11,7 +11,7 @@ import pytest
 
 from checked_rows import Reader, Writer
 from simulated import Start
-from transfer_queue.core import moves
+from transfer_queue.core.units import migration_planner
 
 MIB = 1 << 20
 STEPS = 25
@@ -25,7 +25,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_row_is_what_was_put(start: Start, system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "SPARE", 0)  # so that little is enough to be moved
+    monkeypatch.setattr(migration_planner, "SPARE", 0)  # so that little is enough to be moved
     conf = SYSTEMS[system]
     cluster = start(seed=5, conf={"backend": {"SimpleStorage": conf}}, arena_bytes=6 * MIB)
     writers = [Writer(cluster.client(f"writer {n}"), "p", seed=n, place=n, most=60) for n in range(2)]

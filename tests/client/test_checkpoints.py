@@ -20,7 +20,7 @@ from transfer_queue.batch_meta import BatchMeta
 from transfer_queue.client import checkpoint_data
 from transfer_queue.client.checkpoint_folder import MANIFEST, STATE, STORAGE
 from transfer_queue.conditions import consumed_by
-from transfer_queue.core import loading
+from transfer_queue.core.state import restore
 from transfer_queue.errors import (
     CapacityError,
     CheckpointError,
@@ -1028,7 +1028,7 @@ def test_the_state_that_is_loaded_was_built_before_the_controller_takes_it_over(
     save(a, tmp_path / "ck")
     put("c")
     built = []
-    monkeypatch.setattr(loading, "restored", lambda *arguments: built.append(arguments))
+    monkeypatch.setattr(restore, "restored", lambda *arguments: built.append(arguments))
     load(a, tmp_path / "ck")
     monkeypatch.undo()
     assert built == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from simulated import numbers, table
-from transfer_queue.core.effects import Send
+from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import CapacityError, NotInitializedError
 from transfer_queue.messages import Claim, Envelope, Publish
 from transfer_queue.storage.effects import Answer

@@ -10,7 +10,7 @@ import torch
 
 from simulated import Start, rows_of, table
 from transfer_queue.client.space import LARGEST_EXTENT
-from transfer_queue.core import moves
+from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.testing import Client, Cluster
 
@@ -25,8 +25,8 @@ def conf(units: int, replicas: int = 1) -> dict[str, Any]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little is spared."""
-    monkeypatch.setattr(moves, "SPARE", 256 * KIB)
-    monkeypatch.setattr(moves, "ORDER_BYTES", 256 * KIB)
+    monkeypatch.setattr(migration_planner, "SPARE", 256 * KIB)
+    monkeypatch.setattr(migration_planner, "ORDER_BYTES", 256 * KIB)
 
 
 def leased(cluster: Cluster) -> int:

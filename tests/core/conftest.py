@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import harness
 import pytest
 
-SOUND = 8  # every so many-th state of a test is looked at by `core.soundness`, too: of most tests the only one
+SOUND = 8  # every so many-th state of a test is looked at by `core.state.validation`, too: of most tests the only one
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,22 @@ import msgspec
 import numpy as np
 import sameness
 
-from transfer_queue.core import invariants, saving, soundness
+from transfer_queue.core.claims.lease_deadlines import Deadlines
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import AskSampler, Effect, FreeExtents, RefuseLeases, Release, Send, TellUnit, Work
-from transfer_queue.core.records import AnyRecord, Unparked
-from transfer_queue.core.state import State
-from transfer_queue.core.user_sampler import AnySampler, HostedRunner, UserSampler, copied
+from transfer_queue.core.events.effects import (
+    AskSampler,
+    Effect,
+    FreeExtents,
+    RefuseLeases,
+    Release,
+    Send,
+    TellUnit,
+    Work,
+)
+from transfer_queue.core.events.records import AnyRecord, Unparked
+from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copied
+from transfer_queue.core.state import invariants, serialization, validation
+from transfer_queue.core.state.state import State
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages import (
@@ -447,7 +456,7 @@ class Harness:
         again = through_file(self.state)
         invariants.check(again)
         if sound:
-            soundness.check(again)
+            validation.check(again)
         found = sameness.differences(self.state, again)
         assert not found, f"saved and restored, the state is another: {found}"
         assert {**again.snapshot(), "waiting": []} == {**self.state.snapshot(), "waiting": []}
@@ -458,8 +467,8 @@ def through_file(state: State) -> State:
     number, name = tempfile.mkstemp()
     os.close(number)
     try:
-        state_file.write(Path(name), saving.saved(state), sync=False)
-        return saving.restored(state_file.read(Path(name)), state.capacity, state.watched)
+        state_file.write(Path(name), serialization.saved(state), sync=False)
+        return serialization.restored(state_file.read(Path(name)), state.capacity, state.watched)
     finally:
         os.unlink(name)
 

@@ -1,6 +1,7 @@
 """What differs between two states, found by walking all their attributes: one that nobody thought of is looked at, too.
 
-A new attribute of the state is therefore saved and restored (`core.saving`), or named here with the reason why not.
+A new attribute of the state is therefore saved and restored (`core.state.serialization`), or named here with the
+reason why not.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.births import Births
-from transfer_queue.core.blocks import BlockChunk, BlockTable
-from transfer_queue.core.changes import Changes
-from transfer_queue.core.dealt import DealtBatch, DealtBatches
-from transfer_queue.core.drops import Drops
-from transfer_queue.core.extents import Extent
-from transfer_queue.core.fields import Field
-from transfer_queue.core.groups import Group, Groups
-from transfer_queue.core.holds import Holds
-from transfer_queue.core.interned import Interned
-from transfer_queue.core.intervals import Intervals
-from transfer_queue.core.leases import Counts, Lease, Leases
-from transfer_queue.core.losses import Losses
-from transfer_queue.core.partition import Partition
-from transfer_queue.core.passed import PassedRows
-from transfer_queue.core.rows import Chunk, Rows
-from transfer_queue.core.state import Kept, State
-from transfer_queue.core.wants import Wants
+from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import Kept, State
+from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
+from transfer_queue.core.tables.change_feed import Changes
+from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
+from transfer_queue.core.tables.extent_records import Extent
+from transfer_queue.core.tables.field_types import Field
+from transfer_queue.core.tables.group_quotas import Wants
+from transfer_queue.core.tables.group_table import Group, Groups
+from transfer_queue.core.tables.lease_table import Counts, Lease, Leases
+from transfer_queue.core.tables.lost_values import Losses
+from transfer_queue.core.tables.retention_log import Births, Drops
+from transfer_queue.core.tables.row_refcounts import Holds
+from transfer_queue.core.tables.row_table import Chunk, Rows
+from transfer_queue.core.tables.skipped_rows import PassedRows
 
 PARTS = (
     State, Kept, Partition, Rows, Chunk, Changes, Groups, Group, Births, Holds, Drops, Wants, Field, DealtBatches,

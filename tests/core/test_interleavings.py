@@ -18,8 +18,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from transfer_queue.core import claims
-from transfer_queue.core.records import Dealt, PassedOver
+from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.events.records import Dealt, PassedOver
 from transfer_queue.messages import (
     Cancel,
     CheckConsumption,
@@ -152,7 +152,7 @@ class Interleavings(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(SAMPLERS)))
     def start(self, name: str) -> None:
         self.sampler = name.split()[0]
-        claims.LONG = 0 if name == "balanced later" else 512  # every deal takes a while
+        batch_selection.LONG = 0 if name == "balanced later" else 512  # every deal takes a while
         self.h = Harness(SAMPLERS[name]())
         self.model: dict[str, Model] = {}
         self.seen = len(self.h.records)
@@ -608,7 +608,7 @@ class Interleavings(RuleBasedStateMachine):
                 assert [place[field] for place in found] == [model.rows[i].values[field] for i in rows]
 
     def teardown(self) -> None:
-        claims.LONG = 512
+        batch_selection.LONG = 512
         if hasattr(self, "h"):
             while self.h.works:
                 self.work()

@@ -21,9 +21,10 @@ import numpy as np
 from hostile import REPLIES, REQUESTS, Hostile
 
 from transfer_queue.config.settings import Settings
-from transfer_queue.core import invariants, puts
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.state import State
+from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.state import invariants
+from transfer_queue.core.state.state import State
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import (
     Answer,
@@ -205,7 +206,7 @@ def controller(data: bytes) -> None:
         service.opened(peer, hello)
     records: list[Any] = []
     core.take_records = lambda: records.extend(taken(core)) or []  # type: ignore[method-assign]
-    before, puts.MAX_RESERVED = puts.MAX_RESERVED, MAX_ROWS
+    before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
     try:
         with watched(service):
             list(service.received(1, encode(Envelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
@@ -214,7 +215,7 @@ def controller(data: bytes) -> None:
             (reply,) = service.received(9, encode(Envelope(1, 0, Status())), None, 1e6)
             core.take_records()
     finally:
-        puts.MAX_RESERVED = before
+        put_decisions.MAX_RESERVED = before
     assert not isinstance(msgspec.msgpack.decode(reply.body, type=Answer).body, Failure)
     replayed = State(core.state.capacity)
     replayed.watched = core.state.watched

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from hostile import INTS, NAMES
 
-from transfer_queue.core import invariants, moves, puts, soundness
+from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import (
+from transfer_queue.core.events.effects import (
     Effect,
     FreeExtents,
     ReadState,
@@ -30,10 +30,12 @@ from transfer_queue.core.effects import (
     Work,
     WriteState,
 )
-from transfer_queue.core.mutations import MUTATIONS
-from transfer_queue.core.packing import unpack
-from transfer_queue.core.saving import saved, trusted
-from transfer_queue.core.state import State
+from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.puts.put_handlers import MUTATIONS
+from transfer_queue.core.state import invariants, validation
+from transfer_queue.core.state.serialization import saved, trusted
+from transfer_queue.core.state.state import State
+from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
     Ack,
@@ -263,8 +265,8 @@ class Life:
         self.records += self.controller.take_records()
         if self.share:  # other tests check runs without changed requests
             invariants.check(self.state)
-            soundness.check(self.state)
-            soundness.check_apart(self.state)
+            validation.check(self.state)
+            validation.check_apart(self.state)
 
     def tick(self, seconds: float) -> None:
         """Time passes."""
@@ -500,8 +502,8 @@ def _copied(tree: Any) -> Any:
 
 def run(seed: object, steps: int, share: float = 0.5) -> Life:
     """Run one life with all checks. Raises if the state becomes unsound, or the controller fails."""
-    before, puts.MAX_RESERVED = puts.MAX_RESERVED, MAX_ROWS
-    spare, moves.SPARE = moves.SPARE, 0
+    before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
+    spare, migration_planner.SPARE = migration_planner.SPARE, 0
     try:
         life = Life(random.Random(f"{seed}"), share)
         for _ in range(steps):
@@ -509,7 +511,7 @@ def run(seed: object, steps: int, share: float = 0.5) -> Life:
         loaded = trusted(_copied(saved(life.state)))
         invariants.check(loaded)
     finally:
-        puts.MAX_RESERVED, moves.SPARE = before, spare
+        put_decisions.MAX_RESERVED, migration_planner.SPARE = before, spare
     replayed = State(life.state.capacity)
     replayed.watched = life.state.watched
     for record in life.records:

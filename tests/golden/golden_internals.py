@@ -6,10 +6,11 @@ A module or a name that moves is changed here, and nowhere else in this folder.
 from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
 from transfer_queue.client.calls import CONTROLLER
-from transfer_queue.core import changes, moves
 from transfer_queue.core import controller as departures
-from transfer_queue.core.records import Moved, Parked, Record, StateLoaded, Unparked
-from transfer_queue.core.saving import restored, saved
+from transfer_queue.core.events.records import Moved, Parked, Record, StateLoaded, Unparked
+from transfer_queue.core.state.serialization import restored, saved
+from transfer_queue.core.tables import change_feed
+from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Reading
@@ -18,5 +19,5 @@ from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
     "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",
-    "arena_of", "changes", "departures", "faulty_cluster", "moves", "recover", "restored", "saved", "state_file",
+    "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover", "restored", "saved", "state_file",
 ]  # fmt: skip

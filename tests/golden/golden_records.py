@@ -21,9 +21,9 @@ from golden_internals import (
     Record,
     Unparked,
     arena_of,
-    changes,
+    change_feed,
     departures,
-    moves,
+    migration_planner,
 )
 from golden_systems import (
     FOLDER,
@@ -48,10 +48,10 @@ from transfer_queue.metadata import BatchMeta
 def low_limits() -> Iterator[None]:
     """Lower the limits from which on blocks are moved, and departed clients and cleared rows are forgotten."""
     with (
-        patch.object(moves, "SPARE", 64 * KIB),
-        patch.object(moves, "ORDER_BYTES", 256 * KIB),
+        patch.object(migration_planner, "SPARE", 64 * KIB),
+        patch.object(migration_planner, "ORDER_BYTES", 256 * KIB),
         patch.object(departures, "MAX_DEPARTED", 2),
-        patch.object(changes, "MAX_CLEARED", 200),
+        patch.object(change_feed, "MAX_CLEARED", 200),
     ):
         yield
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.core import saving
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.records import AnyRecord, Parked
-from transfer_queue.core.state import State
+from transfer_queue.core.events.records import AnyRecord, Parked
+from transfer_queue.core.state import serialization
+from transfer_queue.core.state.state import State
 from transfer_queue.errors import JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import (
@@ -254,7 +254,7 @@ def test_records_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     state_file.write(snapshot_path(tmp_path, 2), {**snapshot_of(State(), CLOCK)})
     with pytest.raises(JournalError, match="does not fit"):
         recover(tmp_path, CLOCK)
-    assert saving.saved(writer.controller.state)["next_index"] == 4
+    assert serialization.saved(writer.controller.state)["next_index"] == 4
 
 
 # ---------------------------------------------------------------- time

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from transfer_queue.core import saving
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import Effect, ForgetState, ReadState, Send
-from transfer_queue.core.records import StateLoaded
+from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Send
+from transfer_queue.core.events.records import StateLoaded
+from transfer_queue.core.state import serialization
 from transfer_queue.errors import JournalError
 from transfer_queue.journal import loaded_states, state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
@@ -89,7 +89,13 @@ def saved_tree(rows: int) -> dict[str, Any]:
     keys = [f"saved-{n}" for n in range(rows)]
     request = Publish("p", rows, keys=keys, tags=[{"of": key} for key in keys], pre_allocate=0)
     controller.handle("w", 1, Envelope(1, 0, request), 0.0)
-    return {"format": 1, "time": 0.0, "sampler": None, "origin": "elsewhere-0", "state": saving.saved(controller.state)}
+    return {
+        "format": 1,
+        "time": 0.0,
+        "sampler": None,
+        "origin": "elsewhere-0",
+        "state": serialization.saved(controller.state),
+    }
 
 
 def offered(folder: Path, rows: int = 3) -> Server:

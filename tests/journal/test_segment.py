@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.records import Aged, AnyRecord, Replied, RowsCleared, SealCounted
+from transfer_queue.core.events.records import Aged, AnyRecord, Replied, RowsCleared, SealCounted
 from transfer_queue.errors import JournalError
 from transfer_queue.journal.segment import HEAD_BYTES, MARKER, Clock, Frames, Head, Reading, SegmentWriter
 from transfer_queue.messages import Done

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.state import invariants
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import (
     Answer,

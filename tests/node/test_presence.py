@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.returning import GRACE_SECONDS
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import Clock
 from transfer_queue.messages import ClearKeys, Envelope

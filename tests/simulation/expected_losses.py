@@ -7,7 +7,7 @@ from collections.abc import Set
 
 import numpy as np
 
-from transfer_queue.core.state import State
+from transfer_queue.core.state.state import State
 
 Value = tuple[str, int, str]  # partition, global index, field
 

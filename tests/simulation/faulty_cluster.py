@@ -21,9 +21,9 @@ from tests.simulation import expected_losses
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.snapshot_writer import SnapshotWriter
 from transfer_queue.client.calls import CONTROLLER
-from transfer_queue.core import effects as core_effects
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.records import AnyRecord, Parked, StateLoaded, UnitLost, Unparked
+from transfer_queue.core.events import effects as core_effects
+from transfer_queue.core.events.records import AnyRecord, Parked, StateLoaded, UnitLost, Unparked
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.loaded_states import LoadedStates

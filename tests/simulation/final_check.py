@@ -9,9 +9,9 @@ from tests.simulation.ledger import FIELDS, Ledger, LedgerError
 from tests.simulation.rank_actors import TASK
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import MAIN, TASKS, Features, fields_of
-from transfer_queue.core.acks import POISON
-from transfer_queue.core.partition import Partition
-from transfer_queue.core.records import ExtentsLost
+from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.events.records import ExtentsLost
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
 

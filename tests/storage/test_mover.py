@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths
-from transfer_queue.core.sparse import blocks_message
+from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.messages import FieldSpec, Move, Moved, NewBlock, Repack
 from transfer_queue.storage import mover
 from transfer_queue.storage.arena import Arena

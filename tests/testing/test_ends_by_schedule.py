@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from simulated import Start, table
-from transfer_queue.core.records import Dealt, PassedOver, SealCounted
+from transfer_queue.core.events.records import Dealt, PassedOver, SealCounted
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 from transfer_queue.testing import Client, Cluster, Task

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
-from transfer_queue.core.sparse import blocks_message
+from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.messages import FieldType, LookupReply, NewBlock, Placement
 from transfer_queue.wire.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.gather import gather

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from transfer_queue.core.acks import POISON
+from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.messages import DISK, PartitionProgress, PolicyProgress, SystemStatus, UnitProgress
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 

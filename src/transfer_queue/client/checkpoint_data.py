@@ -18,9 +18,9 @@ import numpy as np
 
 from transfer_queue.client.checkpoint_folder import SUFFIX, Entry, write_manifest
 from transfer_queue.client.pickled_values import PickledValues
-from transfer_queue.core.blocks import PLACE
-from transfer_queue.core.forms import MOST
-from transfer_queue.core.relocation import Columns
+from transfer_queue.core.state.forms import MOST
+from transfer_queue.core.state.serialization import Columns
+from transfer_queue.core.tables.block_table import PLACE
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.storage.base import Bytes, Reserved
 from transfer_queue.storage.block_file import BlockFile, Held, aligned, write_blocks
@@ -111,7 +111,7 @@ def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
 
 @dataclass
 class Loaded:
-    """Blocks that a load has written and nobody knows of yet. placed: see `core.relocation.relocate`."""
+    """Blocks that a load has written and nobody knows of yet. placed: see `core.state.serialization.relocate`."""
 
     placed: list[Columns]
     reserved: list[Reserved] = field(default_factory=list)

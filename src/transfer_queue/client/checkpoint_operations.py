@@ -24,11 +24,10 @@ from transfer_queue.client.distant import fetch_state, remove_sent, send_state
 from transfer_queue.client.pickled_values import PickledValues
 from transfer_queue.client.transfers import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
 from transfer_queue.config.validators import Boolean
-from transfer_queue.core.blocks import PLACE, BlockTable
-from transfer_queue.core.forms import MOST
-from transfer_queue.core.relocation import needed, relocate
-from transfer_queue.core.saving import saved, trusted
-from transfer_queue.core.state import State
+from transfer_queue.core.state.forms import MOST
+from transfer_queue.core.state.serialization import needed, relocate, saved, trusted
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.block_table import PLACE, BlockTable
 from transfer_queue.errors import (
     AttachError,
     CheckpointError,

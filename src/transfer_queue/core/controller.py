@@ -19,42 +19,35 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core import (
-    acks,
-    checkpoints,
-    claim_samplers,
-    claiming,
-    clears,
-    deadlock,
-    demand,
-    draining,
-    puts,
-    retention,
-    settling,
-    watching,
-)
-from transfer_queue.core import records as r
-from transfer_queue.core.asks import SamplerAsks
-from transfer_queue.core.claim_samplers import Samplers
-from transfer_queue.core.clearing import Clearing
-from transfer_queue.core.deadlines import Deadlines
-from transfer_queue.core.effects import Effect, Release, Send, TellUnit
-from transfer_queue.core.epochs import check_epoch
-from transfer_queue.core.explain import explain, timeout_words, waiting_words
-from transfer_queue.core.making import Making
-from transfer_queue.core.measuring import LeaseCounts
-from transfer_queue.core.moves import Moves
-from transfer_queue.core.mutations import MUTATIONS, Decide
-from transfer_queue.core.offload import DEFAULTS, Watermarks
-from transfer_queue.core.partition import Partition
-from transfer_queue.core.queries import QUERIES, status
-from transfer_queue.core.retries import Change
-from transfer_queue.core.returning import Returning, known
-from transfer_queue.core.state import State
-from transfer_queue.core.user_sampler import AnySampler, Values, copied, watched_tags
-from transfer_queue.core.waiting import Waiter, Waiting
-from transfer_queue.core.wide_puts import WidePuts, with_whole_schema
-from transfer_queue.core.works import Works
+from transfer_queue.core import checkpoint_handler, wakeups
+from transfer_queue.core.claims import claim_handler, consumer_state, lease_decisions
+from transfer_queue.core.claims.background_deals import Works
+from transfer_queue.core.claims.index_builder import Making
+from transfer_queue.core.claims.lease_deadlines import Deadlines
+from transfer_queue.core.claims.wakeup_filter import Change
+from transfer_queue.core.control.connections import Returning, known
+from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect, Release, Send, TellUnit
+from transfer_queue.core.puts import clear_decisions, put_decisions, retention
+from transfer_queue.core.puts.incremental_clear import Clearing
+from transfer_queue.core.puts.put_handlers import MUTATIONS, Decide
+from transfer_queue.core.puts.wide_puts import WidePuts, with_whole_schema
+from transfer_queue.core.queries import change_answers
+from transfer_queue.core.queries.batch_metadata import QUERIES, status
+from transfer_queue.core.reports import deadlock_detector
+from transfer_queue.core.reports.explain import explain, timeout_words, waiting_words
+from transfer_queue.core.reports.state_metrics import LeaseCounts
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.remote_calls import SamplerAsks
+from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copied, watched_tags
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.wait_queues import Waiter, Waiting
+from transfer_queue.core.units import unit_drain
+from transfer_queue.core.units.migration_planner import Moves
+from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.errors import CapacityError, FieldTypeError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages import (
     AnyReply,
@@ -131,7 +124,7 @@ class Controller:
         self.config = config
         self.timer = timer
         self.boot = boot
-        self.checkpoints = checkpoints.Checkpoints()
+        self.checkpoints = checkpoint_handler.Checkpoints()
         self.records: list[r.AnyRecord] = []
         self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
         self.of_connections: Mapping[str, float] = {}
@@ -143,7 +136,7 @@ class Controller:
         self.connections: dict[str, set[int]] = {client: set() for client in self.returning.clients}
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
-        self.movers = deadlock.Movers()
+        self.movers = deadlock_detector.Movers()
         self.movers.restored(self.returning.clients, self.state.partitions)
         self.moves = Moves(self, replicas, marks)
         self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
@@ -220,7 +213,7 @@ class Controller:
         for client in self.returning.gone(now, self.connections):
             self._gone(client)
         for leased, lease in self.deadlines.due(now):
-            for record in acks.end(leased, lease, lease.rows, "expired", self.max_deliveries):
+            for record in lease_decisions.end(leased, lease, lease.rows, "expired", self.max_deliveries):
                 self.apply(record)
         for partition in list(self.state.aging.values()):
             self.retain(partition)
@@ -254,7 +247,7 @@ class Controller:
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
             effects += self.failed(waiting, error)
         elif waiting is not None:
-            effects += claiming.retry(self, waiting, job.made(outcome))
+            effects += claim_handler.retry(self, waiting, job.made(outcome))
         self.changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
         return [*effects, *self.settle()]
 
@@ -270,17 +263,17 @@ class Controller:
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
         """An effect `WriteState` was carried out, or failed: why, in words."""
         self._now = now
-        return [*checkpoints.written(self, name, trouble), *self.settle()]
+        return [*checkpoint_handler.written(self, name, trouble), *self.settle()]
 
     def state_read(
-        self, client: str, sequence: int, read: checkpoints.SavedState | Exception, now: float
+        self, client: str, sequence: int, read: checkpoint_handler.SavedState | Exception, now: float
     ) -> list[Effect]:
         """An effect `ReadState` was carried out. read: what the file holds (`checkpoints.built`), or an exception."""
         self._now = now
-        return [*checkpoints.read(self, client, sequence, read), *self.settle()]
+        return [*checkpoint_handler.read(self, client, sequence, read), *self.settle()]
 
     def load_state(
-        self, client: str, peer: int, sequence: int, record: r.StateLoaded, found: checkpoints.SavedState
+        self, client: str, peer: int, sequence: int, record: r.StateLoaded, found: checkpoint_handler.SavedState
     ) -> list[Effect]:
         """Replace the state of this controller by a saved one, and reply to the client."""
         before = list(self.state.partitions.values())
@@ -299,7 +292,7 @@ class Controller:
         self.state.watched = watched_tags(sampler)
         for waiting in list(self.state.waiting.by_waiter.values()):
             if isinstance(waiting.request, Claim):
-                effects += claiming.check_again(self, waiting)
+                effects += claim_handler.check_again(self, waiting)
         for name in {**self.state.partitions, **self.state.waiting.claims}:  # also of partitions not there
             self.changed.setdefault(name, Change()).everything = True
         return [*effects, *self.settle()]
@@ -331,7 +324,7 @@ class Controller:
         if decide is not None:
             return self._change(client, peer, envelope, decide, now)
         if isinstance(body, Claim):
-            return claiming.ask(self, client, peer, envelope, body, now)
+            return claim_handler.ask(self, client, peer, envelope, body, now)
         if isinstance(body, Watch):
             return self._watch(client, peer, sequence, body, now)
         if isinstance(body, Topology):
@@ -346,11 +339,11 @@ class Controller:
         if isinstance(body, Cancel):
             return self._cancel(client, peer, sequence, body.sequence)
         if isinstance(body, Drain):
-            return draining.ask(self, client, peer, envelope, body, now)
+            return unit_drain.ask(self, client, peer, envelope, body, now)
         if isinstance(body, SpaceShort):
             return self._space_short(peer, sequence, body)
-        if isinstance(body, checkpoints.REQUESTS):
-            return [*checkpoints.ask(self, client, peer, sequence, body), *self.settle()]
+        if isinstance(body, checkpoint_handler.REQUESTS):
+            return [*checkpoint_handler.ask(self, client, peer, sequence, body), *self.settle()]
         raise ProtocolError(f"{type(body).__name__} is no request to a controller")
 
     def _change(self, client: str, peer: int, envelope: Envelope, decide: Decide, now: float) -> list[Effect]:
@@ -386,7 +379,7 @@ class Controller:
 
     def finish(self, partition: Partition, task: str, client: str, rows: np.ndarray) -> None:
         """A client is through with rows that it held."""
-        for record in clears.finished(partition, task, client, rows):
+        for record in clear_decisions.finished(partition, task, client, rows):
             self.apply(record)
 
     def _space_short(self, peer: int, sequence: int, short: SpaceShort) -> list[Effect]:
@@ -398,12 +391,12 @@ class Controller:
 
     def _watch(self, client: str, peer: int, sequence: int, watch: Watch, now: float) -> list[Effect]:
         self.movers.acted(client, watch)
-        reply = watching.answer(self.state, watch)
+        reply = change_answers.answer(self.state, watch)
         if reply is None and watch.wait is not None and watch.wait > 0:
             self.park(client, peer, sequence, watch, now, watch.wait)
-            watching.looked(self.state, watch.partition)
+            change_answers.looked(self.state, watch.partition)
             return []
-        return [Send(peer, sequence, reply or watching.nothing(self.state, watch))]
+        return [Send(peer, sequence, reply or change_answers.nothing(self.state, watch))]
 
     # ------------------------------------------------------------ waiting
 
@@ -434,7 +427,7 @@ class Controller:
         known = self.peers.get(waiting.waiter)
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         if known is None:  # parked before a replay, and not looked at since
-            return [*settling.retry(self, waiting), *self.settle()]
+            return [*wakeups.retry(self, waiting), *self.settle()]
         return []
 
     def _cancel(self, client: str, peer: int, sequence: int, cancelled: int) -> list[Effect]:
@@ -446,7 +439,7 @@ class Controller:
             known = self.peers.get(waiter, peer)
             self.unpark(waiter)
             effects.append(Send(known, cancelled, Failure("WaitTimeoutError", "cancelled by its client")))
-        for record in acks.unseen(self.state, client, cancelled):
+        for record in lease_decisions.unseen(self.state, client, cancelled):
             self.apply(record)
             effects += self.settle()
         return [*effects, Send(peer, sequence, Done(there))]
@@ -454,18 +447,18 @@ class Controller:
     def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
         request = waiting.request
         if isinstance(request, Watch):
-            return watching.nothing(self.state, request)
+            return change_answers.nothing(self.state, request)
         self.counters["failures"] += 1
         if isinstance(request, Claim):
             if request.probe or request.quiet:
-                return claiming.nothing(self, request, ended=False)
+                return claim_handler.nothing(self, request, ended=False)
             dealt = claim_samplers.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
             waited = request.waited + now - waiting.since
             return Failure("WaitTimeoutError", timeout_words(self.state, request, waited, dealt))
         if isinstance(request, Wanted):
             return Done(0)
         try:
-            puts.check_room(self.state, request.partition, request.count)
+            put_decisions.check_room(self.state, request.partition, request.count)
         except CapacityError as error:
             return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
         return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
@@ -479,7 +472,7 @@ class Controller:
 
     def settle(self) -> list[Effect]:
         """Meets what can be met after a change, until nothing more can; then hands back free extents."""
-        return settling.settle(self)
+        return wakeups.settle(self)
 
     def failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
         """A request that waits cannot be met any more."""
@@ -502,10 +495,10 @@ class Controller:
         for name in {*(partition.name for partition in before), *self.state.partitions}:
             self.changed.setdefault(name, Change()).everything = True
         for partition in list(self.state.partitions.values()):
-            for record in clears.never_taken(partition):
+            for record in clear_decisions.never_taken(partition):
                 self.apply(record)
             if partition.sealed:
-                for record in clears.never_put(partition, ()):
+                for record in clear_decisions.never_put(partition, ()):
                     self.apply(record)
         return Done(self.state.epoch)
 
@@ -522,7 +515,7 @@ class Controller:
     def missing(self, request: Wanted) -> int:
         """How many groups its task wants beyond those that are there or on their way."""
         size = self.group_size_of(request.partition) or 1
-        return demand.missing(self.state.partitions.get(request.partition), request.task, size)
+        return consumer_state.missing(self.state.partitions.get(request.partition), request.task, size)
 
     def retain(self, partition: Partition) -> None:
         """Drops what is beyond the partition's retention, one after the other as each changes what is there."""
@@ -574,7 +567,7 @@ class Controller:
             for task in [task for task, name in partition.wants.promised if name == client]:
                 self.apply(r.GroupsTaken(partition.name, task, client, 0))
             if partition.sealed and client in partition.owners:
-                for record in clears.never_put(partition, self.connections):
+                for record in clear_decisions.never_put(partition, self.connections):
                     self.apply(record)
 
     def _depart(self, client: str) -> None:

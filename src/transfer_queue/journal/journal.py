@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.core import saving
-from transfer_queue.core.records import Aged, AnyRecord, Parked, StateLoaded, Unparked
-from transfer_queue.core.retention import at_another_clock
-from transfer_queue.core.state import State
+from transfer_queue.core.events.records import Aged, AnyRecord, Parked, StateLoaded, Unparked
+from transfer_queue.core.puts.retention import at_another_clock
+from transfer_queue.core.state import serialization
+from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -55,7 +55,7 @@ def numbers(folder: Path) -> tuple[list[int], list[int]]:
 
 def snapshot_of(state: State, clock: Clock) -> dict[str, Any]:
     """What a snapshot's file holds."""
-    return {"boot": clock.boot, "offset": clock.offset, "state": saving.saved(state)}
+    return {"boot": clock.boot, "offset": clock.offset, "state": serialization.saved(state)}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _snapshot(folder: Path, number: int, clock: Clock, capacity: int | None, wat
     path = snapshot_path(folder, number)
     try:
         tree = state_file.read(path)
-        state = saving.restored(tree["state"], capacity, watched)
+        state = serialization.restored(tree["state"], capacity, watched)
         at_another_clock(state, clock.shift_from(Clock(tree["boot"], tree["offset"])))
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(

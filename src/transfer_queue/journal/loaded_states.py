@@ -1,6 +1,6 @@
 """The states of loaded checkpoints. Each is a file in the journal's folder.
 
-    load-<32 hex digits>    a loaded state (`state_file.py`); a record names it (`core.records.StateLoaded`)
+    load-<32 hex digits>    a loaded state (`state_file.py`); a record names it (`core.events.records.StateLoaded`)
 
 A thread beside the loop writes the whole file, and then the loop writes the record that names it. So the record is
 small, however large the state is. If no record names a file, a controller died before it wrote the record; the next
@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from transfer_queue.core.records import StateLoaded
-from transfer_queue.core.saving import restored
-from transfer_queue.core.state import State
+from transfer_queue.core.events.records import StateLoaded
+from transfer_queue.core.state.serialization import restored
+from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.room import take_room

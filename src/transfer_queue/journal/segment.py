@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from transfer_queue.core.records import AnyRecord
+from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.errors import JournalError
 from transfer_queue.journal.room import take_room
 

@@ -1,4 +1,5 @@
-"""One file with one tree of plain values and numpy arrays (`core.saving`): a journal's snapshot, a checkpoint's state.
+"""One file with one tree of plain values and numpy arrays (`core.state.serialization`): a journal's snapshot, a
+checkpoint's state.
 
     preamble   64 bytes: magic, version, CRC of the head, its length, length and CRC of what follows it, CRC of these
     head       the tree as msgpack; an array in it is an extension that tells dtype, length and place

@@ -3,7 +3,7 @@
 Every message is a `msgspec.Struct` encoded as a msgpack array; a request type is told by its tag.
 Columns of numbers travel as the bytes of little-endian numpy arrays (`i8`, `i4`, `u8`), so that a
 batch costs a few buffers and no object per row. Records, which only the core writes and replays,
-are in `core/records.py`.
+are in `core/events/records.py`.
 
 This module knows nothing of sockets, files, torch or clocks. Durations are seconds.
 """

@@ -143,8 +143,8 @@ class PartitionOptions(Message, frozen=True):
 
     group_size: samples of each declared group. producers: how many seals seal it.
     free_when: tasks; a row that all of them have finished is cleared. replicas: how many readers of each row of a
-    task must finish it. max_staleness, rows_per_version: admission of new rows (`core.admission`).
-    keep_rows, keep_bytes, keep_seconds: the oldest rows beyond these are dropped (`core.retention`).
+    task must finish it. max_staleness, rows_per_version: admission of new rows (`core.puts.flow_control`).
+    keep_rows, keep_bytes, keep_seconds: the oldest rows beyond these are dropped (`core.puts.retention`).
     max_deliveries: rows of leases that ended so often without an ack are set aside; 0: never, None: the system's.
     """
 

@@ -23,7 +23,9 @@ Position = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 """A number of bytes, or an offset in an arena."""
 Unit = Annotated[int, Meta(ge=0, le=(1 << 23) - 1)]
-"""The number of a storage unit. Together with an `ExtentNumber` it fits into a column of i8 (`core.moves`)."""
+"""The number of a storage unit. Together with an `ExtentNumber` it fits into a column of i8
+(`core.units.migration_planner`).
+"""
 AnyUnit = Annotated[int, Meta(ge=-1, le=(1 << 23) - 1)]
 """The number of a storage unit; -1: any unit."""
 ExtentNumber = Annotated[int, Meta(ge=0, le=(1 << 40) - 1)]

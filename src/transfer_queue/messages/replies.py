@@ -49,7 +49,7 @@ class TopologyReply(Reply, frozen=True):
 
 
 class PublishReply(Reply, frozen=True):
-    """rows: i8 global indexes of the targets. epoch: of the state (see `core.state`).
+    """rows: i8 global indexes of the targets. epoch: of the state (see `core.state.state`).
 
     Of a put by keys of which some were known: tags, merged (None: all empty), and fields, common and sorted. fields
     None: all of them are new, and what they have is what was put. dtypes: field -> dtypes, for fields of the put whose
@@ -86,7 +86,7 @@ class ClaimReply(Reply, frozen=True):
     fields that have several dtypes. ended: nothing will ever come for this claim.
     version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
     held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
-    warning: what the asking client's log should say once. epoch: of the state (see `core.state`).
+    warning: what the asking client's log should say once. epoch: of the state (see `core.state.state`).
     token: of the lease, 0 without one.
     deliveries: the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1.
     places: where the values lie, as a lookup in the same moment would have said; None where it was not asked for, or

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.measuring import StateMeasures, measure
+from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages import Measure, Measured
 from transfer_queue.metrics.snapshot import JournalMeasures, LeaseMeasures, Snapshot
 from transfer_queue.net.server import Outgoing

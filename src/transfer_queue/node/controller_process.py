@@ -16,8 +16,8 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.offload import Watermarks
-from transfer_queue.core.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock

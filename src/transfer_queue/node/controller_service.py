@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Union
 
-from transfer_queue.core.checkpoints import checked_name
+from transfer_queue.core.checkpoint_handler import checked_name
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.effects import (
+from transfer_queue.core.events.effects import (
     AskSampler,
     Effect,
     ForgetState,
@@ -25,9 +25,9 @@ from transfer_queue.core.effects import (
     Work,
     WriteState,
 )
-from transfer_queue.core.loading import release
-from transfer_queue.core.queries import QUERIES
-from transfer_queue.core.user_sampler import AnySampler, HostedRunner, UserSampler
+from transfer_queue.core.queries.batch_metadata import QUERIES
+from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
+from transfer_queue.core.state.restore import release
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import (
     Done,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.records import AnyRecord, StateLoaded
+from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
 from transfer_queue.metrics.snapshot import JournalMeasures

@@ -55,7 +55,7 @@ class LoadSampler(msgspec.Struct, tag=True):
 
 
 class MakeCall(msgspec.Struct, tag=True):
-    """Make a call. See `core.effects.AskSampler`."""
+    """Make a call. See `core.events.effects.AskSampler`."""
 
     call: SamplerCall
     shown: Shown

@@ -18,12 +18,12 @@ import msgspec
 
 from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.config.settings import Settings
-from transfer_queue.core import effects as core_effects
-from transfer_queue.core import invariants
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.offload import Watermarks
-from transfer_queue.core.records import AnyRecord, StateLoaded
-from transfer_queue.core.state import State
+from transfer_queue.core.events import effects as core_effects
+from transfer_queue.core.events.records import AnyRecord, StateLoaded
+from transfer_queue.core.state import invariants
+from transfer_queue.core.state.state import State
+from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages import (

@@ -1,0 +1,1 @@
+"""Requests that take samples: claims, leases and what becomes of them."""

@@ -1,0 +1,536 @@
+"""Decides what a claim gets. Reads the state, changes nothing, gives records and the dealt rows.
+
+Built-in samplers are asked through `validate`, `deal_key`, `deal` and `remainder`, all without side
+effects; what they dealt is kept here, in the state. A user's sampler is asked through `sample`, keeps its own
+state, and its outcome is checked: rows that it was not offered fail its caller, and nothing is dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union, cast
+
+import numpy as np
+
+from transfer_queue.core.claims import final_rounds, lease_decisions
+from transfer_queue.core.control.unknown_names import not_taken
+from transfer_queue.core.events import records as r
+from transfer_queue.core.ready.ready_sets import Ready, ReadySet
+from transfer_queue.core.samplers.claim_samplers import Samplers, available, deals_itself, group_size
+from transfer_queue.core.samplers.sampler_view import PartitionView, asked
+from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.dealt_batches import DealtBatches
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
+from transfer_queue.messages import Claim
+from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
+from transfer_queue.sampler.wrapper import SamplerWrapper, dealer, shown
+
+Dealer = Union[RankConsistentSampler, SamplerWrapper]
+
+
+class LongDeal(Exception):
+    """A deal that is not to be computed in the loop. count: the batch_size with which it was prepared."""
+
+    def __init__(self, deal: Deal, count: int) -> None:
+        super().__init__()
+        self.deal = deal
+        self.count = count
+
+
+class Made:
+    """A long deal of a partition, computed meanwhile."""
+
+    def __init__(self, partition: Partition, long: LongDeal, shares: Shares) -> None:
+        self.partition = partition
+        self.long = long
+        self.shares = shares
+
+    def holds(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
+        """Whether it is a deal of so many rows a share that could be made now: its rows ready, its groups whole."""
+        if partition is not self.partition or count != self.long.count:
+            return False
+        positions = partition.rows.positions_of(self.long.deal.rows)
+        if (positions < 0).any() or not ready.has_all(positions, partition.rows):
+            return False
+        if not partition.groups.explicit:
+            return True  # a group by order of reservation ends with a row
+        groups, sizes = np.unique(partition.groups.of(positions, unit), return_counts=True)
+        return bool((sizes == unit).all()) and all(
+            partition.groups.size_of(group, unit) == unit for group in groups.tolist()
+        )
+
+
+class Outcome:
+    """What a claim gets: rows (global indexes in dealt order), the records that say so, or the end.
+
+    rows None: nothing now. ended: nothing ever. busy: nothing until the long deal is made that is under way for its
+    task, or what a deal needs; long: the deal that begins with it.
+    """
+
+    __slots__ = ("busy", "ended", "long", "records", "rows")
+
+    def __init__(
+        self, rows: np.ndarray | None = None, records: Sequence[r.AnyRecord] = (), ended: bool = False
+    ) -> None:
+        self.rows = rows
+        self.records = list(records)
+        self.ended = ended
+        self.busy = False
+        self.long: LongDeal | None = None
+
+
+def waiting(long: LongDeal | None = None) -> Outcome:
+    """Nothing until what is under way is made; long: the deal that begins with this claim."""
+    outcome = Outcome()
+    outcome.busy, outcome.long = True, long
+    return outcome
+
+
+LONGEST_LEASE = 1e9  # seconds
+LONG = 512  # items; as many are balanced within a millisecond
+Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
+NOTHING = Outcome()
+ENDED = Outcome(ended=True)
+
+
+def sampling_of(claim: Claim) -> dict[str, Any]:
+    """The claim's sampling_config with task and partition filled in."""
+    return {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
+
+
+def check(state: State, samplers: Samplers, claim: Claim) -> None:
+    """Raises for a claim that can never be right."""
+    if claim.count < 0:
+        raise InvalidArgumentError(f"batch_size must not be negative, and is {claim.count}")
+    if not claim.fields:
+        raise InvalidArgumentError("data_fields is empty: name at least one field")
+    if claim.lease is not None and not 0 < claim.lease <= LONGEST_LEASE:
+        raise InvalidArgumentError(f"lease must be seconds, more than 0 and at most {LONGEST_LEASE:g}: {claim.lease}")
+    if claim.replicas is not None and (claim.lease is None or claim.replicas < 1):
+        raise InvalidArgumentError(f"replicas must be 1 or more, of a claim with a lease, and is {claim.replicas}")
+    sampler = samplers.of(claim, state.partitions.get(claim.partition))
+    words = not_taken(sampler, claim.sampling) if samplers.strict else None
+    if words is not None:
+        raise InvalidArgumentError(words)
+    if (claim.replicas or 1) > 1 and not _keeps(sampler, claim):
+        raise InvalidArgumentError(
+            f"replicas is {claim.replicas}, but only batches that are kept under (dp_rank, batch_index) are given to "
+            f"several replicas, and here {name_of(sampler)} deals to who asks first; leave replicas out"
+        )
+    _validate(sampler, state.partitions.get(claim.partition), claim)
+
+
+def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) -> None:
+    """Raise the sampler's error for a claim that can never be met. It also says where the group size comes from."""
+    if isinstance(sampler, UserSampler):
+        sampler.begin(claim)
+        return
+    try:
+        asked(sampler, sampler.validate, claim.count, sampling_of(claim))
+    except InvalidArgumentError as error:
+        size = group_size(sampler)
+        if partition is None or partition.groups.size is not None or not _takes_declared(sampler, partition):
+            raise
+        raise InvalidArgumentError(
+            f"{error}. The groups declared in partition {partition.name!r} have up to {size} samples, and "
+            f"n_samples_per_prompt was not set. If the samples of a group come in several puts, declare the size of a "
+            f"group: create_partition(..., group_size=n), or n_samples_per_prompt of the sampler"
+        ) from None
+
+
+def _takes_declared(sampler: AnySampler, partition: Partition) -> bool:
+    """Whether the sampler deals groups of the size that the `group_ids` have."""
+    return not getattr(sampler, "size_given", True) and partition.groups.largest > 1 and deals_itself(sampler)
+
+
+def _keeps(sampler: AnySampler, claim: Claim) -> bool:
+    """Whether what the sampler deals to this claim is kept for others who ask alike."""
+    if isinstance(sampler, UserSampler):
+        return sampler.begin(claim).key is not None
+    if dealer(sampler) is None and not isinstance(sampler, RankConsistentSampler):
+        return False
+    return asked(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
+
+
+def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRecord]:
+    """What the claim's sampler passes over now; to be applied before `decide`."""
+    partition = state.partitions.get(claim.partition)
+    sampler = samplers.of(claim, partition)
+    if partition is None:
+        return []
+    if isinstance(sampler, UserSampler):
+        passed = sampler.passes_over(claim, partition, partition.ready_set(claim.task, tuple(claim.fields)))
+    elif type(sampler).passes_over is BaseSampler.passes_over:
+        return []
+    else:
+        offered = partition.offered(partition.ready_set(claim.task, tuple(claim.fields)))
+        sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
+        passed = asked(sampler, sampler.passes_over, offered, **sampling)
+    records: list[r.AnyRecord] = []
+    gone = np.zeros(0, "i8")
+    for reason, rows in passed.items():
+        left = np.setdiff1d(np.array(rows, "i8"), gone)
+        gone = np.union1d(gone, left)
+        if len(left):
+            records.append(final_rounds.passing(partition, claim.task, left, str(reason)))
+    return records
+
+
+def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, made: Made | None = None) -> Outcome:
+    """What this claim gets now. busy: a deal of its task is under way, no other begins. made: one that is ready."""
+    partition = state.partitions.get(claim.partition)
+    if partition is None:
+        return NOTHING
+    sampler = samplers.of(claim, partition)
+    if isinstance(sampler, UserSampler):
+        return _outcome(partition, claim, _decide_by_user(state, partition, sampler, claim))
+    inner = dealer(sampler)
+    if inner is not None:
+        try:
+            outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim, busy, made)
+        except LongDeal as long:
+            outcome = Outcome(np.zeros(0, "i8")) if claim.probe else waiting(long)
+    else:
+        outcome = waiting() if busy else _decide_plainly(partition, sampler, claim)
+    return _outcome(partition, claim, outcome)
+
+
+def _outcome(partition: Partition, claim: Claim, outcome: Outcome) -> Outcome:
+    """Return the outcome for this claim."""
+    if outcome.busy:
+        return outcome
+    if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
+        return ENDED
+    if outcome.rows is not None and claim.since == partition.version:
+        return NOTHING  # who asks has seen this, and made nothing of it
+    return outcome
+
+
+def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> Outcome | None:
+    """The batch that was dealt under this key before; None where none was.
+
+    Raises BatchGoneError where its rows are cleared or set aside, StorageKeyNotFoundError where values are lost,
+    InvalidArgumentError for another batch_size.
+    """
+    dealt = partition.dealt.get(claim.task)
+    if key is None or dealt is None:
+        return None
+    batch = dealt.find(*key)
+    words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
+    if batch is not None and lease_decisions.poisoned(partition, claim.task, batch.rows):
+        raise BatchGoneError(
+            f"{words} too often without an ack (max_deliveries), and is set aside; explain() tells of its samples. "
+            f"Ask for the next batch_index."
+        )
+    if batch is not None:
+        if batch.batch_size != claim.count:
+            raise InvalidArgumentError(
+                f"{words} with batch_size {batch.batch_size} and is asked with {claim.count}; all replicas of a rank "
+                f"must ask alike"
+            )
+        lost = partition.losses.words(claim.fields, partition.rows.positions_of(batch.rows))
+        if lost:
+            raise StorageKeyNotFoundError(f"{words}; {lost}")
+        return Outcome(batch.rows)
+    if dealt.gone(*key):
+        raise BatchGoneError(
+            f"{words} before, and its rows are cleared since{_or_left(dealt.left, key[0])}; it is not replaced by "
+            f"other rows. Ask for the next batch_index, or clear rows only when all replicas have fetched them."
+        )
+    return None
+
+
+def _or_left(left: set[int], rank: int) -> str:
+    return ", or were given to others as the rank was declared gone" if rank in left else ""
+
+
+def _decide_by_deal(
+    state: State,
+    partition: Partition,
+    sampler: Dealer,
+    inner: RankConsistentSampler,
+    claim: Claim,
+    busy: bool,
+    made: Made | None,
+) -> Outcome:
+    """sampler: as it was set, inner: the one inside of all others, itself where there is none around it."""
+    sampling = sampling_of(claim)
+    key = asked(sampler, sampler.deal_key, sampling)
+    known = _known(partition, claim, key)
+    if known is not None:
+        return known
+    _check_declared(partition, sampler)
+    if _takes_declared(sampler, partition):
+        _validate(sampler, partition, claim)  # the groups may have been declared after the claim came
+    if busy:
+        return waiting()
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    offered = partition.offered(ready)
+    sampling["partition"] = PartitionView(partition)
+
+    def deal(count: int, **more: Any) -> Shares:
+        if made is not None and made.holds(partition, ready, group_size(sampler) or 1, count):
+            return made.shares
+        return _deal(sampler, offered, count, {**sampling, **more})
+
+    if partition.sealed and claim.count > 0 and key is not None:
+        end = _end(state, partition, sampler, inner, ready, claim, key, sampling, deal)
+        given = final_rounds.decide(end)
+        return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
+    if claim.ahead and key is not None and _needed_by_others(state, partition, sampler, inner, ready, claim, key):
+        return NOTHING
+    if ready.total >= claim.count > 0:
+        shares = deal(claim.count)
+        if shares:
+            return _dealt(partition, sampler, claim, key, shares)
+    if not is_final(partition, ready, sampler):
+        return NOTHING
+    if inner.drop_last:
+        end = _end(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
+        return Outcome(None, final_rounds.drop(end), ended=True)
+    # counted only here, where there are fewer groups than a deal takes
+    if inner.deals_finally:
+        shares = deal(claim.count, final=True)
+    else:
+        rest = asked(sampler, sampler.remainder, offered, **sampling)
+        shares = deal(rest) if 0 < rest < claim.count else {}
+    return _dealt(partition, sampler, claim, key, shares) if shares else ENDED
+
+
+def _check_declared(partition: Partition, sampler: AnySampler) -> None:
+    """Raises InvalidArgumentError if a partition has groups of another size than the sampler deals."""
+    declared, size = partition.groups.size, group_size(sampler)
+    if declared is not None and size not in (None, declared):
+        raise InvalidArgumentError(
+            f"partition {partition.name!r} has groups of {declared} samples (its group_size), but "
+            f"{name_of(sampler)} deals groups of {size}; set n_samples_per_prompt to {declared}"
+        )
+
+
+def _deal(sampler: Dealer, offered: Ready, count: int, sampling: dict[str, Any]) -> Shares:
+    """Raises LongDeal for one that takes long."""
+    found: Deal | None = asked(sampler, sampler.prepare, offered, count, **sampling)
+    if found is None:
+        return {}
+    if found.size > LONG:
+        raise LongDeal(found, count)
+    return asked(sampler, found.run)  # type: ignore[no-any-return]
+
+
+def computed(sampler: AnySampler, deal: Deal) -> Shares:
+    """What a long deal of a built-in sampler gives. Touches no state: it runs in a thread of its own."""
+    columns = {
+        rank: np.array(sampled, "i8") for rank, (sampled, _) in asked(cast(BaseSampler, sampler), deal.run).items()
+    }
+    return {rank: (column, column) for rank, column in columns.items()}  # what is sampled is consumed
+
+
+def _end(
+    state: State,
+    partition: Partition,
+    sampler: Dealer,
+    inner: RankConsistentSampler,
+    ready: ReadySet,
+    claim: Claim,
+    key: tuple[int, int],
+    sampling: dict[str, Any],
+    deal: Callable[..., Shares],
+) -> final_rounds.End:
+    """The claim at the end of its partition, with what its samplers' deals need."""
+    size = group_size(sampler)
+    unit = size or 1
+    return final_rounds.End(
+        partition, inner, ready, cast(ReadyIndexes, shown(sampler, partition.offered(ready), sampling)), claim, key,
+        _ranks(state, inner, claim, key), inner.ranks(claim.sampling) is not None, unit,
+        groups=size is not None and (size > 1 or partition.groups.explicit),
+        have=available(partition, ready, sampler) // unit,
+        final=lambda: is_final(partition, ready, sampler),
+        deal=deal,
+    )  # fmt: skip
+
+
+def _needed_by_others(
+    state: State,
+    partition: Partition,
+    sampler: Dealer,
+    inner: RankConsistentSampler,
+    ready: ReadySet,
+    claim: Claim,
+    key: tuple[int, int],
+) -> bool:
+    """Whether other ranks may need the rows of a batch that is fetched ahead.
+
+    If other ranks are known, they do if too few rows are ready for this batch and for the ranks that are behind. If no
+    other rank is known, others may still be starting while this rank needs its first batch. If the number of ranks is
+    known, they do not: a deal has a batch for each rank.
+    """
+    if inner.ranks(claim.sampling) is not None:
+        return False
+    dealt = partition.dealt.get(claim.task) or DealtBatches()
+    others = _ranks(state, inner, claim, key) - {key[0]}
+    mine = dealt.counts.get(key[0], 0)
+    if not others:
+        return mine <= claim.ahead
+    lacking = {rank: max(0, mine + 1 - dealt.counts.get(rank, 0)) for rank in others}
+    need = sum(batches * dealt.sizes.get(rank, claim.count) for rank, batches in lacking.items())
+    return available(partition, ready, sampler) < claim.count + need
+
+
+def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tuple[int, int]) -> set[int]:
+    """The ranks among which batches are to be equal: all where their number is known, else those that were seen."""
+    known = sampler.ranks(claim.sampling)
+    if known is not None:
+        return set(range(known))
+    dealt = state.partitions[claim.partition].dealt.get(claim.task)
+    queue = state.waiting.of_partition(claim.partition).get(claim.task)
+    seen = {rank for rank, _ in queue.shares} if queue is not None else set()
+    ever = set(dealt.issued) - dealt.left if dealt is not None else set()
+    return seen | {key[0]} | ever
+
+
+def _dealt(
+    partition: Partition,
+    sampler: AnySampler,
+    claim: Claim,
+    key: tuple[int, int] | None,
+    shares: Shares,
+) -> Outcome:
+    mine = shares.get(key[0] if key is not None else 0)
+    if mine is None:
+        raise SamplerError(
+            f"{name_of(sampler)}.deal returned no share for the dp_rank of the claim; nothing was dealt. Return a "
+            f"share for each rank"
+        )
+    if key is not None:
+        final_rounds.check_undealt(partition, claim.task, [(rank, key[1]) for rank in shares])
+    kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
+    if deals_itself(sampler):
+        consumed = b"".join(share.rows for share in kept)
+    else:
+        consumed = b"".join(_column(taken) for _, taken in shares.values())
+    batch_index = key[1] if key is not None else None
+    record = r.Dealt(claim.partition, claim.task, batch_index, claim.count, kept, consumed)
+    return Outcome(np.array(mine[0], "i8"), [record])
+
+
+def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, claim: Claim) -> Outcome:
+    begun = sampler.begin(claim)
+    known = _known(partition, claim, begun.key)
+    if known is not None:
+        return known
+    deals = sampler.runner.facts.deals
+    if deals:
+        _check_declared(partition, sampler)
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    if begun.cached:
+        return _dealt_before(state, partition, sampler, ready, claim)
+    enough = ready.total >= claim.count
+    if enough and claim.probe:
+        # a user's sampler may have side effects: it is asked only by a claim that takes what it deals
+        return Outcome(np.zeros(0, "i8"))
+    if enough:
+        outcome = _deal_by_user(partition, sampler, ready, claim, claim.count, begun.key)
+        if outcome is not NOTHING or not deals:
+            return outcome
+    if not is_final(partition, ready, sampler):
+        return NOTHING
+    if sampler.runner.facts.finally_:
+        outcome = _deal_by_user(partition, sampler, ready, claim, claim.count, begun.key, final=True)
+    else:
+        rest = min(claim.count, sampler.remainder(claim, partition, ready))
+        if rest <= 0 or (deals and rest == claim.count):
+            return ENDED
+        if claim.probe:
+            return Outcome(np.zeros(0, "i8"))
+        outcome = _deal_by_user(partition, sampler, ready, claim, rest, begun.key)
+    return ENDED if outcome is NOTHING else outcome
+
+
+def _deal_by_user(
+    partition: Partition,
+    sampler: UserSampler,
+    ready: ReadySet,
+    claim: Claim,
+    size: int,
+    key: tuple[int, int] | None,
+    final: bool = False,
+) -> Outcome:
+    """Return a deal of a user's sampler; NOTHING if it returns none. Raises SamplerError for an invalid deal."""
+    shares = sampler.deal(claim, partition, ready, size, key, final)
+    if not shares:
+        return NOTHING
+    sampler.check(partition, ready, shares, key, size)
+    mine = shares.get(0 if key is None else key[0])
+    if mine is not None and not len(mine[0]):
+        return NOTHING
+    outcome = _dealt(partition, sampler, claim, key, shares)
+    if key is None and mine is not None and not len(mine[1]):
+        outcome.records.clear()  # nothing is consumed
+    return outcome
+
+
+def _dealt_before(state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim) -> Outcome:
+    """Return a batch that a user's sampler reports as dealt before, and keeps itself."""
+    if claim.probe:
+        return Outcome(np.zeros(0, "i8"))
+    shares = sampler.deal(claim, partition, ready, claim.count, None)
+    rows, taken = shares[0]
+    if not len(rows):
+        return NOTHING
+    open_ = sampler.check_known(partition, ready, (rows, taken), claim.count, state.next_index)
+    record = r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, _column(rows))], _column(open_))
+    return Outcome(rows, [record] if len(open_) else [])
+
+
+def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
+    """With a built-in sampler whose batches belong to nobody."""
+    sampling = sampling_of(claim)
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    size, final = _size(partition, sampler, ready, claim, sampling)
+    if size <= 0:
+        return ENDED if final else NOTHING
+    sampling["partition"] = PartitionView(partition)
+    sampled, _ = asked(sampler, sampler.sample, partition.offered(ready), size, **sampling)
+    rows = np.array(sampled, "i8")
+    if not len(rows):
+        return ENDED if final else NOTHING
+    column = rows.tobytes()
+    return Outcome(rows, [r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, column)], column)])
+
+
+def _size(
+    partition: Partition, sampler: BaseSampler, ready: ReadySet, claim: Claim, sampling: dict[str, Any]
+) -> tuple[int, bool]:
+    """(batch_size for a deal now, 0 for none; whether it is one of the last, the rest after a seal)."""
+    if ready.total >= claim.count:
+        return claim.count, False
+    if not is_final(partition, ready, sampler):
+        return 0, False
+    return min(claim.count, asked(sampler, sampler.remainder, partition.offered(ready), **sampling)), True
+
+
+def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool:
+    """No row that is not ready now will be: the partition is sealed and every live row is ready or consumed.
+
+    For a sampler of groups, rows of groups that can never be whole do not count.
+    """
+    if not partition.sealed:
+        return False
+    if partition.rows.count - partition.tasks.get(ready.task, 0) == ready.total:
+        return True
+    size = group_size(sampler)
+    return size is not None and _only_hopeless(partition, ready, size)
+
+
+def _only_hopeless(partition: Partition, ready: ReadySet, size: int) -> bool:
+    for positions in ready.unready(partition.rows):
+        for group in np.unique(partition.groups.of(positions, size)).tolist():
+            if not partition.groups.hopeless(group, size, sealed=True):
+                return False
+    return True
+
+
+def _column(rows: Any) -> bytes:
+    return np.array(rows, "i8").tobytes()

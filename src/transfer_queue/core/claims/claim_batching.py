@@ -1,0 +1,250 @@
+"""Parked claims that are alike, met at once: for a thousand ranks that wait for the rows of one put, one deal is made.
+
+Alike are claims that say the same but for their dp_rank. They are met together where what the sampler deals to one
+after the other is what it would deal to one who asked for it all: such a deal is cut into theirs, in order of arrival.
+So are those for whom one deal of a sampler had a share each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from itertools import accumulate, chain, islice, pairwise
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.claims import batch_selection, claim_handler, consumer_state, lease_decisions
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.queries.batch_metadata import meta_reply
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.sampler_view import PartitionView, asked
+from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.wait_queues import Queue, Waiter, Waiting, share_key
+from transfer_queue.messages import Claim, ClaimReply
+from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
+from transfer_queue.sampler.wrapper import dealer
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+
+PLACED = 32  # claims met together that are told where their values lie; more of them ask for it one by one
+
+
+def run(
+    partition: Partition,
+    sampler: AnySampler,
+    queued: Sequence[tuple[Waiter, Waiting]],
+    at: int,
+    have: int,
+    connected: Container[Waiter],
+) -> list[Waiting]:
+    """The one at this place of a queue, and those behind it that are to be met with it. have: rows to be dealt."""
+    first = queued[at][1]
+    claim, found = first.claim, [first]
+    if isinstance(sampler, UserSampler) or have < 2 * claim.count or not _cuts(partition, sampler, claim):
+        return found
+    ranks = _ranks_dealt(partition, sampler, claim)
+    if ranks is not None:
+        if _rank(claim) in ranks:
+            return found
+        ranks.add(_rank(claim))
+    for waiter, waiting in islice(queued, at + 1, None):
+        if have < (len(found) + 1) * claim.count or not _alike(claim, waiting.claim):
+            break
+        if waiter not in connected:
+            continue
+        if ranks is not None:
+            if _rank(waiting.claim) in ranks:
+                continue  # the same batch as another's, or one that was dealt before
+            ranks.add(_rank(waiting.claim))
+        found.append(waiting)
+    return found
+
+
+def shares(
+    partition: Partition, samplers: Samplers, waits: Sequence[Waiting], connected: Container[Waiter]
+) -> Iterator[list[Waiting]]:
+    """Those who may ask for dealt batches, as they are to be answered together."""
+    found: list[Waiting] = []
+    for waiting in waits:
+        if waiting.waiter not in connected:
+            continue
+        claim = waiting.claim
+        if found and not _alike(found[0].claim, claim):
+            yield found
+            found = []
+        if found or _simple(partition, samplers.of(claim, partition), claim):
+            found.append(waiting)
+        else:
+            yield [waiting]
+    if found:
+        yield found
+
+
+def dealt_with(partition: Partition, claim: Claim, queue: Queue) -> list[Waiting]:
+    """Those for whom there are shares of the deal by which a claim was met."""
+    key, dealt = share_key(claim.sampling), partition.dealt.get(claim.task)
+    if key is None or dealt is None:
+        return []
+    keys = [(rank, batch) for rank, batch in queue.shares if batch == key[1] and dealt.was(rank, batch)]
+    return [waiting for key in keys for waiting in queue.of_share(key)]
+
+
+def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
+    """Whether nothing is to be said or recorded of what this claim gets that is not the same for all rows."""
+    task = claim.task
+    if (
+        claim.probe
+        or claim.ahead
+        or claim.lease is not None
+        or claim.since is not None
+        or not claim_samplers.deals_itself(sampler)
+    ):
+        return False
+    return not (
+        partition.claimed.get(task)
+        or partition.losses.counts
+        or (task, lease_decisions.POISON) in partition.passed.counts
+    )
+
+
+def _cuts(partition: Partition, sampler: BaseSampler, claim: Claim) -> bool:
+    """Whether a deal for this claim and others can be cut into theirs."""
+    if partition.sealed or claim.count % (claim_samplers.group_size(sampler) or 1):
+        return False
+    return _simple(partition, sampler, claim) and sampler.deals_in_order(claim.sampling)
+
+
+def _alike(claim: Claim, other: Claim) -> bool:
+    """Whether another says the same as this simple one, but for their rank, and for how long they wait."""
+    return (
+        claim.count == other.count
+        and claim.fields == other.fields
+        and other.lease is None
+        and other.since is None
+        and not other.probe
+        and not other.ahead
+        and len(claim.sampling) == len(other.sampling)
+        and {**claim.sampling, "dp_rank": 0} == {**other.sampling, "dp_rank": 0}
+    )
+
+
+def _key(sampler: BaseSampler, claim: Claim) -> tuple[int, int] | None:
+    """(dp_rank, batch_index) of the batch that the claim asks for; None where it belongs to nobody."""
+    return cast(RankConsistentSampler, sampler).deal_key(claim.sampling) if dealer(sampler) is not None else None
+
+
+def _ranks_dealt(partition: Partition, sampler: BaseSampler, claim: Claim) -> set[int] | None:
+    """The ranks that were dealt this claim's batch_index before; None where its batch belongs to nobody."""
+    key = _key(sampler, claim)
+    if key is None:
+        return None
+    dealt = partition.dealt.get(claim.task)
+    return set() if dealt is None else {rank for rank, issued in dealt.issued.items() if key[1] in issued}
+
+
+def _rank(claim: Claim) -> int:
+    rank: int = claim.sampling["dp_rank"]
+    return rank
+
+
+def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
+    """Meets what `run` or `shares` has found."""
+    claim = waits[0].claim
+    partition = core.state.partitions[claim.partition]
+    sampler = cast(BaseSampler, core.samplers.of(claim, partition))  # `run` and `shares` leave out users' samplers
+    batches = _dealt_before(partition, sampler, waits)
+    if batches is None and _is_enough(core, partition, sampler, waits):
+        batches = _deal(partition, sampler, claim, len(waits))
+        core.apply(_record(sampler, waits, batches))
+        core.counters["dealt_rows"] += claim.count * len(waits)
+    rows = np.concatenate(batches) if batches else np.zeros(0, "i8")
+    positions = partition.rows.positions_of(rows)
+    if not batches or (positions < 0).any():
+        return [effect for waiting in waits for effect in claim_handler.retry(core, waiting)]
+    handed = [
+        consumer_state.handed(partition, each.client, each.claim, mine)
+        for each, mine in zip(waits, batches, strict=True)
+    ]
+    for record in chain.from_iterable(handed):
+        core.apply(record)
+    whole = meta_reply(partition, positions, rows, claim.fields)
+    warning = claim_handler.warning_of(core, partition, claim, rows)
+    replies = [
+        msgspec.structs.replace(reply, held=bool(held), warning=None if at else warning)
+        for at, (reply, held) in enumerate(zip(_cut(whole, batches), handed, strict=True))
+    ]
+    peers = [core.peers[waiting.waiter] for waiting in waits]
+    for waiting in waits:
+        core.unpark(waiting.waiter)
+    core.apply(r.Answered([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)]))
+    effects: list[Effect] = []
+    for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
+        core.movers.given(waiting.client, consumer_state.consumer_of(waiting.claim))
+        effects.append(Send(peer, waiting.sequence, reply))
+        if waiting.claim.places and len(waits) <= PLACED:
+            effects[-1] = claim_handler.with_places(core, partition, claim, mine, effects[-1])
+    return effects
+
+
+def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Waiting]) -> list[np.ndarray] | None:
+    """The batches that were dealt to them; none of them where some cannot be given as they are, None where none was."""
+    dealt = partition.dealt.get(waits[0].claim.task)
+    if dealt is None or dealer(sampler) is None:
+        return None
+    given = cast(RankConsistentSampler, sampler).deal_key
+    keys = [key for waiting in waits if (key := given(waiting.claim.sampling)) is not None]
+    if not keys or not dealt.was(*keys[0]):
+        return None
+    found = [dealt.find(*key) for key in keys]
+    size = waits[0].claim.count
+    batches = [batch.rows for batch in found if batch is not None and batch.batch_size == size]
+    return batches if len(batches) == len(waits) else []
+
+
+def _is_enough(core: Controller, partition: Partition, sampler: BaseSampler, waits: list[Waiting]) -> bool:
+    """Whether they can all be met by one deal now."""
+    claim = waits[0].claim
+    if core.works.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
+        return False
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    return claim_samplers.available(partition, ready, sampler) >= claim.count * len(waits)
+
+
+def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int) -> list[np.ndarray]:
+    """The rows of so many claims like this one, i8."""
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    sampling = {**batch_selection.sampling_of(claim), "partition": PartitionView(partition)}
+    offered, count = partition.offered(ready), number * claim.count
+    if isinstance(sampler, RankConsistentSampler):
+        ((sampled, _),) = asked(sampler, sampler.deal, offered, count, **sampling).values()
+    else:
+        sampled, _ = asked(sampler, sampler.sample, offered, count, **sampling)
+    return list(np.array(sampled, "i8").reshape(number, claim.count))
+
+
+def _record(sampler: BaseSampler, waits: list[Waiting], batches: list[np.ndarray]) -> r.Dealt:
+    claim, key = waits[0].claim, _key(sampler, waits[0].claim)
+    columns = [rows.tobytes() for rows in batches]
+    ranks = [0] * len(waits) if key is None else [_rank(waiting.claim) for waiting in waits]
+    shares = [r.Share(rank, column) for rank, column in zip(ranks, columns, strict=True)]
+    batch_index = None if key is None else key[1]
+    return r.Dealt(claim.partition, claim.task, batch_index, claim.count, shares, b"".join(columns))
+
+
+def _cut(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[ClaimReply]:
+    """What is told of all their rows, for each of these batches."""
+    ends = [0, *accumulate(map(len, batches))]
+    steps = {name: len(column) // ends[-1] for name, column in whole.shapes.items()}
+    for start, end in pairwise(ends):
+        tags = whole.tags[start:end] if whole.tags is not None else None
+        yield ClaimReply(
+            rows=whole.rows[8 * start : 8 * end], fields=whole.fields, tags=tags if tags and any(tags) else None,
+            shapes={name: whole.shapes[name][start * step : end * step] for name, step in steps.items()},
+            epoch=whole.epoch, dtypes={name: codes[start:end] for name, codes in whole.dtypes.items()},
+        )  # fmt: skip

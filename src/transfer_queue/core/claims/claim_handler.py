@@ -1,0 +1,230 @@
+"""Claims as they come: met, parked or refused, and what is dealt given to its client, to hold or as a lease.
+
+What a claim gets is decided in `claims.py`. Here that becomes records, a reply, and what is known of who asks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
+from transfer_queue.core.control.unknown_names import not_taken
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect, Send, Work
+from transfer_queue.core.queries import value_locations
+from transfer_queue.core.queries.batch_metadata import meta_reply
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.wait_queues import Waiter, Waiting
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import AnyReply, Claim, ClaimReply, Envelope
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+    from transfer_queue.core.samplers.remote_calls import PendingCall
+
+
+def ask(core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
+    """A claim arrived."""
+    try:
+        batch_selection.check(core.state, core.samplers, claim)
+        if not claim.count and not claim.probe:
+            return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
+        outcome = _decide(core, claim)
+    except Ask as ask:
+        core.park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
+        return [*core.asks.want(core, (client, envelope.sequence), ask, fresh=True), *core.settle()]
+    if not claim.hold and not claim.probe:
+        _come_back(core, client, claim, outcome.rows)
+    if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
+        core.park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
+        return [*_began(core, claim, (client, envelope.sequence), outcome), *core.settle()]
+    return [*_give(core, client, peer, envelope, claim, outcome), *core.settle()]
+
+
+def retry(core: Controller, waiting: Waiting, made: batch_selection.Made | None = None) -> list[Effect]:
+    """Looks again at a parked claim. made: the deal that it began, where that was computed meanwhile."""
+    claim = waiting.claim
+    waiter = waiting.waiter
+    peer = core.peers.get(waiter)
+    if peer is None or core.asks.under_way(waiter):
+        return []
+    try:
+        outcome = _decide(core, claim, made)
+    except Ask as ask:
+        return core.asks.want(core, waiter, ask)
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    return _decided(core, waiting, peer, outcome)
+
+
+def look(core: Controller, waiting: Waiting, pending: PendingCall) -> list[Effect]:
+    """Decide a parked claim with the answers of the user's sampler so far, or because its turn for a call has come."""
+    claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
+    if peer is None:
+        return []
+    if runner is not None:
+        runner.answers = pending.answers
+    try:
+        if pending.fresh:
+            batch_selection.check(core.state, core.samplers, claim)
+            if not claim.count and not claim.probe:
+                core.unpark(waiting.waiter)
+                return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
+        outcome = _decide(core, claim)
+    except Ask as ask:
+        return core.asks.go_on(core, pending, ask)
+    except RowsTakenError:
+        pending.answers = Answers()
+        return look(core, waiting, pending)
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    finally:
+        if runner is not None:
+            runner.answers = None
+    if pending.fresh and not claim.hold and not claim.probe:
+        _come_back(core, waiting.client, claim, outcome.rows)
+    pending.fresh = False
+    return _decided(core, waiting, peer, outcome)
+
+
+def check_again(core: Controller, waiting: Waiting) -> list[Effect]:
+    """Refuse a parked claim that the new sampler can never meet."""
+    try:
+        batch_selection.check(core.state, core.samplers, waiting.claim)
+    except Ask:
+        pass  # the sampler checks it when its turn comes
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    return []
+
+
+def _decided(core: Controller, waiting: Waiting, peer: int, outcome: batch_selection.Outcome) -> list[Effect]:
+    """Return the effects of a decision about a parked claim."""
+    claim, waiter = waiting.claim, waiting.waiter
+    if outcome.busy:
+        return _began(core, claim, waiter, outcome)
+    if outcome.rows is None and not outcome.ended and _wait_of(claim):
+        return []
+    core.unpark(waiter)
+    return _give(core, waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
+
+
+def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
+    """The reply to a claim that gets no rows, with the known types of its fields, and of nested ones around them."""
+    partition = core.state.partitions.get(claim.partition)
+    fields = []
+    if partition is not None and not claim.probe:
+        names = value_locations.with_nested(partition, claim.fields)
+        fields = [partition.fields[name].type() for name in sorted(set(names)) if name in partition.fields]
+    version = -1 if partition is None or not claim.probe else partition.version
+    sampler = core.samplers.of(claim, partition)
+    return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
+
+
+def _began(core: Controller, claim: Claim, waiter: Waiter, outcome: batch_selection.Outcome) -> list[Effect]:
+    """The long deal, if the claim began one."""
+    long = outcome.long
+    if long is None:
+        return []
+    partition = core.state.partitions[claim.partition]
+    sampler = core.samplers.of(claim, partition)
+    job = core.works.begin(partition, claim.task, waiter, long)
+    return [Work(job.number, lambda: batch_selection.computed(sampler, long.deal))]
+
+
+def _give(
+    core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: batch_selection.Outcome
+) -> list[Effect]:
+    if claim.probe or (outcome.rows is None and not outcome.records):
+        return [Send(peer, envelope.sequence, nothing(core, claim, outcome.ended))]
+    rows, records = outcome.rows, lease_decisions.claimed(claim, outcome.records)
+    deals = [record for record in records if isinstance(record, r.Dealt)]
+    core.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
+    partition = core.state.partitions[claim.partition]
+    if rows is None:  # the end, at which others were dealt what is left, or it was passed over
+        return core.commit(client, peer, envelope, records, lambda: nothing(core, claim, outcome.ended))
+    core.movers.given(client, consumer_state.consumer_of(claim))
+    unit = claim_samplers.unit(core.samplers.of(claim, partition), partition)
+    leased = lease_decisions.grant(core.state, partition, client, claim, rows, deals, unit)
+    token = leased.token if isinstance(leased, r.Leased) else 0
+    handed = consumer_state.handed(partition, client, claim, rows) if not token else []
+    warning = warning_of(core, partition, claim, rows)
+    count = lease_decisions.deliveries(partition, claim.task, rows) if token else None
+
+    def reply() -> AnyReply:
+        told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
+        if token:
+            core.deadlines.begin(partition.name, partition.leases.by_token[token], core.now)
+        elif not handed and warning is None:
+            return told
+        return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
+
+    effects = core.commit(client, peer, envelope, [*lease_decisions.recorded(records, leased), *handed], reply)
+    return [with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
+
+
+def with_places(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect) -> Effect:
+    """The reply with where the values lie now. The one kept for retries goes without, since that may be much later."""
+    if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
+        return effect
+    places = value_locations.of_claimed(core.state, partition, rows, sorted(set(claim.fields)))
+    return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
+
+
+def _decide(core: Controller, claim: Claim, made: batch_selection.Made | None = None) -> batch_selection.Outcome:
+    """What a claim gets, after what its sampler passes over is gone; nothing until what it needs is made."""
+    partition = core.state.partitions.get(claim.partition)
+    if partition is not None and core.making.waits(core.samplers, partition, claim):
+        return batch_selection.waiting()
+    timed = core.samplers.holds_up(claim)
+    began = core.timer() if timed else 0.0
+    try:
+        for record in batch_selection.passes_over(core.state, core.samplers, claim):
+            core.apply(record)
+        busy = core.works.busy(claim.partition, claim.task)
+        return batch_selection.decide(core.state, core.samplers, claim, busy, made)
+    finally:
+        if timed:
+            core.samplers.note(core.timer() - began)
+
+
+def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+    """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
+    core.movers.back(client, consumer_state.consumer_of(claim))
+    partition = core.state.partitions.get(claim.partition)
+    if partition is not None and claim.task in partition.holds.tasks:
+        rank = consumer_state.rank_of(claim)
+        if not len(partition.holds.of(claim.task, client, rank)):
+            gone = partition.holds.left_by(claim.task, rank, core.connections)
+            if gone is not None:
+                core.apply(r.Inherited(partition.name, claim.task, gone, rank, client))
+        held = partition.holds.of(claim.task, client, rank)
+        core.finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
+
+
+def warning_of(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+    """Return a warning for the log of the client that sent the claim; None if there is none."""
+    words = spanning(core, partition, claim, rows), not_taken(core.samplers.of(claim, partition), claim.sampling)
+    return ". ".join(filter(None, words)) or None
+
+
+def spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+    """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
+    size = claim_samplers.group_size(core.samplers.of(claim, partition))
+    if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:
+        return None
+    words = consumer_state.spanning(partition, rows, size)
+    if words is not None:
+        core.warned.add(partition.name)
+    return words
+
+
+def _wait_of(claim: Claim) -> float:
+    """Seconds for which a claim that cannot be met stays parked; 0 for one that is answered at once."""
+    return max(0.0, claim.wait or 0.0)

@@ -1,0 +1,99 @@
+"""What consumers hold and want, and what producers owe them. Reads the state, changes nothing, gives records."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.control.unknown_names import no_partition
+from transfer_queue.core.events import records as r
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
+from transfer_queue.messages import Claim, Want, Wanted
+
+
+def rank_of(claim: Claim) -> int:
+    """The dp_rank that a claim is for; 0 where it says none."""
+    rank = claim.sampling.get("dp_rank")
+    return rank if isinstance(rank, int) else 0
+
+
+def consumer_of(claim: Claim) -> tuple[str, str, int]:
+    """Who comes back for more when it asks alike: (partition, task, dp_rank)."""
+    return claim.partition, claim.task, rank_of(claim)
+
+
+def idle(
+    partition: Partition, task: str, client: str, busy: dict[str, set[tuple[str, str, int]]]
+) -> list[tuple[str, str, int]]:
+    """As which consumers of this task the client holds nothing any more, though it has not come back."""
+    mine = [consumer for consumer in busy.get(client, ()) if consumer[:2] == (partition.name, task)]
+    return [consumer for consumer in mine if not len(partition.holds.of(task, client, consumer[2]))]
+
+
+def handed(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
+    """The client holds these rows from now on, where the partition frees what is finished."""
+    holds = partition.holds
+    if claim.probe or claim.task not in holds.tasks:
+        return []
+    rank = rank_of(claim)
+    live = rows[partition.rows.positions_of(rows) >= 0]
+    fresh = np.setdiff1d(live, holds.of(claim.task, client, rank))
+    return [r.Handed(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
+
+
+def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
+    """In words, where one of these dealt groups of `size` was reserved by several clients."""
+    if len(partition.owners) < 2 or len(rows) % size:
+        return None
+    groups = rows.reshape(-1, size)
+    owners = partition.rows.owners_of(partition.rows.positions_of(rows)).reshape(-1, size)
+    mixed = np.flatnonzero((owners != owners[:, :1]).any(axis=1))
+    if not len(mixed):
+        return None
+    return (
+        f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, and several "
+        f"clients reserve there: samples {groups[mixed[0]].tolist()} were dealt as one group, though they come from "
+        f"different clients. Put them with group_ids=, so that prompts are not mixed up."
+    )
+
+
+def missing(partition: Partition | None, task: str, size: int) -> int:
+    """How many groups the task wants beyond those that are there or on their way and that it has not been given.
+
+    size: samples of a group, where the partition was made without a group_size.
+    """
+    if partition is None or task not in partition.wants.groups:
+        return 0
+    size = partition.groups.size or size
+    consumed = partition.tasks.get(task, 0) + partition.claimed.get(task, 0)
+    if partition.groups.explicit:
+        there = len(partition.groups.declared) - partition.groups.broken - consumed // size
+    else:
+        there = -(-(partition.row_count - consumed) // size)
+    promised = -(-partition.wants.promised_rows(task) // size)
+    return max(0, partition.wants.groups[task] - max(0, there) - promised)
+
+
+def want(state: State, request: Want) -> list[r.AnyRecord]:
+    """A task says how many groups it wants."""
+    if request.groups < 0:
+        raise InvalidArgumentError(f"groups must not be negative, and is {request.groups}")
+    partition = state.partitions.get(request.partition)
+    if partition is None:
+        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")
+    if partition.wants.groups.get(request.task, 0) == request.groups:
+        return []
+    return [r.GroupsWanted(request.partition, request.task, request.groups)]
+
+
+def taken(partition: Partition | None, client: str, request: Wanted, size: int) -> tuple[int, list[r.AnyRecord]]:
+    """How many groups a producer is told, and the record of its promise to make them."""
+    count = missing(partition, request.task, size)
+    if request.most is None or not count or partition is None:
+        return count, []
+    if request.most < 1:
+        raise InvalidArgumentError(f"most must be positive, or None, and is {request.most}")
+    count = min(count, request.most)
+    rows = min(count * (partition.groups.size or size), r.LARGEST)
+    return count, [r.GroupsTaken(request.partition, request.task, client, rows)]

@@ -1,0 +1,271 @@
+"""After a seal: every dp_rank gets the same number of batches, and what cannot be dealt so is passed over.
+
+A *round* is one batch_index over all ranks, a *share* one rank's batch of it. Where the number of ranks is known deals
+are rounds, and so is the last one: nobody is ever ahead. Where it is not, a share is *owed* where another rank was
+dealt the same round. Counted in units (a group where the sampler deals groups, else a row), there are three cases:
+
+    enough for all owed shares and this one in full    it is dealt in full, as before the seal
+    not so, and more may become ready                  it waits
+    not so, and nothing more will                      what is left is divided over the owed shares, then over a last
+                                                       round if every rank gets a unit of it; the rest is passed over
+
+The last is done at once for all ranks, so that a row that is cleared later takes its share from nobody.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+from typing import Any, Union
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.dealt_batches import DealtBatches
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import Claim
+from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes
+
+REMAINDER = "remainder"  # the reason of what is passed over here
+
+Key = tuple[int, int]  # dp_rank, batch_index
+# The rows of who asks, None where nothing will ever come; and what is recorded.
+Given = tuple[Union[np.ndarray, None], list[r.AnyRecord]]
+
+
+@dataclass(frozen=True)
+class End:
+    """A claim of a sealed partition for a share that was not dealt yet.
+
+    ranks: all that there are. in_rounds: whether a deal gives every one of them its share. unit: rows of a unit.
+    have: how many whole ones are ready. groups: whether units are groups. final: whether no more rows will become
+    ready. deal: asks the sampler for a deal of so many rows a share.
+    """
+
+    partition: Partition
+    sampler: RankConsistentSampler
+    ready: ReadySet
+    offered: ReadyIndexes
+    claim: Claim
+    key: Key
+    ranks: set[int]
+    in_rounds: bool
+    unit: int
+    groups: bool
+    have: int
+    final: Callable[[], bool]
+    deal: Callable[..., Mapping[int, tuple[Any, Any]]]
+
+    @cached_property
+    def dealt(self) -> DealtBatches:
+        """What the task was dealt so far."""
+        return self.partition.dealt.get(self.claim.task) or DealtBatches()
+
+    def rows_of(self, rank: int) -> int:
+        """The batch_size with which a rank asks, as far as it is known."""
+        return self.claim.count if rank == self.key[0] else self.dealt.sizes.get(rank, self.claim.count)
+
+    def units_of(self, rank: int) -> int:
+        """The same in units."""
+        return max(1, self.rows_of(rank) // self.unit)
+
+
+def decide(end: End) -> Given | None:
+    """What the claim gets; None: it waits."""
+    if end.sampler.deals_finally:
+        return _by_itself(end)
+    return _by_round(end) if end.in_rounds else _by_rank(end)
+
+
+def drop(end: End) -> list[r.AnyRecord]:
+    """Passes over everything that is left."""
+    return _given(end, {}, end.have)[1]
+
+
+def _by_itself(end: End) -> Given | None:
+    """For a sampler that says itself what the last rounds are."""
+    shares = end.deal(end.claim.count)
+    if not shares:
+        if not end.final():
+            return None
+        shares = end.deal(end.claim.count, final=True)
+    cut = {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(shares.items())}
+    return _given(end, cut, 0 if shares else end.have)
+
+
+def _by_round(end: End) -> Given | None:
+    """For deals that are rounds: nothing is ever owed."""
+    ranks = len(end.ranks)
+    full = end.claim.count * ranks // end.unit
+    few = full if end.sampler.drop_last else ranks
+    if end.have >= full:
+        count, cut = full, _round(end, end.claim.count)
+    elif not end.final():
+        return None
+    elif end.have < few:
+        count, cut = 0, {}
+    elif end.sampler.deals_rounds:
+        count = end.have // ranks * ranks
+        cut = _round(end, count // ranks * end.unit)
+    else:
+        count = end.have
+        cut = _in_order(end, evenly(count, [full // ranks] * ranks))
+    rest = end.have - count
+    return _given(end, cut, rest if rest < few and end.final() else 0)
+
+
+def _round(end: End, count: int) -> dict[Key, Any]:
+    """A deal of so many rows for every rank."""
+    return {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(end.deal(count).items())}
+
+
+def _in_order(end: End, sizes: list[int]) -> dict[Key, Any]:
+    """All that is left, in order, as a round of so many units for each rank."""
+    rows = _all_rows(end)
+    cuts = [0, *accumulate(size * end.unit for size in sizes)]
+    keys = [(rank, end.key[1]) for rank in sorted(end.ranks)]
+    return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
+
+
+def _by_rank(end: End) -> Given | None:
+    """For a sampler that deals to the rank that asks."""
+    rank, number = end.key
+    begins = number not in end.dealt.rounds
+    lacking = {each: end.dealt.round_count - end.dealt.counts.get(each, 0) for each in end.ranks}
+    a_round = sum(map(end.units_of, end.ranks))
+    need = sum(count * end.units_of(each) for each, count in lacking.items()) + (a_round if begins else 0)
+    if end.have >= end.units_of(rank) and _may_reach(end, need):
+        rest = end.have - need
+        few = a_round if end.sampler.drop_last else len(end.ranks)
+        cut = _cut(end, [end.key], [end.units_of(rank)])
+        return _given(end, cut, rest if 0 < rest < few and end.final() else 0)
+    return _divided(end, lacking, begins) if end.final() else None
+
+
+def _divided(end: End, lacking: dict[int, int], begins: bool) -> Given:
+    """What is left, over all shares that it is to make: owed ones first, then those of a last round."""
+    left = end.have
+    if left < sum(lacking.values()):
+        keys = _fewest_first(end, left)
+        sizes = [1] * left
+    else:
+        keys = sorted(((rank, number) for rank in end.ranks for number in end.dealt.lacks(rank)), key=_by_number)
+        sizes = evenly(left, [end.units_of(rank) for rank, _ in keys])
+        left -= sum(sizes)
+        if begins and not end.sampler.drop_last and left >= len(end.ranks):
+            keys += [(rank, end.key[1]) for rank in sorted(end.ranks)]
+            sizes += evenly(left, [end.units_of(rank) for rank in sorted(end.ranks)])
+    return _given(end, _cut(end, keys, sizes), end.have - sum(sizes))
+
+
+def _by_number(key: Key) -> tuple[int, int]:
+    return key[1], key[0]
+
+
+def _fewest_first(end: End, count: int) -> list[Key]:
+    """So many of the owed shares, those of the ranks with the fewest batches first: too few are left for all."""
+    rounds = {rank: end.dealt.lacks(rank) for rank in end.ranks}
+    heap = [(end.dealt.counts.get(rank, 0), rank) for rank in end.ranks]
+    heapq.heapify(heap)
+    keys: list[Key] = []
+    while len(keys) < count:
+        batches, rank = heap[0]
+        keys.append((rank, next(rounds[rank])))
+        heapq.heapreplace(heap, (batches + 1, rank))
+    return keys
+
+
+def evenly(count: int, most: list[int]) -> list[int]:
+    """`count` over shares of at least 1 and at most so many, as even as these allow, the first ones the larger."""
+    sizes = [0] * len(most)
+    left = count
+    by_room = sorted(range(len(most)), key=lambda at: (most[at], -at))
+    for done, at in enumerate(by_room):
+        sizes[at] = min(most[at], left // (len(most) - done))
+        left -= sizes[at]
+    return sizes
+
+
+def _may_reach(end: End, need: int) -> bool:
+    """Whether so many units are ready or may become so."""
+    if end.have >= need:
+        return True
+    partition = end.partition
+    if not end.groups:
+        return partition.rows.count - partition.tasks.get(end.claim.task, 0) >= need
+    found, seen = end.have, set()
+    for positions in end.ready.unready(partition.rows):
+        for group in np.unique(partition.groups.of(positions, end.unit)).tolist():
+            if group not in seen and not partition.groups.hopeless(group, end.unit, sealed=True):
+                seen.add(group)
+                found += 1
+        if found >= need:
+            return True
+    return False
+
+
+# --- rows and records
+
+
+def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
+    """One deal, cut into shares of so many units: a sampler's groups lie one behind the other in what it deals."""
+    total = sum(sizes) * end.unit
+    rows = end.deal(total)[end.key[0]][0] if total else []
+    cuts = [0, *accumulate(size * end.unit for size in sizes)]
+    return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
+
+
+def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
+    """Raises InvalidArgumentError if some batches of this deal for all ranks were dealt before to single ranks."""
+    dealt = partition.dealt.get(task)
+    twice = [key for key in keys if dealt is not None and dealt.was(*key)]
+    if twice:
+        raise InvalidArgumentError(
+            f"batch {twice[0][1]} was already dealt to the dp_ranks {[rank for rank, _ in twice]} alone, but this "
+            f"claim is for a batch of all ranks; all ranks of task {task!r} must pass the same dp_size"
+        )
+
+
+def _given(end: End, cut: dict[Key, Any], rest: int) -> Given:
+    """Records the shares, and the passing over of the last `rest` of the other units."""
+    claim = end.claim
+    check_undealt(end.partition, claim.task, cut)
+    shares: dict[tuple[int, int], list[r.Share]] = {}
+    for (rank, number), rows in cut.items():
+        shares.setdefault((number, end.rows_of(rank)), []).append(r.Share(rank, _column(rows)))
+    records: list[r.AnyRecord] = [
+        r.Dealt(claim.partition, claim.task, number, size, kept, b"".join(share.rows for share in kept))
+        for (number, size), kept in shares.items()
+    ]
+    if rest:
+        everything = _all_rows(end)
+        dealt = np.concatenate([np.zeros(0, "i8"), *(np.array(rows, "i8") for rows in cut.values())])
+        left = everything[~np.isin(everything, dealt)][-rest * end.unit :]
+        records.append(passing(end.partition, claim.task, left, REMAINDER))
+    mine = cut.get(end.key)
+    return None if mine is None else np.array(mine, "i8"), records
+
+
+def passing(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:
+    """The record of passing over these rows; with it go those that no other task of `free_when` needs."""
+    free = partition.holds.done_without(partition.rows.positions_of(rows), task)
+    return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
+
+
+def _all_rows(end: End) -> np.ndarray:
+    """The rows of all units that are ready."""
+    if not end.groups:
+        return np.array(end.offered[:], "i8")
+    first = getattr(end.offered, "first_groups", None)
+    if first is not None:
+        return np.asarray(first(end.unit, end.have)).reshape(-1)
+    return np.array(list(chain.from_iterable(end.offered.whole_groups(end.unit))), "i8")
+
+
+def _column(rows: Any) -> bytes:
+    return np.array(rows, "i8").tobytes()

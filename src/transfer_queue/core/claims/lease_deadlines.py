@@ -1,0 +1,79 @@
+"""When leases end by time. The controller's own, and no part of the state: after a restart leases run anew."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.lease_table import Lease
+
+Entry = tuple[float, str, int]  # when, partition, token
+LEAST = 1024
+
+
+class Deadlines:
+    """The ends of all leases of a state, on the controller's clock. Those that it has already run anew."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._ends: dict[int, float] = {}  # token -> when; a renewal moves it
+        self._heap: list[Entry] = []  # at least one entry for each lease, none later than its end
+        self._most = LEAST  # entries, of which most are of leases that are over
+        self._restored = any(partition.leases.by_token for partition in state.partitions.values())
+
+    def begin(self, partition: str, lease: Lease, now: float) -> None:
+        """A lease begins, or begins anew."""
+        self._ends[lease.token] = now + lease.seconds
+        heapq.heappush(self._heap, (now + lease.seconds, partition, lease.token))
+        if len(self._heap) > self._most:
+            live = {token: name for _, name, token in self._heap if self._lease(name, token) is not None}
+            self._ends = {token: self._ends[token] for token in live}
+            self._heap = [(self._ends[token], name, token) for token, name in live.items()]
+            heapq.heapify(self._heap)
+            self._most = max(LEAST, 2 * len(self._heap))
+
+    def renew(self, name: str, token: int, now: float) -> bool:
+        """Whether the lease is still in force; it then has all its time again."""
+        partition = self._state.partitions.get(name)
+        lease = None if partition is None else partition.leases.by_token.get(token)
+        if partition is None or lease is None or not len(partition.leases.living(lease)):
+            return False
+        if token in self._ends:
+            self._ends[token] = now + lease.seconds
+        else:
+            self.begin(name, lease, now)
+        return True
+
+    def next(self) -> float | None:
+        """When the next lease may end."""
+        if self._restored:
+            return -math.inf  # their time is not known yet
+        while self._heap:
+            when, name, token = self._heap[0]
+            end = self._ends[token] if self._lease(name, token) is not None else None
+            if end == when:
+                return when
+            heapq.heappop(self._heap)
+            if end is None:
+                self._ends.pop(token, None)
+            elif end > when:
+                heapq.heappush(self._heap, (end, name, token))
+        return None
+
+    def due(self, now: float) -> Iterator[tuple[Partition, Lease]]:
+        """Those whose end has come; each must be ended before the next is taken."""
+        if self._restored:
+            self._restored = False
+            for partition in self._state.partitions.values():
+                for lease in partition.leases.by_token.values():
+                    self.begin(partition.name, lease, now)
+        while (when := self.next()) is not None and when <= now:
+            _, name, token = self._heap[0]
+            yield self._state.partitions[name], self._state.partitions[name].leases.by_token[token]
+
+    def _lease(self, name: str, token: int) -> Lease | None:
+        partition = self._state.partitions.get(name)
+        return None if partition is None else partition.leases.by_token.get(token)

@@ -1,0 +1,232 @@
+"""Decides what becomes of leases: granted, acknowledged, given back. Reads the state and gives records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.claims.final_rounds import passing
+from transfer_queue.core.control.unknown_names import no_partition
+from transfer_queue.core.events import records as r
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.lease_table import Lease
+from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
+from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
+from transfer_queue.messages import Ack, Claim, ClaimReply, Nack, RankGone
+
+POISON = "poison"  # the reason of what was delivered too often
+NONE = np.zeros(0, "i8")
+
+
+def claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyRecord]:
+    """What a claim's outcome records, where it is to be acknowledged."""
+    if claim.lease is None:
+        return list(records)
+    return [
+        msgspec.structs.replace(record, claimed=True) if isinstance(record, r.Dealt) else record for record in records
+    ]
+
+
+def grant(
+    state: State, partition: Partition, client: str, claim: Claim, rows: np.ndarray, deals: list[r.Dealt], unit: int
+) -> r.Leased | r.LeaseAcked | None:
+    """What the client has of these rows, which the claim got, once its deals are recorded.
+
+    A lease of those that are claimed by then; without a lease those of a kept batch that wait for an ack are consumed.
+    None: there are none of these. unit: samples of a group, 0 where the sampler deals none.
+    """
+    if claim.lease is None and (deals or not partition.claimed.get(claim.task)):
+        return None
+    batch = _share_of(deals, rows)
+    if deals:
+        fresh = np.unique(np.concatenate([_rows_of(deal) for deal in deals]))
+        mine = np.intersect1d(fresh, rows)
+        mine = mine[partition.taken(claim.task, partition.rows.positions_of(mine)) == 0]
+    else:
+        mine = np.unique(rows)
+        positions = partition.rows.positions_of(mine)
+        mine = mine[(positions >= 0) & (partition.taken(claim.task, positions) == CLAIMED)]
+        known = partition.batch_of(claim.task, partition.rows.position_of(int(mine[0]))) if len(mine) else None
+        if known is None:
+            return None  # a user's sampler gives rows again that others have
+        batch = known[1:]
+    if claim.lease is None:
+        return _through(partition, claim.task, 0, mine, mine) if len(mine) else None
+    if not len(mine):
+        return None
+    replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
+    return r.Leased(
+        claim.partition, claim.task, state.next_token, client, mine.tobytes(), claim.lease, batch, replicas, unit
+    )
+
+
+def recorded(records: Sequence[r.AnyRecord], lease: r.Leased | r.LeaseAcked | None) -> list[r.AnyRecord]:
+    """The records with this one. A lease is one with the deal of its rows: at no time has nobody them."""
+    if lease is None:
+        return list(records)
+    for at, record in enumerate(records):
+        if isinstance(record, r.Dealt) and np.isin(np.frombuffer(lease.rows, "<i8"), _rows_of(record)).all():
+            assert isinstance(lease, r.Leased)
+            return [*records[:at], msgspec.structs.replace(record, lease=lease), *records[at + 1 :]]
+    return [*records, lease]
+
+
+def _rows_of(deal: r.Dealt) -> np.ndarray:
+    return np.frombuffer(deal.consumed, "<i8")
+
+
+def _share_of(deals: list[r.Dealt], rows: np.ndarray) -> tuple[int, int] | None:
+    """(dp_rank, batch_index) of the kept share that has these rows."""
+    column = rows.astype("i8", copy=False).tobytes()
+    for deal in deals:
+        for share in deal.shares:
+            if deal.batch_index is not None and share.rows == column:
+                return share.dp_rank, deal.batch_index
+    return None
+
+
+def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | None:
+    """Return the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1."""
+    positions = partition.rows.positions_of(rows)
+    counts = np.where(positions < 0, 0, partition.leases.delivered.of(task, positions) + 1)
+    return None if (counts == 1).all() else counts.astype("<i4").tobytes()
+
+
+def ack(state: State, request: Ack) -> list[r.AnyRecord]:
+    """Those of these rows that the lease has; none where it is over."""
+    found = _asked(state, request.partition, request.token, request.rows)
+    if found is None:
+        return []
+    partition, lease, mine = found
+    done = mine
+    if lease.replicas > 1:
+        before = partition.leases.acked.of(lease.task, partition.rows.positions_of(mine))
+        done = mine[before + 1 >= lease.replicas]
+    return [_through(partition, lease.task, lease.token, mine, done)]
+
+
+def nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
+    """The same, given back."""
+    found = _asked(state, request.partition, request.token, request.rows)
+    if found is None:
+        return []
+    partition, lease, mine = found
+    return end(partition, lease, mine, "nacked", limit, delivered=request.delivered)
+
+
+def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, Lease, np.ndarray] | None:
+    """What a client says something of, if the lease has any of it."""
+    partition = state.partitions.get(name)
+    lease = None if partition is None else partition.leases.by_token.get(token)
+    if partition is None or lease is None:
+        return None
+    live = partition.leases.living(lease)
+    mine = np.intersect1d(live, indexes_in(rows))
+    if not len(mine):
+        return None
+    if lease.unit:
+        groups = partition.groups.of(partition.rows.positions_of(live), lease.unit)
+        named = np.isin(live, mine)
+        split = np.isin(groups, groups[named]) & ~named & (groups >= 0)
+        if split.any():
+            raise InvalidArgumentError(
+                f"the samples {live[split][:5].tolist()} belong to groups of which others are acknowledged or given "
+                f"back here; groups are delivered whole, so say it of whole groups (of {lease.unit} samples)"
+            )
+    return partition, lease, mine
+
+
+def _through(partition: Partition, task: str, token: int, rows: np.ndarray, done: np.ndarray) -> r.LeaseAcked:
+    free = NONE
+    if token:
+        free = done[partition.holds.done_without(partition.rows.positions_of(done), task)]
+    return r.LeaseAcked(partition.name, task, token, rows.tobytes(), done.tobytes(), free.tobytes())
+
+
+def end(
+    partition: Partition, lease: Lease, rows: np.ndarray, reason: str, limit: int, *, delivered: bool = True
+) -> list[r.AnyRecord]:
+    """Rows of a lease are not acknowledged. limit: the system's deliveries after which a row is set aside, 0: never.
+
+    delivered: it counts. A row that another lease of its batch still has was not delivered in vain so far.
+    """
+    live = np.intersect1d(rows, partition.leases.living(lease))
+    others = [] if lease.batch is None else partition.leases.of_batch(lease.batch)
+    open_ = np.setdiff1d(live, np.concatenate([NONE, *(other.rows for other in others if other is not lease)]))
+    counted = open_ if delivered else NONE
+    poison = _poison(partition, lease, counted, _most(partition, limit))
+    returned = NONE if lease.batch is not None else open_
+    records: list[r.AnyRecord] = [
+        r.LeaseEnded(
+            partition.name, lease.task, lease.token, rows.tobytes(), counted.tobytes(), returned.tobytes(), reason
+        )
+    ]
+    return records + _set_aside(partition, lease.task, poison)
+
+
+def unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
+    """A client cancels a claim. What it was given under a lease at that moment goes back: it has not seen it."""
+    kept = state.clients.get(client)
+    met = None if kept is None else kept.replies.get(sequence)
+    token = met.token if isinstance(met, ClaimReply) else 0
+    for partition in state.partitions.values() if token else ():
+        lease = partition.leases.by_token.get(token)
+        if lease is not None:
+            return end(partition, lease, lease.rows, "nacked", 0, delivered=False)
+    return []
+
+
+def _most(partition: Partition, limit: int) -> int:
+    own = partition.options.max_deliveries
+    return limit if own is None else own
+
+
+def _poison(partition: Partition, lease: Lease, counted: np.ndarray, limit: int) -> np.ndarray:
+    """Those of these rows that have been delivered too often with this delivery, in whole groups."""
+    if not limit or not len(counted):
+        return NONE
+    positions = partition.rows.positions_of(counted)
+    bad = partition.leases.delivered.of(lease.task, positions) + 1 >= limit
+    if lease.unit:
+        groups = partition.groups.of(positions, lease.unit)
+        bad |= np.isin(groups, groups[bad])
+    poison: np.ndarray = counted[bad]
+    return poison
+
+
+def _set_aside(partition: Partition, task: str, poison: np.ndarray) -> list[r.AnyRecord]:
+    return [passing(partition, task, poison, POISON)] if len(poison) else []
+
+
+def rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRecord], int]:
+    """What a rank has not acknowledged of its kept batches is anybody's; and how many rows these are."""
+    partition = state.partitions.get(request.partition)
+    if partition is None:
+        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; it has no ranks")
+    task, rank = request.task, request.dp_rank
+    dealt = partition.dealt.get(task)
+    kept = [dealt.batches[number].rows for (owner, _), number in dealt.by_key.items() if owner == rank] if dealt else []
+    rows = np.unique(np.concatenate([NONE, *kept]))
+    positions = partition.rows.positions_of(rows)
+    rows = rows[(positions >= 0) & (partition.taken(task, positions) == CLAIMED)]
+    leases = partition.leases.of_rank(task, rank)
+    counted, poison = NONE, NONE
+    for lease in leases:
+        mine = np.setdiff1d(np.intersect1d(rows, lease.rows), counted)
+        counted = np.union1d(counted, mine)
+        poison = np.union1d(poison, _poison(partition, lease, mine, _most(partition, limit)))
+    left = r.RankLeft(
+        partition.name, task, rank, [lease.token for lease in leases], rows.tobytes(), counted.tobytes()
+    )  # fmt: skip
+    return [left, *_set_aside(partition, task, poison)], len(rows) - len(poison)
+
+
+def poisoned(partition: Partition, task: str, rows: np.ndarray) -> bool:
+    """Whether rows of a kept batch were set aside."""
+    if (task, POISON) not in partition.passed.counts:
+        return False
+    positions = partition.rows.positions_of(rows)
+    return any(partition.passed.reason(task, p) == POISON for p in positions[positions >= 0].tolist())

@@ -1,0 +1,161 @@
+"""Which parked claims are worth another look after a change: a thousand may wait, and most lack rows as before."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+from transfer_queue.core.claims import batch_selection, claim_batching
+from transfer_queue.core.events import records as r
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.user_sampler import AnySampler
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.wait_queues import Queue, ShareKey, Waiter, Waiting
+from transfer_queue.messages import Claim
+
+
+class Change:
+    """What happened to one partition since its parked claims were last looked at.
+
+    everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. consumed: of these
+    tasks, those for whom a wholly consumed partition is the end. shares: task -> the batches that were dealt. joined:
+    rows joined groups, so that some may be whole now. Beyond these, a claim can be met only where rows became ready
+    for its task. space: rows ended, for which puts may wait.
+    """
+
+    __slots__ = ("consumed", "everything", "joined", "shares", "space", "tasks")
+
+    def __init__(self) -> None:
+        self.everything = False
+        self.joined = False
+        self.space = False
+        self.tasks: set[str] = set()
+        self.consumed: set[str] = set()
+        self.shares: dict[str, set[ShareKey]] = {}
+
+    def note(self, record: r.AnyRecord, partition: Partition | None) -> None:
+        """A record of this partition was applied; the partition is as it is after it."""
+        if isinstance(record, (r.RowsPut, r.Published, r.RowsReserved)):
+            assert partition is not None
+            self.joined |= record.groups is not None
+            self.everything |= self.joined and partition.sealed  # they may leave others that can never be whole
+        elif isinstance(record, r.Dealt):
+            # takes rows away: it can meet only those who ask for one of its shares, or end what waits for more
+            if record.batch_index is not None:
+                shares = self.shares.setdefault(record.task, set())
+                shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
+            assert partition is not None
+            if partition.sealed:
+                self.tasks.add(record.task)
+            elif partition.wholly_consumed(record.task):
+                self.consumed.add(record.task)
+        elif isinstance(record, (r.RowsCleared, r.RowsDropped)) and partition is not None and not partition.sealed:
+            self.space = True
+            self.consumed |= {task for task in partition.tasks if partition.wholly_consumed(task)}
+        elif isinstance(record, (r.PassedOver, r.LeaseAcked, r.LeaseEnded, r.RankLeft)):
+            self.everything |= bool(getattr(record, "freed", b""))
+            self.tasks.add(record.task)
+        else:
+            self.everything = True
+
+
+def worth_a_try(
+    samplers: Samplers,
+    partition: Partition,
+    task: str,
+    queue: Queue,
+    gained: bool,
+    shares: Iterable[ShareKey],
+    consumed: bool,
+    connected: Container[Waiter],
+) -> Iterator[list[Waiting]]:
+    """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before.
+
+    Several at a time are to be met together. Each must be looked at before the next are asked for.
+    gained: rows became ready for the task. shares: the batches of it that were dealt. consumed: all rows are consumed.
+    connected: those who can be answered.
+    """
+    of_shares = [waiting for key in shares for waiting in queue.of_share(key)]
+    yield from claim_batching.shares(partition, samplers, of_shares, connected)
+    yield from [[queue.claims[waiter]] for waiter in queue.watchers]
+    if consumed:
+        yield from [[queue.claims[waiter]] for waiter in queue.finite]
+    others = not claim_samplers.deals_itself(samplers.default)  # a user's sampler may look at anything
+    if not gained and not others:
+        return
+    hopes: dict[tuple[tuple[str, ...], AnySampler], bool] = {}
+    unmet: set[object] = set()  # as these, no other claim can be met
+    if not others and not partition.sealed and not _enough(partition, task, queue):
+        return
+    queued = list(queue.claims.items())
+    for at, (waiter, waiting) in enumerate(queued):
+        if waiter not in connected or waiter not in queue.claims:
+            continue  # nobody to answer, or met with another
+        claim = waiting.claim
+        fields = tuple(claim.fields)
+        sampler = samplers.of(claim, partition)
+        if others and not claim_samplers.deals_itself(sampler):
+            yield [waiting]
+            continue
+        ready = partition.ready_set(task, fields)
+        alike = fields, claim.count, _but_for_its_share(claim)
+        if alike in unmet:
+            continue
+        have = claim_samplers.available(partition, ready, sampler)
+        if have >= claim.count:
+            yield from _with_others(samplers, partition, queue, queued, at, have, connected)
+            if not partition.sealed and waiter in queue.claims and not claim.ahead:
+                unmet.add(alike)
+            if not others and not partition.sealed and not _enough(partition, task, queue):
+                return
+        elif partition.sealed:
+            if (fields, sampler) not in hopes:
+                hopes[fields, sampler] = batch_selection.is_final(partition, ready, sampler)
+            if hopes[fields, sampler]:
+                yield [waiting]
+    queue.recount()
+
+
+def all_of(
+    samplers: Samplers, partition: Partition | None, queue: Queue, connected: Container[Waiter]
+) -> Iterator[list[Waiting]]:
+    """Everybody in a queue, those who can be met together at a time."""
+    queued = list(queue.claims.items())
+    for at, (waiter, waiting) in enumerate(queued):
+        if waiter not in connected or waiter not in queue.claims:
+            continue
+        sampler = samplers.of(waiting.claim, partition)
+        if partition is None or partition.sealed or not claim_samplers.deals_itself(sampler):
+            yield [waiting]
+            continue
+        ready = partition.ready_set(waiting.claim.task, tuple(waiting.claim.fields))
+        have = claim_samplers.available(partition, ready, sampler)
+        yield from _with_others(samplers, partition, queue, queued, at, have, connected)
+
+
+def _with_others(
+    samplers: Samplers,
+    partition: Partition,
+    queue: Queue,
+    queued: Sequence[tuple[Waiter, Waiting]],
+    at: int,
+    have: int,
+    connected: Container[Waiter],
+) -> Iterator[list[Waiting]]:
+    """One of a queue with those who are to be met with it, then those for whom its deal had shares."""
+    waiter, waiting = queued[at]
+    yield claim_batching.run(partition, samplers.of(waiting.claim, partition), queued, at, have, connected)
+    if waiter not in queue.claims:
+        found = claim_batching.dealt_with(partition, waiting.claim, queue)
+        yield from claim_batching.shares(partition, samplers, found, connected)
+
+
+def _enough(partition: Partition, task: str, queue: Queue) -> bool:
+    """Whether any claim of the queue has as many ready rows as it wants."""
+    return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
+
+
+def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
+    """What a claim says to its sampler, but for which share it asks for: whether it asks for one makes a difference."""
+    said = [(name, repr(value)) for name, value in claim.sampling.items() if name not in ("dp_rank", "batch_index")]
+    return tuple(sorted([*said, ("batch_index", str(claim.sampling.get("batch_index") is not None))]))

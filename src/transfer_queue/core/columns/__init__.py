@@ -1,0 +1,1 @@
+"""How columns of numbers and values are kept, saved and restored."""

@@ -1,0 +1,1 @@
+"""What every handler of the core works with: clients' connections, waiting requests, what changed."""

@@ -1,0 +1,58 @@
+"""Sentences about unknown names: partitions that do not exist, and entries that a sampler does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
+from transfer_queue.names import did_you_mean, nearest
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.wrapper import SamplerWrapper, built_in
+
+TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "dp_size", "batch_index"})
+"""The entries that a loader passes to any sampler, and those that choose a sampler."""
+
+
+def no_partition(name: str, partitions: Iterable[str]) -> str:
+    """Return "there is no partition 'x'", with the nearest names that exist, otherwise the first ones."""
+    return f"there is no partition {name!r} ({others(name, partitions)})"
+
+
+def others(name: str, partitions: Iterable[str]) -> str:
+    """Return "did you mean 'x'?" with the nearest partitions, otherwise "there are: " with the first ones."""
+    there = list(partitions)
+    meant = nearest(name, there, most=3)
+    if meant:
+        return f"did you mean {' or '.join(map(repr, meant))}?"
+    listed = ", ".join(map(repr, there[:10])) or "none"
+    return f"there are: {listed}{', ...' if len(there) > 10 else ''}"
+
+
+def not_taken(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
+    """Return a sentence about entries of a sampling_config that the sampler does not take; None if there are none.
+
+    A user's sampler takes any entry.
+    """
+    if isinstance(sampler, UserSampler) or sampling.keys() <= TAKEN_BY_ALL:
+        return None
+    known = _taken(sampler)
+    strange = [] if known is None else [name for name in sampling if name not in known]
+    if known is None or not strange:
+        return None
+    described = [f"{name!r}{did_you_mean(name, sorted(known)).rstrip('?')}" for name in strange]
+    return (
+        f"sampling_config has entries that {type(sampler).__name__} does not take and that have no effect: "
+        f"{', '.join(described)}. It takes: {', '.join(sorted(known - {'partition'}))}"
+    )
+
+
+def _taken(sampler: BaseSampler) -> frozenset[str] | None:
+    """The entries that a sampler takes; None: any."""
+    if not built_in(sampler):
+        return None
+    own = TAKEN_BY_ALL | frozenset(sampler.sampling_entries)
+    if not isinstance(sampler, SamplerWrapper):
+        return own
+    inner = _taken(sampler.inner)
+    return None if inner is None else own | inner

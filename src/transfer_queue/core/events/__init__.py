@@ -1,0 +1,1 @@
+"""What goes into the core and what comes out: records of changes, and effects for the server."""

@@ -1,0 +1,1 @@
+"""Requests that add, replace or end samples."""

@@ -1,0 +1,63 @@
+"""Drops the oldest rows of a partition beyond what it keeps: so many rows, bytes or seconds.
+
+Whole declared groups go together, as a group without one of its members is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+
+
+def keeps_all(partition: Partition) -> bool:
+    """Whether the partition drops nothing by itself."""
+    options = partition.options
+    return options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
+
+
+def mark(partition: Partition, now: float) -> list[r.AnyRecord]:
+    """Notes the time, where rows have come since it was noted last."""
+    if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
+        return []
+    return [r.Aged(partition.name, now)]
+
+
+def at_another_clock(state: State, shift: float) -> None:
+    """All rows came so many seconds later by the clock of now than by the one before."""
+    for partition in state.partitions.values():
+        partition.births.shift(shift)
+
+
+def due(partition: Partition) -> float | None:
+    """When the next row is too old; None where none is that young."""
+    keep = partition.options.keep_seconds
+    first = None if keep is None else partition.births.first(partition.rows.start())
+    return None if keep is None or first is None else first + keep
+
+
+def drops(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
+    """What is beyond the limits. The caller applies each record before it takes the next."""
+    options = partition.options
+    if options.keep_seconds is not None:
+        old = partition.births.before(now - options.keep_seconds)
+        yield from _dropped(partition, partition.rows.first(partition.rows.count, old), "retention: keep_seconds")
+    if options.keep_rows is not None:
+        over = partition.row_count - options.keep_rows
+        if over > 0:
+            yield from _dropped(partition, partition.rows.first(over), "retention: keep_rows")
+    while options.keep_bytes is not None and partition.nbytes > options.keep_bytes and partition.row_count:
+        # a block's bytes are free with its last row: about as many rows as hold what is too much, and look again
+        share = (partition.nbytes - options.keep_bytes) / partition.nbytes
+        oldest = partition.rows.first(max(1, int(share * partition.row_count)))
+        yield from _dropped(partition, oldest, "retention: keep_bytes")
+
+
+def _dropped(partition: Partition, positions: np.ndarray, reason: str) -> Iterator[r.RowsDropped]:
+    if len(positions):
+        rows = partition.rows.indexes_of(partition.groups.completed(positions))
+        yield r.RowsDropped(partition.name, rows.tobytes(), reason)

@@ -1,0 +1,253 @@
+"""Puts of very many fields, which are prepared in steps so that other requests are served in between.
+
+Each step decodes and checks some of the fields and adds them to the types of the partition's fields. Then each step
+makes columns for some fields. These steps do not change the state; they only move columns that the partition has to
+other places in memory. The last step is the put itself: one record, so that all of the put is there or nothing of it.
+If the process dies in between, nothing of the put is left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Union
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.field_types import check_dims, check_kind, check_place, dims_end, fields_of, shape_of
+from transfer_queue.core.tables.prepared_puts import Prepared, PreparedColumns, PreparedTypes
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
+from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
+from transfer_queue.messages import Envelope, FieldSpec, NewBlock, Publish, Reserve
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+WIDE = 2048
+"""Fields from which on a put is prepared. A put whose schema is sent in parts is prepared always."""
+STEP = 512
+"""Fields of a step, which takes 2 to 4 ms."""
+FREED = 4096
+"""Objects that a step frees after the put."""
+TRIES = 3
+"""How often a put is prepared again because other requests have changed the fields of its partition meanwhile."""
+
+
+class Job:
+    """A put that is being prepared."""
+
+    def __init__(self, client: str, peer: int, envelope: Envelope, body: Publish, block: NewBlock) -> None:
+        self.client = client
+        self.peer = peer
+        """The connection on which the put is answered."""
+        self.envelope = envelope
+        self.body = body
+        self.block = block
+        self.dims = np.frombuffer(block.dims, "<i8")
+        self.tries = TRIES
+        self.answered = False
+        """Whether the put was decided on, so that only the objects that it replaced are left to be freed."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.prepared = Prepared(self.block)
+        self.schema = list(self.block.schema)
+        """The fields that are decoded."""
+        self.parts = deque(self.block.parts)
+        """The parts of the schema that are not decoded."""
+        self.names: set[str] = set()
+        """The names of the fields that are checked."""
+        self.at = 0
+        """Where the numbers of these fields end in the block's dims."""
+        self.checked = False
+        """Whether all fields are checked."""
+        self.named = False
+        """Whether the partition was asked for the set of their names, which the put needs if there are ready sets."""
+        self.made = False
+        """Whether nothing is left to be prepared."""
+
+    def step(self, state: State) -> bool:
+        """Prepare some fields. Returns True, and does nothing, if the put can be decided on.
+
+        Raises:
+            InvalidArgumentError: The description of the block is wrong.
+        """
+        partition = state.partitions.get(self.body.partition)
+        if self.made:
+            if self._is_current(partition) or not self.tries:
+                return True
+            self.tries -= 1
+            self._begin()
+        elif self.checked:
+            self.made = self._make(partition)
+        elif self.parts or len(self.names) < len(self.schema):
+            self._check(partition)
+        else:
+            self._checked(state)
+        return False
+
+    def _check(self, partition: Partition | None) -> None:
+        if not self.names:
+            if partition is not None and self._known(partition):
+                return
+            fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
+            self.prepared.types = PreparedTypes(fields, typed)
+        for _ in range(STEP):  # a part may have no fields
+            if not self.parts or len(self.schema) >= len(self.names) + STEP:
+                break
+            self.schema += fields_of(self.parts.popleft())
+        self._add(self.schema[len(self.names) : len(self.names) + STEP])
+
+    def _known(self, partition: Partition) -> bool:
+        """Return whether the partition knows the types of this block from the put before it, as in a writer's loop."""
+        learnt = partition.learnt
+        if learnt is None or learnt[:-1] != shape_of(self.block)[:-1]:
+            return False
+        if not self.block.parts and learnt[-1] != self.block.schema:
+            return False
+        self.prepared.block = msgspec.structs.replace(self.block, schema=learnt[-1])
+        self.checked = True
+        return True
+
+    def _checked(self, state: State) -> None:
+        if not self.schema:
+            raise InvalidArgumentError("a block must have at least one field, got none")
+        check_dims(self.dims, self.at, self.block.rows, len(self.schema))
+        self.prepared.block = msgspec.structs.replace(self.block, schema=state.blocks.schema_of(self.schema))
+        self.checked = True
+
+    def _add(self, some: list[FieldSpec]) -> None:
+        before = len(self.names)
+        self.names.update(spec.name for spec in some)
+        if len(self.names) != before + len(some):
+            raise InvalidArgumentError(f"a block must have each field only once, but its first {before + len(some)} "
+                                       f"fields have only {len(self.names)} names")  # fmt: skip
+        for spec in some:
+            check_kind(spec)
+            start, self.at = self.at, dims_end(spec, self.dims, self.at, self.block.rows)
+            if self.at > len(self.dims):
+                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before those of the field")
+            if self.prepared.types is not None:
+                try:
+                    self.prepared.types.add(spec, self.dims[start : self.at])
+                except FieldTypeError:
+                    self.prepared.types = None  # the put itself is refused, with all fields in its error
+
+    def _make(self, partition: Partition | None) -> bool:
+        prepared = self.prepared
+        chunk, capacity, rows = _room(partition, self.body)
+        if prepared.columns is not None:
+            return not prepared.columns.is_current(chunk) or prepared.columns.make(STEP, rows)
+        if not capacity:
+            return True  # the put will be refused
+        if partition is not None and partition.ready and not self.named:
+            partition.names_of(prepared.block.schema)
+            self.named = True
+            return False
+        if chunk is not None and capacity != chunk.capacity:
+            chunk.ensure(capacity)
+            return False
+        if chunk is not None and chunk.wide_columns(prepared.block.schema) is not None:
+            return True
+        prepared.columns = PreparedColumns([spec.name for spec in prepared.block.schema], chunk, capacity)
+        return False
+
+    def _is_current(self, partition: Partition | None) -> bool:
+        """Return whether the partition and its chunk are still those for which all was prepared."""
+        types, columns = self.prepared.types, self.prepared.columns
+        if not self.names and (partition is None or partition.learnt != shape_of(self.prepared.block)):
+            return False  # the partition knows other types now than those of the put before
+        if types is not None and partition is not None and not types.is_current(partition.fields, partition.typed):
+            return False
+        return columns is None or columns.is_current(_room(partition, self.body)[0])
+
+
+def _room(partition: Partition | None, body: Publish) -> tuple[Chunk | None, int, slice]:
+    """Return the chunk of a put's first row, its capacity after the put, and the place of the rows in it.
+
+    The chunk is None if it does not exist yet; the capacity is 0 if the row does not exist. Puts of other clients may
+    change the result.
+    """
+    if partition is None:
+        return None, capacity_for(0, min(max(body.count, body.pre_allocate), CHUNK)), slice(0, body.count)
+    position = partition.waiting[0] if partition.waiting else partition.rows.end
+    if body.rows is not None:
+        position = int(partition.rows.positions_of(np.frombuffer(body.rows, "<i8", 1))[0])
+    elif body.keys:
+        position = partition.keys.get(body.keys[0], position)
+    chunk, first = partition.rows.chunks.get(position >> CHUNK_BITS), position & MASK
+    if position == partition.rows.end:
+        return chunk, partition.rows.capacity_after(body.count), slice(first, first + body.count)
+    return chunk, 0 if chunk is None else chunk.capacity, slice(first, first + body.count)
+
+
+def with_whole_schema(state: State, body: Union[Publish, Reserve]) -> Union[Publish, Reserve]:
+    """Return the request with a whole schema, so that a request that waits is not decoded at each attempt."""
+    if isinstance(body, Reserve) or body.block is None or not body.block.parts:
+        return body
+    block = msgspec.structs.replace(state.blocks.opened(body.block), parts=[])
+    return msgspec.structs.replace(body, block=block)
+
+
+class WidePuts:
+    """The wide puts that wait or are being prepared."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[Job] = deque()
+        """The oldest job is prepared first."""
+
+    def begin(self, state: State, client: str, peer: int, envelope: Envelope) -> bool:
+        """Begin to prepare a put if it is a wide one. Returns whether it is.
+
+        A put that is sent again is answered on its newest connection.
+        """
+        body = envelope.body
+        if not isinstance(body, Publish) or body.block is None:
+            return False
+        block = body.block
+        if len(block.schema) < WIDE and not block.parts:
+            return False
+        if state.blocks.prepared is not None and state.blocks.prepared.sent is block:
+            return False
+        for job in self.jobs:
+            if (job.client, job.envelope.sequence) == (client, envelope.sequence) and not job.answered:
+                job.peer = max(job.peer, peer)
+                return True
+        check_place(block, body.count)
+        if block.schema and block.parts:
+            raise InvalidArgumentError("a block has a schema and parts of a schema; send only one of them")
+        if len(block.dims) % 8:
+            raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
+        if body.rows is not None and len(body.rows) != 8 * body.count:
+            raise InvalidArgumentError(f"the put has {body.count} rows of values, but names {len(body.rows) // 8} rows")
+        self.jobs.append(Job(client, peer, envelope, body, block))
+        return True
+
+    def closed(self, peer: int) -> None:
+        """Drop the jobs of a connection that has ended; its client sends the puts again on another one, or never."""
+        self.jobs = deque(job for job in self.jobs if job.peer != peer)
+
+    def step(self, core: Controller) -> list[Effect]:
+        """Do one step of the oldest job."""
+        if not self.jobs:
+            return []
+        job = self.jobs[0]
+        if job.answered:
+            if job.prepared.free_some(FREED):
+                self.jobs.popleft()
+            return []
+        ends = True
+        try:
+            ends = job.step(core.state)
+            if not ends:
+                return []
+            core.state.blocks.prepared = job.prepared
+            return core.answer(job.client, job.peer, job.envelope)
+        except TransferQueueError as error:
+            return [core.failure(job.peer, job.envelope.sequence, error)]
+        finally:
+            job.answered = ends
+            core.state.blocks.prepared = None

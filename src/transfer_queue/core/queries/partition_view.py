@@ -1,0 +1,81 @@
+"""Lists keys with their tags, a page at a time: a list of a million keys delays nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.change_feed import matcher
+from transfer_queue.core.tables.row_table import CHUNK_BITS
+from transfer_queue.messages import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
+
+PAGE_KEYS = 2048  # of an answer: about two milliseconds
+SCANNED_ROWS = 16384  # that are looked at for it
+
+Tag = dict[str, Any]
+
+
+def list_keys(state: State, request: ListKeys) -> KeysReply:
+    """The next page. Keys come in order of creation, which is that of positions."""
+    names = list(state.partitions) if request.partitions is None else request.partitions
+    matches = matcher(request.where) if request.where else None
+    page: dict[str, dict[str, Tag]] = {}
+    keys, rows = PAGE_KEYS, SCANNED_ROWS
+    made, start = request.made, request.start
+    for number, name in enumerate(names):
+        partition = state.partitions.get(name)
+        if partition is None or made not in (None, partition.changes.made):
+            made, start = None, 0  # it is there no more; another one of its name is not what was being listed
+            continue
+        listed = page[name] = {}
+        for position, key, tag in _keyed(partition, start):
+            if position - start >= rows or len(listed) >= keys:
+                return KeysReply(page, names[number:], partition.changes.made, position)
+            if key is not None and (matches is None or matches(tag)):
+                listed[key] = tag
+        keys -= len(listed)
+        rows -= partition.rows.end - start
+        made, start = None, 0
+        if (keys <= 0 or rows <= 0) and number + 1 < len(names):
+            return KeysReply(page, names[number + 1 :])
+    return KeysReply(page)
+
+
+def _keyed(partition: Partition, start: int) -> Iterator[tuple[int, str | None, Tag]]:
+    """Position, key and tag of the rows from a position on, chunk by chunk."""
+    for number, chunk in partition.rows.chunks.items():
+        first = number << CHUNK_BITS
+        if chunk.keys is None or first + chunk.size <= start:
+            continue
+        tags = chunk.tags
+        for at in range(max(0, start - first), chunk.size):
+            yield first + at, chunk.keys[at], (tags[at] if tags is not None else None) or {}
+
+
+SNAPSHOT_ROWS = 4096  # of an answer: about two milliseconds
+
+
+def take_snapshot(state: State, request: TakeSnapshot) -> SnapshotReply:
+    """The next page. Positions ascend as global indexes do."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or request.made not in (None, partition.changes.made):
+        return SnapshotReply(known=False)
+    live = partition.rows.live_positions()
+    first = int(live.searchsorted(request.start))
+    positions = live[first : first + SNAPSHOT_ROWS]
+    more = first + SNAPSHOT_ROWS < len(live)
+    fields = list(partition.fields)
+    keys = partition.keys_of(positions)
+    return SnapshotReply(
+        known=True,
+        made=partition.changes.made,
+        rows=partition.rows.indexes_of(positions).tobytes(),
+        fields=fields,
+        produced=partition.produced(fields, positions).tobytes(),
+        consumed={task: partition.consumed(task, positions).tobytes() for task in partition.tasks},
+        keys=keys if any(key is not None for key in keys) else None,
+        tags=partition.tags_of(positions),
+        start=int(positions[-1]) + 1 if more else None,
+    )

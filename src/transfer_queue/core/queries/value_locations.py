@@ -1,0 +1,195 @@
+"""Where values lie: what a get asks before it copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.errors import StorageKeyNotFoundError
+from transfer_queue.messages import NESTED, SEPARATOR, AnyReply, Blocks, Lookup, LookupReply, Placement, parents
+
+# of a field's rows: their block numbers (i8), and where in these blocks they are (i4)
+Places = tuple[np.ndarray, np.ndarray]
+
+
+def lookup(state: State, request: Lookup) -> AnyReply:
+    """Where values lie."""
+    partition = state.partitions.get(request.partition)
+    if request.rows is not None:
+        return _by_rows(state, partition, request, indexes_in(request.rows))
+    keys = {} if partition is None else partition.keys
+    asked = request.keys or []
+    positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
+    if partition is None or not len(positions):
+        return _nothing(state, 0)
+    unknown = [] if len(positions) == len(asked) else list(dict.fromkeys(key for key in asked if key not in keys))
+    _check_lost(partition, request.fields, positions)
+    lacking: dict[str, int] = {}
+    places = _common(partition, positions, request.fields, lacking)
+    if places:
+        reply = _placed(state, partition, len(positions), places, request)
+    else:
+        # count > 0 without types tells the client that the keys share no field at all
+        shared = request.fields is not None and _common(partition, positions, None)
+        reply = _nothing(state, -len(positions) if shared else len(positions))
+    return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
+
+
+def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
+    positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
+    gone = rows[positions < 0]
+    if len(gone):
+        raise StorageKeyNotFoundError(
+            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
+            f"among them global indexes {gone[:5].tolist()}{_dropped(partition, int(gone[0]))}"
+        )
+    if partition is None or not len(rows):
+        return _nothing(state, 0)
+    _check_lost(partition, request.fields, positions)
+    if request.fields is None:
+        places = _common(partition, positions, None)
+    else:
+        names = list(dict.fromkeys(request.fields))
+        places = _places(partition, positions, with_nested(partition, names))
+        for name in set(places).difference(names):  # leaves that not all of these rows have
+            if np.count_nonzero(places[name][0]) < len(positions):
+                del places[name]
+        for name in names:
+            numbers = places[name][0]
+            if np.count_nonzero(numbers) < len(positions):
+                raise _lacking(partition, name, positions[numbers == 0], len(positions))
+    if not places:
+        return _nothing(state, len(positions))
+    return _placed(state, partition, len(positions), places, request)
+
+
+def of_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
+    """Where values of rows that were just dealt lie; None where rows or values are gone, which a lookup explains."""
+    try:
+        found = _by_rows(state, partition, Lookup(partition.name, b"", None, fields), rows)
+    except StorageKeyNotFoundError:
+        return None
+    return found if found.types else None
+
+
+def _nothing(state: State, count: int) -> LookupReply:
+    return LookupReply(count, [], state.blocks.describe(np.zeros(0, "i8")), [])
+
+
+def _common(
+    partition: Partition, positions: np.ndarray, wanted: list[str] | None, lacking: dict[str, int] | None = None
+) -> dict[str, Places]:
+    """Return the places of the fields that every one of these rows has, sorted, or in the order of `wanted`.
+
+    lacking: is filled with the fields that are left out, see `LookupReply`.
+    """
+    asked = sorted(partition.fields) if wanted is None else list(dict.fromkeys(wanted))
+    names = asked if wanted is None else with_nested(partition, asked)
+    told = set(asked)
+    common, count = {}, len(positions)
+    for name, found in _places(partition, positions, names).items():
+        having = int(np.count_nonzero(found[0]))
+        if having == count:
+            common[name] = found
+        elif lacking is not None and (having or wanted is not None) and name in told:
+            lacking[name] = count - having
+    return common
+
+
+def with_nested(partition: Partition, names: list[str]) -> list[str]:
+    """Return these fields, the fields inside them, and the nested fields that they are part of."""
+    fields = partition.fields
+    nested = [name for name in names if name in fields and fields[name].kind == NESTED]
+    inside = [name for name in fields if nested and SEPARATOR in name and not set(parents(name)).isdisjoint(nested)]
+    around = [
+        name
+        for leaf in names
+        if SEPARATOR in leaf
+        for name in parents(leaf)
+        if name in fields and fields[name].kind == NESTED
+    ]
+    return list(dict.fromkeys([*names, *inside, *around])) if nested or around else names
+
+
+def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
+    """Where the values of these fields lie; block 0 where there is none."""
+    parts = list(partition.rows.split(positions))
+    if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
+        columns, at = parts[0][1].field, parts[0][2]
+        return {
+            name: (columns[name][0][at], columns[name][1][at])
+            if name in columns
+            else (np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4"))
+            for name in names
+        }
+    places = {}
+    for name in names:
+        numbers, slots = np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4")
+        for _, chunk, at, where in parts:
+            column = chunk.field.get(name)
+            if column is not None:
+                numbers[where], slots[where] = column[0][at], column[1][at]
+        places[name] = numbers, slots
+    return places
+
+
+def _placed(
+    state: State, partition: Partition, count: int, places: Mapping[str, Places], request: Lookup
+) -> LookupReply:
+    def described(blocks: np.ndarray) -> Blocks:
+        if request.near or request.avoid:
+            return state.blocks.describe_for(blocks, request.near, request.avoid)
+        return state.blocks.describe(blocks)
+
+    alike: dict[tuple[bytes, bytes], list[str]] = {}
+    for name, (numbers, slots) in places.items():
+        alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
+    types = [partition.fields[name].type() for name in places]
+    if all(numbers == numbers[:8] * count for numbers, _ in alike):
+        # the rows of each field are in one block: no array is as quick as a number
+        blocks = sorted({int(places[names[0]][0][0]) for names in alike.values()})
+        placements = [
+            Placement(names, blocks.index(int(places[names[0]][0][0])).to_bytes(4, "little") * count, slots)
+            for (_, slots), names in alike.items()
+        ]
+        return LookupReply(count, types, described(np.array(blocks, "i8")), placements)
+    named = np.concatenate([places[names[0]][0] for names in alike.values()])
+    if (named[1:] > named[:-1]).all():  # a block a row and placement, in the order in which they were put
+        unique, inverse = named, np.arange(len(named), dtype="i4")
+    else:
+        unique, inverse = np.unique(named, return_inverse=True)
+        inverse = inverse.astype("i4")
+    placements = [
+        Placement(names, inverse[i * count : (i + 1) * count].tobytes(), slots)
+        for i, ((_, slots), names) in enumerate(alike.items())
+    ]
+    return LookupReply(count, types, described(unique), placements)
+
+
+def _lacking(partition: Partition, name: str, positions: np.ndarray, count: int) -> StorageKeyNotFoundError:
+    rows = partition.rows.indexes_of(positions)
+    return StorageKeyNotFoundError(
+        f"field {name!r} is not produced for {len(rows)} of {count} samples of partition "
+        f"{partition.name!r}, among them global indexes {rows[:5].tolist()}; "
+        f"tq.get_client().explain(...) says what they wait for"
+    )
+
+
+def _check_lost(partition: Partition, fields: list[str] | None, positions: np.ndarray) -> None:
+    """Raises where values of these fields (None: of any) were lost."""
+    if not partition.losses.counts:
+        return
+    words = partition.losses.words(sorted(partition.losses.counts) if fields is None else fields, positions)
+    if words:
+        raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
+
+
+def _dropped(partition: Partition | None, row: int) -> str:
+    """Why the row is gone, where it was dropped."""
+    reason = None if partition is None else partition.drops.reason(row)
+    return "" if reason is None else f"; sample {row} was dropped: {reason}"

@@ -1,0 +1,1 @@
+"""Which rows a task could be dealt now."""

@@ -1,0 +1,1 @@
+"""What people and dashboards ask for: status, explanations, metrics."""

@@ -1,0 +1,358 @@
+"""Answers "why is this sample not handed out?" in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.claims.final_rounds import REMAINDER
+from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.control.unknown_names import others
+from transfer_queue.core.puts import flow_control
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.group_table import Group
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import Claim, Explain
+
+NEAREST = 3  # rows that a timeout explains
+WAITS_FOR = ", which waits for "  # of a group
+
+
+def explain(state: State, request: Explain, dealt: int | None = None) -> str:
+    """One paragraph on one sample, named by global index or key; or on what claims of the partition wait for.
+
+    dealt: how many samples the groups have that the system's sampler deals; None where it deals single samples.
+    """
+    partition = state.partitions.get(request.partition)
+    if partition is None:
+        there = others(request.partition, state.partitions)
+        end = "" if there.endswith("?") else "."
+        return (
+            f"Partition {request.partition!r} does not exist (never made, or dropped). "
+            f"{there[0].upper()}{there[1:]}{end}"
+        )
+    if request.key is not None:
+        position = partition.keys.get(request.key, -1)
+        name = f"Sample {request.key!r}"
+        if position < 0:
+            return f"{name} of partition {partition.name!r} is unknown: it was never put, or it was cleared."
+    elif request.row is not None:
+        position = int(partition.rows.positions_of(np.array([request.row]))[0])
+        name = f"Sample {request.row}"
+        if position < 0:
+            return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
+    else:
+        return _partition_words(state, partition, request, dealt)
+    return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request, dealt)) + "."
+
+
+def _absent(state: State, partition: Partition, row: int) -> str:
+    if row >= state.next_index or row < 0:
+        return "no sample has this index yet."
+    reason = partition.drops.reason(row)
+    if reason is not None:
+        return f"it was dropped: {reason}."
+    for other in state.partitions.values():
+        if int(other.rows.positions_of(np.array([row]))[0]) >= 0:
+            return f"it is in partition {other.name!r}."
+    return "it was cleared, or its partition was dropped. An index is never used again."
+
+
+def _row_words(
+    partition: Partition, position: int, request: Explain, dealt: int | None, told: set[str] | None = None
+) -> list[str]:
+    """The state of one sample, in clauses.
+
+    told: what groups wait for, as other samples have said it: a sample of one of these groups does not say it again.
+    """
+    where = np.array([position])
+    chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
+    if chunk.waiting[at]:
+        return ["is pre-allocated, and no put has taken it yet"]
+    words = []
+    fields = request.fields if request.fields is not None else sorted(partition.fields)
+    have = [name for name in fields if partition.blocks_of(name, where)[0][0]]
+    lack = [name for name in fields if name not in have]
+    if lack:
+        lost = partition.losses.words(lack, where)
+        there = have or partition.common_fields(where)
+        words.append(
+            f"misses the fields {lack}"
+            + (f" (it has {there})" if there else " (it has none of them)")
+            + (f": {lost}" if lost else "")
+        )
+        if not there:
+            words.append("is reserved" + _by_whom(partition, where))
+    elif fields:
+        words.append(f"has all the fields {have}")
+    else:
+        words.append("is reserved" + _by_whom(partition, where) + "; nothing was written yet")
+    group, hindrance = _group_words(partition, position, fields, dealt, request.task)
+    # what a group waits for names a sample of it, so that the same words are of the same group
+    repeated = told is not None and hindrance in told and hindrance.startswith(f"{WAITS_FOR}sample ")
+    clause = group if repeated else group + hindrance
+    if told is not None:
+        told.add(hindrance)
+    words += [clause] if clause else []
+    for task in [request.task] if request.task is not None else sorted(partition.tasks):
+        words.append(_task_words(partition, position, task))
+    held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, and this one it does not
+    open_ = request.task is not None and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]
+    if open_ and fields and not lack and not held:
+        words.append(f"is ready for task {request.task!r} and waits for a claim that takes it")
+    return words
+
+
+def _by_whom(partition: Partition, where: np.ndarray) -> str:
+    """Who reserved the row, and so is expected to write it."""
+    number = int(partition.rows.owners_of(where)[0])
+    return next((f" by client {name}" for name, given in partition.owners.items() if given == number), "")
+
+
+def _task_words(partition: Partition, position: int, task: str) -> str:
+    chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
+    column = chunk.consumed.get(task)
+    if column is None or not column[at]:
+        return f"is not consumed by task {task!r}"
+    if column[at] == CLAIMED:
+        return _claimed_words(partition, position, task)
+    reason = partition.passed.reason(task, position)
+    if reason is not None:
+        more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
+        if reason == POISON:
+            times = int(partition.leases.delivered.of(task, np.array([position]))[0])
+            more = f" (delivered {times} times, never acknowledged)"
+        return f"was passed over for task {task!r}: {reason}{more}"
+    dealt = chunk.dealt.get(task)
+    if dealt is not None and dealt[at]:
+        batch = partition.dealt[task].batches[int(dealt[at])]
+        return f"was dealt to task {task!r} in batch {batch.batch_index} of dp_rank {batch.dp_rank}"
+    return f"was consumed by task {task!r}"
+
+
+def _claimed_words(partition: Partition, position: int, task: str) -> str:
+    """Of a row that was given under a lease, or as one rank's share of a deal."""
+    index = int(partition.rows.indexes_of(np.array([position]))[0])
+    batch = partition.batch_of(task, position)
+    words = f"was given to task {task!r}" if batch is None else f"was dealt to task {task!r}"
+    words += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
+    held = [lease for lease in partition.leases.by_token.values() if lease.task == task and index in lease.rows]
+    clients = ", ".join(dict.fromkeys(lease.client for lease in held))
+    words += f" under a lease of {clients}, and is" if held else " and is under no lease now, and"
+    words += " not acknowledged yet"
+    times = int(partition.leases.delivered.of(task, np.array([position]))[0])
+    return words + (f" ({times} earlier deliveries were not, either)" if times else "")
+
+
+def _group_words(
+    partition: Partition, position: int, fields: list[str], dealt: int | None, task: str | None
+) -> tuple[str, str]:
+    """Which group a row belongs to, and why that is not dealt; "" where there is nothing to say."""
+    groups = partition.groups
+    size = groups.size or dealt
+    if not groups.explicit:
+        return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else ("", "")
+    number = int(groups.of(np.array([position]), 1)[0])
+    if number < 0:
+        return "", "belongs to no group, while others here have a group_id: group samplers never deal it"
+    group = groups.declared[number]
+    words = f"is one of {len(group.members)} samples of group {group.name!r}"
+    if groups.size is not None:
+        words += f" (group_size {groups.size})"
+    if group.cleared:
+        return words, f", which is orphaned: {group.cleared} of its members were cleared, it can never be whole"
+    if size is not None and len(group.members) > size:
+        return words, f", which is over-long: {_disagree(group, size)}; it can never be dealt"
+    if task is not None and dealt is not None and not partition.taken(task, np.array([position]))[0]:
+        given = int(np.count_nonzero(partition.taken(task, np.array(group.members, "i8"))))
+        if given:
+            return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is not dealt"
+    absent = 0 if size is None else size - len(group.members)
+    if absent and partition.sealed:
+        return words, f", which is orphaned: {absent} more were never put, and the partition is sealed"
+    return words, _waits_for(partition, group.members, fields, absent)
+
+
+def _disagree(group: Group, size: int) -> str:
+    return f"group {group.name!r} has {len(group.members)} samples, the sampler wants {size}"
+
+
+def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) -> str:
+    """Return a sentence about groups of ready rows whose size is not the sampler's; "" if there are none."""
+    groups = partition.groups
+    size = groups.size or dealt
+    if not groups.explicit or dealt is None or size is None:
+        return ""
+    found = (groups.declared[number] for number in np.unique(groups.of(ready, 1)).tolist() if number >= 0)
+    wrong = [group for group in found if len(group.members) != size]
+    if not wrong:
+        return ""
+    told = _disagree(wrong[0], size)
+    more = f", and {len(wrong) - 1} more groups differ from it" if len(wrong) > 1 else ""
+    return f" {told[0].upper()}{told[1:]}{more}."
+
+
+def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
+    first = position // size * size
+    there = range(first, min(first + size, partition.rows.end))
+    words = f"is number {position - first + 1} of the {size} samples that make a group by order of reservation"
+    if partition.rows.dead(there):
+        return words, ", which is orphaned: some of them were cleared, it can never be whole"
+    clients = len(np.unique(partition.rows.owners_of(np.array(there))))
+    if clients > 1:
+        words += f" (reserved by {clients} clients: put them with group_ids=, so that prompts are not mixed up)"
+    absent = size - len(there)
+    if absent and partition.sealed:
+        return words, f", which is orphaned: {absent} of them were never put, and the partition is sealed"
+    return words, _waits_for(partition, list(there), fields, absent)
+
+
+def _waits_for(partition: Partition, members: list[int], fields: list[str], absent: int) -> str:
+    """What a group still lacks. absent: members that do not exist yet."""
+    missing = []
+    for member in members:
+        lack = [name for name in fields if not partition.blocks_of(name, np.array([member]))[0][0]]
+        if lack:
+            index = int(partition.rows.indexes_of(np.array([member]))[0])
+            missing.append(f"sample {index} (misses {lack})")
+    if absent:
+        missing.append(f"{absent} samples that were not put yet")
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    return WAITS_FOR + ", ".join(missing[:4]) + more
+
+
+def _partition_words(state: State, partition: Partition, request: Explain, dealt: int | None) -> str:
+    if request.task is None or request.fields is None:
+        raise InvalidArgumentError("explain needs a global_index or a key, or task and fields of a claim")
+    words = nearest(partition, request.task, request.fields, dealt)
+    return words + _uneven(state, partition, request.task) + _flow_words(partition)
+
+
+def _flow_words(partition: Partition) -> str:
+    """What holds producers back, and what was dropped."""
+    words = ""
+    most = flow_control.limit(partition)
+    if most is not None and partition.admitted >= most:
+        words += (
+            f" New samples wait for the policy: {partition.admitted} were taken in at version "
+            f"{partition.policy_version}, and {most} may be until set_policy_version."
+        )
+    if partition.options.producers > 1 and not partition.sealed and partition.seals:
+        words += f" {partition.seals} of {partition.options.producers} producers have sealed."
+    told = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())
+    return words + (f" Dropped so far: {told}." if told else "")
+
+
+def _uneven(state: State, partition: Partition, task: str) -> str:
+    """Return a sentence if the dp_ranks that were dealt batches, or wait for some, have different numbers of them."""
+    dealt = partition.dealt.get(task)
+    if dealt is None:
+        return ""
+    queue = state.waiting.of_partition(partition.name).get(task)
+    waiting = {} if queue is None or partition.sealed else {rank: 0 for rank, _ in queue.shares}
+    counts = {**waiting, **dealt.counts}
+    if len(set(counts.values())) < 2:
+        return ""
+    told = ", ".join(f"{rank}: {count}" for rank, count in sorted(counts.items())[:10])
+    words = f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told})"
+    if partition.sealed:
+        return words + (
+            ": too few samples were left after the seal to make them equal, so the ranks that were behind got these."
+        )
+    return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
+
+
+def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
+    """The rows nearest to ready for (task, fields), and what each of them waits for."""
+    positions = partition.rows.live_positions(waiting=False)
+    open_rows = positions[partition.taken(task, positions) == 0]
+    claimed = partition.claimed.get(task, 0)
+    if claimed and not len(open_rows):
+        return (
+            f"Task {task!r} has been given every sample of partition {partition.name!r}, {claimed} of which are not "
+            f"acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some that are given back."
+        )
+    if not len(open_rows):
+        reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.of(task).items())
+        over = f" Passed over so far: {reasons}." if reasons else ""
+        return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed.{over}"
+    have = partition.produced(fields, open_rows).sum(axis=1)
+    unready = open_rows[have < len(fields)]
+    sizes = _of_other_sizes(partition, open_rows[have == len(fields)], dealt)
+    if not len(unready):
+        return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}"
+    order = np.argsort(-have[have < len(fields)], kind="stable")[:NEAREST]
+    told: list[str] = []
+    waits: set[str] = set()
+    for position in unready[order].tolist():
+        index = int(partition.rows.indexes_of(np.array([position]))[0])
+        (key,) = partition.keys_of(np.array([position]))
+        request = Explain(partition.name, row=index, task=task, fields=fields)
+        name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
+        told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt, waits)[:2]))
+    return "Nearest to ready: " + ". ".join(told) + "." + sizes
+
+
+def _unacknowledged(partition: Partition, task: str) -> str:
+    """Which kept batches wait for an ack."""
+    dealt = partition.dealt.get(task)
+    told: list[str] = []
+    for batch in [] if dealt is None else dealt.batches.values():
+        positions = partition.rows.positions_of(batch.rows)
+        if len(told) < NEAREST and (partition.taken(task, positions[positions >= 0]) == CLAIMED).any():
+            told.append(f"batch {batch.batch_index} of dp_rank {batch.dp_rank}")
+    return f" (among them {', '.join(told)})" if told else ""
+
+
+def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
+    """The text of a claim's WaitTimeoutError. dealt: as in `explain`."""
+    return (
+        f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
+    )
+
+
+def waiting_words(state: State, claim: Claim, dealt: int | None = None) -> str:
+    """Return why a claim that is not met yet waits. dealt: as in `explain`."""
+    return f"Task {claim.task!r} waits for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
+
+
+def _wanted(claim: Claim) -> str:
+    rank, batch = claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")
+    share = "" if rank is None or batch is None else f" (batch {batch} of dp_rank {rank})"
+    return f"{claim.count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
+
+
+def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
+    """Return why a claim is not met."""
+    partition = state.partitions.get(claim.partition)
+    if partition is None:
+        there = others(claim.partition, state.partitions)
+        return f"0 available: the partition does not exist yet ({there})."
+    ready = partition.ready_set(claim.task, tuple(claim.fields)).total
+    words = f"{ready} available."
+    if ready >= claim.count:
+        words += " Enough are ready, but the sampler made no batch of them"
+        words += " (whole groups, all ranks' shares, or full micro-batches)."
+    sealed = " The partition is sealed: no new rows will come." if partition.sealed else ""
+    near = nearest(partition, claim.task, claim.fields, dealt)
+    return f"{words} {near}{_ranks_ahead(partition, claim)}{sealed}{_flow_words(partition)}"
+
+
+def _ranks_ahead(partition: Partition, claim: Claim) -> str:
+    """Return a sentence that names the dp_ranks that were dealt more batches than the one that waits."""
+    dealt, rank = partition.dealt.get(claim.task), claim.sampling.get("dp_rank")
+    if dealt is None or not isinstance(rank, int):
+        return ""
+    mine = dealt.counts.get(rank, 0)
+    ahead = sorted((-count, other) for other, count in dealt.counts.items() if count > mine)
+    if not ahead:
+        return ""
+    told = ", ".join(f"dp_rank {other} ({-count} batches)" for count, other in ahead[:NEAREST])
+    more = f" and {len(ahead) - NEAREST} more" if len(ahead) > NEAREST else ""
+    words = f" Ahead of dp_rank {rank}, which was dealt {mine} batches: {told}{more}."
+    if claim.sampling.get("dp_size") is None and not partition.sealed:
+        words += " Pass dp_size= to the datasets, so that no rank takes samples that another one needs."
+    return words

@@ -1,0 +1,133 @@
+"""What metrics tell of the state: looked at a little at a time, as a state may be large and the loop serves others.
+
+Between two steps anything may have changed, so that the whole is of some milliseconds and not of one moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.queries.batch_metadata import progress, stored, tier_of
+from transfer_queue.core.tables.block_table import BlockChunk, sums
+from transfer_queue.messages import PartitionProgress, TaskProgress
+from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+    from transfer_queue.core.state.state import State
+
+NAMED = 100  # partitions that are told by name, those made last; the others are told as one
+AT_ONCE = 64  # of the others in one step, each of which costs little
+
+
+class LeaseCounts:
+    """What became of leases since the controller began. granted, acknowledged: task -> leases, rows.
+
+    redelivered: (task, reason) -> rows whose delivery ended without an ack.
+    """
+
+    RECORDS = frozenset({r.Dealt, r.Leased, r.LeaseAcked, r.LeaseEnded, r.RankLeft})
+
+    def __init__(self) -> None:
+        self.granted: Counter[str] = Counter()
+        self.acknowledged: Counter[str] = Counter()
+        self.redelivered: Counter[tuple[str, str]] = Counter()
+
+    def note(self, record: r.AnyRecord) -> None:
+        """One of RECORDS was applied."""
+        if isinstance(record, r.Dealt):
+            if record.lease is not None:
+                self.note(record.lease)
+        elif isinstance(record, r.Leased):
+            self.granted[_told(record.task, self.granted)] += 1
+        elif isinstance(record, r.LeaseAcked):
+            if record.token:
+                self.acknowledged[_told(record.task, self.acknowledged)] += len(record.rows) // 8
+        elif isinstance(record, (r.LeaseEnded, r.RankLeft)):
+            reason = record.reason if isinstance(record, r.LeaseEnded) else "rank gone"
+            if record.counted:
+                task, reason = bounded((record.task, reason), self.redelivered)
+                self.redelivered[task, reason] += len(record.counted) // 8
+
+
+def _told(task: str, known: Mapping[str, int]) -> str:
+    return task if task in known or len(known) < MOST_NAMES else OTHER
+
+
+@dataclass
+class StateMeasures:
+    """partitions: by name, and one that stands for the others where there are any. count: of all of them.
+
+    leases: (partition, task) -> those in force. live: unit -> bytes of the blocks that are needed there. values:
+    (partition, tier) -> values there, every copy counted.
+    """
+
+    count: int = 0
+    partitions: list[PartitionProgress] = field(default_factory=list)
+    leases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    live: Counter[int] = field(default_factory=Counter)
+    values: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures]:
+    """Looks at the state; the caller lets others be served between two steps, each of which is short."""
+    found = StateMeasures(len(core.state.partitions))
+    names = list(core.state.partitions)
+    yield
+    for name in reversed(names[-NAMED:]):
+        partition = core.state.partitions.get(name)
+        if partition is not None:
+            found.partitions.append(progress(core.state, partition, now, core.group_size))
+            found.leases.update((name, lease.task) for lease in partition.leases.by_token.values())
+        yield
+    if len(names) > NAMED:
+        found.partitions.append((yield from _others(core, names[:-NAMED], now)))
+    units = list(core.state.blocks.stored.values())
+    for start in range(0, len(units), AT_ONCE):
+        for each in units[start : start + AT_ONCE]:
+            found.live.update(each)
+        yield
+    told = {p.number: name for name in names[-NAMED:] if (p := core.state.partitions.get(name)) is not None}
+    for key in list(core.state.blocks.chunks):
+        chunk = core.state.blocks.chunks.get(key)
+        if chunk is not None:
+            _add_values(core.state, found.values, chunk, told)
+        yield
+    return found
+
+
+def _others(core: Controller, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
+    """These partitions as one: how much they hold, and who waits."""
+    rows = nbytes = 0
+    tiers: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    longest: dict[str, float] = {}
+    for start in range(0, len(names), AT_ONCE):
+        for name in names[start : start + AT_ONCE]:
+            partition = core.state.partitions.get(name)
+            if partition is None:
+                continue
+            rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
+            tiers += stored(core.state, partition)
+            for task, queue in core.state.waiting.of_partition(name).items():
+                first = next(iter(queue.claims.values()))
+                waiting[task] += len(queue.claims)
+                longest[task] = max(longest.get(task, 0.0), now - first.since)
+        yield
+    tasks = [TaskProgress(task, 0, count, longest[task]) for task, count in waiting.items()]
+    return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers))
+
+
+def _add_values(state: State, values: Counter[tuple[str, str]], chunk: BlockChunk, told: Mapping[int, str]) -> None:
+    first, second = chunk.columns, chunk.second
+    at = np.flatnonzero(first["live"])
+    places = [(first, at), (second, at[second["extent"][at] > 0])] if second else [(first, at)]
+    for columns, some in places:
+        for number, unit, count in sums(first["owner"][some], columns["unit"][some], first["live"][some]):
+            values[told.get(number, OTHER), tier_of(state, unit)] += count

@@ -1,0 +1,135 @@
+"""Finds the sampler that decides a claim, and the facts about a sampler that need no call of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import cast
+
+from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copied, name_of
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import Claim, SamplerCost
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
+from transfer_queue.sampler.wrapper import built_in, of_groups
+
+MOST_SIZES = 64  # samplers for other group sizes that are kept; clients choose the sizes
+
+
+class Samplers:
+    """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
+
+    A partition's own group_size overrides that of a built-in sampler. A sampler that was made without a size takes the
+    size in the claim, or else the size of the groups that are declared in the partition (`declared_size`). A claim with
+    another size than its sampler or its partition is refused.
+    costs: the calls of users' samplers, by name, and their time.
+    strict: whether entries of a sampling_config that the sampler does not take are errors.
+    """
+
+    def __init__(self, default: AnySampler, values: Values = copied, strict: bool = False) -> None:
+        if isinstance(default, BaseSampler) and not built_in(default):
+            default = UserSampler(InlineRunner(default, values))
+        self.default = default
+        self.strict = strict
+        self.costs: dict[str, SamplerCost] = {}
+        self.restarts = 0
+        self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
+
+    def holds_up(self, claim: Claim) -> bool:
+        """Whether a user's sampler decides this claim in the loop, so that its calls are timed."""
+        sampler = self.of(claim, None)
+        return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
+
+    def note(self, seconds: float) -> None:
+        """Count a call of the user's sampler that took this time."""
+        name = name_of(self.default)
+        before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
+        self.costs[name] = SamplerCost(
+            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts
+        )  # fmt: skip
+
+    def of(self, claim: Claim, partition: Partition | None) -> AnySampler:
+        """The sampler for a claim of this partition."""
+        name = claim.sampling.get("sampler")
+        sampler = self.default
+        if name is not None:
+            sampler = _built_in(str(name))
+        said = claim.sampling.get(GROUP_SIZE)
+        sized = isinstance(sampler, UserSampler) or getattr(sampler, "size_given", True)
+        if isinstance(said, int) and said > 0 and not sized:
+            return self._twin(cast(BaseSampler, sampler), said, given=True)
+        return self.for_partition(sampler, partition)
+
+    def for_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
+        """This sampler with the group size of a partition."""
+        size = None if partition is None else declared_size(partition, sampler)
+        if size is None or isinstance(sampler, UserSampler) or group_size(sampler) in (None, size):
+            return sampler
+        return self._twin(sampler, size, given=False)
+
+    def _twin(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
+        """Return a built-in sampler like this one for groups of that size."""
+        found = self._of_groups.get((sampler, size, given))
+        if found is None:
+            if len(self._of_groups) == MOST_SIZES:
+                self._of_groups.clear()
+            found = self._of_groups[sampler, size, given] = of_groups(sampler, size, given=given)
+        return found
+
+
+@lru_cache
+def _built_in(name: str) -> BaseSampler:
+    if name == "SequentialSampler":
+        return SequentialSampler()
+    if name == "RankAwareSampler":
+        return RankAwareSampler()
+    if name == "GRPOGroupNSampler":
+        return GRPOGroupNSampler()
+    raise InvalidArgumentError(
+        f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {name!r}; "
+        f"set any other sampler for the whole system in controller.sampler"
+    )
+
+
+def deals_itself(sampler: AnySampler) -> bool:
+    """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's nor around one."""
+    return not isinstance(sampler, UserSampler)
+
+
+def group_size(sampler: AnySampler) -> int | None:
+    """How many samples a group has for this sampler; None where it deals them one by one."""
+    size = getattr(sampler, "n_samples_per_prompt", None)
+    return size if isinstance(size, int) else None
+
+
+def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
+    """Return the size of the groups of the partition, or None if it declares none, so that the sampler's own counts.
+
+    This is the group_size of the partition. For a sampler that was made without a size it may also be the size of the
+    largest group of `group_ids`, so that smaller groups wait for their missing samples.
+    """
+    groups = partition.groups
+    if groups.size is None and not getattr(sampler, "size_given", True):
+        return groups.largest or None
+    return groups.size
+
+
+def unit(sampler: AnySampler, partition: Partition) -> int:
+    """How many samples a group has that this sampler deals whole; 0 where it deals them one by one."""
+    size = group_size(sampler) or 0
+    return size if size > 1 or partition.groups.explicit else 0
+
+
+def available(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
+    """How many of the ready rows this sampler could deal; for a sampler of groups those in whole ones."""
+    size = unit(sampler, partition)
+    if not size:
+        return ready.total
+    return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
+
+
+def forget(sampler: AnySampler, partition: str) -> None:
+    """A partition is dropped: a user's sampler forgets what it keeps of it."""
+    if isinstance(sampler, UserSampler):
+        sampler.clear_cache(partition)

@@ -1,0 +1,70 @@
+"""The view of a partition that samplers get, and the errors of built-in ones (those of a user's: `sampler.calls`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.calls import failure
+from transfer_queue.sampler.tags import PartitionTags
+
+
+class PartitionView(PartitionTags):
+    """A partition as samplers see it; read-only.
+
+    group_size: members of a declared group, where known. policy_version: as `set_policy_version` said last, 0 at first.
+    values: decodes a value of a message to the value that was put; None for samplers that read only numbers.
+    """
+
+    def __init__(self, partition: Partition, values: Callable[[Any], Any] | None = None) -> None:
+        self._partition = partition
+        self._values = values
+        self.partition_id = partition.name
+        self.group_size = partition.groups.size
+        self.policy_version = partition.policy_version
+
+    def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """{global index: tag} of those of these rows that live."""
+        wanted = np.asarray(indexes, "i8")
+        positions = self._partition.rows.positions_of(wanted)
+        there = positions >= 0
+        tags = self._partition.tags_of(positions[there])
+        live = wanted[there].tolist()
+        if tags is None:
+            return {i: {} for i in live}
+        values = dict if self._values is None else self._values
+        return {i: values(tag) for i, tag in zip(live, tags, strict=True)}
+
+    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
+        """The tags of live rows (i8 global indexes), not copied: a tag that is set is another dict."""
+        tags: list[dict[str, Any] | None] = [None] * len(rows)
+        for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
+            if chunk.tags is not None:
+                first, last = int(at[0]), int(at[-1])
+                if last - first == len(at) - 1 and (np.diff(at) == 1).all():
+                    found: Sequence[dict[str, Any] | None] = chunk.tags[first : last + 1]
+                else:
+                    found = itemgetter(*at.tolist(), 0)(chunk.tags)[:-1]
+                if isinstance(where, slice):
+                    tags[where] = found
+                else:
+                    for place, tag in zip(where.tolist(), found, strict=True):
+                        tags[place] = tag
+        values = self._values
+        return tags if values is None else [None if tag is None else values(tag) for tag in tags]
+
+
+def asked(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function of a built-in sampler. Converts its exceptions to errors of the tree, with their tracebacks."""
+    try:
+        return function(*arguments, **keywords)
+    except TransferQueueError:
+        raise
+    except Exception as error:
+        raise failure(type(sampler).__name__, error) from None

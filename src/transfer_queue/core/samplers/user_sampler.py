@@ -1,0 +1,308 @@
+"""A user's sampler in the core: makes its calls, and checks its results against the state.
+
+The core trusts built-in samplers. It accepts the result of a user's sampler only if it is valid: rows that the sampler
+was offered, none of them twice. Otherwise the claim fails with a `SamplerError`, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, Union
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.samplers.sampler_view import PartitionView
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.errors import SamplerError
+from transfer_queue.messages import Claim
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.calls import SLACK, Begun, Facts, SamplerCall, SamplerRequest, answer, describe, errors_of
+from transfer_queue.sampler.wrapper import ranked_tags
+
+NONE = np.zeros(0, "i8")
+Values = Callable[[Any], Any]
+Key = tuple[int, int]
+Column = np.ndarray
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of the dicts and lists of a value."""
+    if type(value) is dict:
+        return {key: copied(entry) for key, entry in value.items()}
+    return [copied(entry) for entry in value] if type(value) is list else value
+
+
+class Runner(Protocol):
+    """Carries out calls of one user's sampler."""
+
+    @property
+    def facts(self) -> Facts:
+        """The facts about the sampler that need no call."""
+
+    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
+        """Return the sampler's answer. ready: the rows that it is offered."""
+
+    def not_ready(self, rows: list[int]) -> None:
+        """Report rows of an answer that are not ready. Raises RowsTakenError if they were ready when it was called."""
+
+
+class InlineRunner:
+    """Calls the sampler at once, in this process. values: decodes a value of a message to the value that was put."""
+
+    def __init__(self, sampler: BaseSampler, values: Values) -> None:
+        self.facts = describe(sampler)
+        self._sampler = sampler
+        self._values = values
+
+    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
+        """See `Runner`."""
+        with errors_of(self._sampler):  # decoding a value of a user's class runs the user's code
+            request = msgspec.structs.replace(call.request, sampling=self._values(call.request.sampling))
+        call = msgspec.structs.replace(call, request=request)
+        offered: Sequence[int] = ()
+        view = None
+        if partition is not None:
+            view = PartitionView(partition, self._values)
+            offered = partition.offered(ready) if ready is not None else ()
+        return answer(self._sampler, self.facts, call, offered, view)
+
+    def not_ready(self, rows: list[int]) -> None:
+        """See `Runner`: nothing has changed meanwhile."""
+
+
+class Ask(Exception):
+    """The decision of a claim needs a call of a user's sampler that runs in a process of its own."""
+
+    def __init__(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> None:
+        super().__init__()
+        self.call = call
+        self.partition = partition
+        self.ready = ready
+
+    @property
+    def key(self) -> Hashable:
+        """Identifies the call: calls of one claim with equal keys get one answer."""
+        return self.call.kind, self.call.request.count, self.call.key, self.call.final
+
+
+class RowsTakenError(Exception):
+    """Rows that a sampler was offered were cleared or dealt during its call: the call is repeated."""
+
+
+class Answers:
+    """The answers of a sampler for one claim so far. offered: the rows that it was offered for them."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Hashable, Any] = {}
+        self.offered: list[Column] = []
+
+
+class HostedRunner:
+    """Represents a sampler in a process of its own. Returns answers that have arrived, and raises `Ask` for others.
+
+    Attributes:
+        facts: As the process has reported them.
+        answers: Those of the claim that is being decided; None before its first call.
+        orders: Calls whose result is not needed, to be made in this order.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.answers: Answers | None = None
+        self.orders: list[SamplerCall] = []
+
+    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
+        """See `Runner`. Raises Ask if the answer has not arrived."""
+        if call.kind == "clear_cache":
+            self.orders.append(call)
+            return None
+        ask = Ask(call, partition, ready)
+        if self.answers is None or ask.key not in self.answers.by_key:
+            raise ask
+        found = self.answers.by_key[ask.key]
+        if call.kind == "passes_over":
+            self.answers.by_key[ask.key] = {}  # these rows are passed over now
+        return found
+
+    def not_ready(self, rows: list[int]) -> None:
+        """See `Runner`."""
+        if self.answers is not None and np.isin(rows, np.concatenate([NONE, *self.answers.offered])).all():
+            raise RowsTakenError
+
+
+class UserSampler:
+    """A user's sampler. runner: calls it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._batches: dict[tuple[str, str], int] = {}  # how many batches it keeps, by (partition, task)
+
+    @property
+    def name(self) -> str:
+        """The name of its class."""
+        return self.runner.facts.name
+
+    @property
+    def n_samples_per_prompt(self) -> int | None:
+        """Samples of a group; None if it deals single samples."""
+        return self.runner.facts.group_size
+
+    def begin(self, claim: Claim) -> Begun:
+        """Return its first answer about a claim. Raises its error if the claim can never be met."""
+        if not self.runner.facts.begins and claim.sampling.get("batch_index") is None:
+            return Begun(None, False)
+        begun: Begun = self.runner.run(SamplerCall("begin", request_of(claim)), None, None)
+        return begun
+
+    def remainder(self, claim: Claim, partition: Partition, ready: ReadySet) -> int:
+        """The batch_size of a last deal."""
+        return int(self.runner.run(SamplerCall("remainder", request_of(claim)), partition, ready))
+
+    def passes_over(self, claim: Claim, partition: Partition, ready: ReadySet) -> dict[str, Column]:
+        """The ready rows that are never dealt to the task, by reason."""
+        if not self.runner.facts.passes:
+            return {}
+        found = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
+        passed = {reason: np.frombuffer(rows, "<i8") for reason, rows in found.items()}
+        for rows in passed.values():
+            self._check_offered(partition, ready, rows)
+        return passed
+
+    def deal(
+        self, claim: Claim, partition: Partition, ready: ReadySet, count: int, key: Key | None, final: bool = False
+    ) -> dict[int, tuple[Column, Column]]:
+        """Return its deal, not yet checked: dp_rank -> (sampled, consumed), global indexes."""
+        dealt = partition.dealt.get(claim.task)
+        name = partition.name, claim.task
+        kept = None
+        if dealt is not None and self._batches.get(name, 0) > 2 * len(dealt.by_key) + SLACK:
+            kept = list(dealt.by_key)
+        request = request_of(claim, count)
+        given = self.runner.run(SamplerCall("deal", request, key, kept, final), partition, ready)
+        self._batches[name] = given.cached
+        issued = {} if dealt is None or key is None else dealt.issued
+        shares = {
+            rank: (np.frombuffer(sampled, "<i8"), np.frombuffer(consumed, "<i8"))
+            for rank, (sampled, consumed) in given.shares.items()
+        }
+        if key is None or self.runner.facts.deals:
+            return shares
+        # some of the shares that it keeps for other ranks were dealt before
+        return {rank: share for rank, share in shares.items() if rank == key[0] or key[1] not in issued.get(rank, ())}
+
+    def clear_cache(self, partition: str) -> None:
+        """Make it forget what it keeps of a partition."""
+        for name in [name for name in self._batches if name[0] == partition]:
+            del self._batches[name]
+        self.runner.run(SamplerCall("clear_cache", SamplerRequest(partition, "", 0, {})), None, None)
+
+    def save_checkpoint(self) -> bytes:
+        """Return its state, as msgpack."""
+        saved: bytes = self.runner.run(SamplerCall("save_checkpoint", SamplerRequest("", "", 0, {})), None, None)
+        return saved
+
+    def load_checkpoint(self, state: bytes) -> None:
+        """Replace its state by one that `save_checkpoint` returned."""
+        self.runner.run(SamplerCall("load_checkpoint", SamplerRequest("", "", 0, {}), state=state), None, None)
+
+    # ------------------------------------------------------------ checks of its results
+
+    def check(
+        self,
+        partition: Partition,
+        ready: ReadySet,
+        shares: Mapping[int, tuple[Column, Column]],
+        key: Key | None,
+        most: int,
+    ) -> None:
+        """Raise SamplerError unless this can be dealt.
+
+        Args:
+            partition: The partition.
+            ready: The rows that it was offered.
+            shares: What each rank gets: the rows that are sampled, and those that are consumed.
+            key: The requested batch, if it is to be kept.
+            most: The largest batch_size.
+        """
+        sampled, consumed = (np.concatenate([NONE, *columns]) for columns in zip(*shares.values(), strict=True))
+        self._check_numbers(sampled, consumed, most, len(shares))
+        self._check_offered(partition, ready, np.concatenate([sampled, consumed]))
+        for rank, (rows, taken) in shares.items() if key is not None else ():
+            missing = np.setdiff1d(rows, taken)
+            if len(missing):
+                raise SamplerError(
+                    f"{self.name} sampled the rows {missing[:5].tolist()} for dp_rank {rank} and did not return them "
+                    f"as consumed, but no other rank may get rows of a (dp_rank, batch_index): return all sampled rows "
+                    f"as consumed, too; nothing was dealt"
+                )
+
+    def check_known(
+        self, partition: Partition, ready: ReadySet, share: tuple[Column, Column], most: int, next_index: int
+    ) -> Column:
+        """Check a batch that it reports as dealt before, whose rows may have been consumed or cleared since then.
+
+        next_index: no row has this global index, or a larger one. Returns the rows that must still be consumed.
+        """
+        self._check_numbers(*share, most, 1)
+        sampled, consumed = (self._untaken(partition, ready, rows, next_index) for rows in share)
+        self._check_offered(partition, ready, np.concatenate([sampled, consumed]))
+        return consumed
+
+    def _untaken(self, partition: Partition, ready: ReadySet, rows: Column, next_index: int) -> Column:
+        """Return those of these rows that live and were not dealt to the task before."""
+        never = (rows < 0) | (rows >= next_index)
+        if never.any():
+            raise self._not_offered(rows[never].tolist())
+        live = rows[partition.rows.positions_of(rows) >= 0]
+        untaken: Column = live[partition.taken(ready.task, partition.rows.positions_of(live)) == 0]
+        return untaken
+
+    def _check_numbers(self, sampled: Column, consumed: Column, most: int, ranks: int) -> None:
+        for rows, what in ((sampled, "sampled"), (consumed, "consumed")):
+            found, counts = np.unique(rows, return_counts=True)
+            if len(found) < len(rows):
+                raise SamplerError(
+                    f"{self.name} returned rows more than once as {what}, among them "
+                    f"{found[counts > 1][:5].tolist()}; return each row once; nothing was dealt"
+                )
+        if len(sampled) > most * ranks:
+            raise SamplerError(
+                f"{self.name} sampled {len(sampled)} rows for {ranks} rank(s), but batch_size is {most}: return at "
+                f"most {most} rows for each rank; nothing was dealt"
+            )
+
+    def _check_offered(self, partition: Partition, ready: ReadySet, rows: Column) -> None:
+        positions = partition.rows.positions_of(rows)
+        if (positions >= 0).all() and ready.has_all(positions, partition.rows):
+            return
+        strange = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
+        self.runner.not_ready(strange)
+        raise self._not_offered(strange)
+
+    def _not_offered(self, rows: list[int]) -> SamplerError:
+        return SamplerError(
+            f"{self.name} returned {len(rows)} rows that it was not offered, among them {rows[:5]}; return only rows "
+            f"of ready_indexes; nothing was dealt"
+        )
+
+
+def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
+    """Return the request of a claim to its sampler. count: the size of the deal. Default: that of the claim."""
+    sampling = {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
+    sampling.pop("partition", None)  # the sampler gets its view of the partition under this name
+    return SamplerRequest(claim.partition, claim.task, claim.count if count is None else count, sampling)
+
+
+def watched_tags(sampler: AnySampler) -> list[str]:
+    """The tags by which a sampler, or one inside it, orders rows."""
+    return sampler.runner.facts.tags if isinstance(sampler, UserSampler) else ranked_tags(sampler)
+
+
+AnySampler = Union[BaseSampler, UserSampler]
+
+
+def name_of(sampler: AnySampler) -> str:
+    """The name of a sampler's class."""
+    return sampler.name if isinstance(sampler, UserSampler) else type(sampler).__name__

@@ -1,0 +1,77 @@
+"""What leases and their ends, acks, and ranks that are gone do to a partition. Called by `State.apply` alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.dealt_batches import DealtBatches
+from transfer_queue.core.tables.row_table import CLAIMED
+
+
+def claim(partition: Partition, task: str, positions: np.ndarray) -> None:
+    """The task was given these rows, and has not acknowledged them."""
+    partition.tasks.setdefault(task, 0)
+    for key, chunk, at, _ in partition.rows.split(positions):
+        column = chunk.consumed_column(task)
+        fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
+        column[fresh] = CLAIMED
+        partition.claimed[task] = partition.claimed.get(task, 0) + len(fresh)
+        partition.taken_up(task, key, chunk, fresh)
+
+
+def give_back(partition: Partition, task: str, positions: np.ndarray) -> None:
+    """The task has these rows to be given again, of those that it was given."""
+    for key, chunk, at, _ in partition.rows.split(positions):
+        column = chunk.consumed_column(task)
+        back = at[column[at] == CLAIMED]
+        partition.unclaimed(task, column[back])
+        column[back] = 0
+        partition.retaken(task, key, chunk, back)
+
+
+def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
+    """See `records.LeaseAcked`."""
+    rows, consumed = np.frombuffer(record.rows, "<i8"), np.frombuffer(record.consumed, "<i8")
+    leases = partition.leases
+    leases.leave(record.token, rows)
+    leases.acked.add(record.task, partition.rows.positions_of(rows))
+    done = partition.rows.positions_of(consumed)
+    if not len(done):
+        return
+    batch = partition.batch_of(record.task, int(done[0]))
+    if batch is not None:
+        leases.through(batch, consumed)
+    leases.acked.zero(record.task, done)
+    partition.consume(record.task, done)
+    if record.token:  # without a lease whoever was given the rows still holds them
+        partition.holds.pass_over(record.task, done)
+
+
+def fence(partition: Partition) -> None:
+    """No lease is in force any more. What was given under them is to be delivered again, as if it never was."""
+    for token, lease in list(partition.leases.by_token.items()):
+        if lease.batch is None:
+            give_back(partition, lease.task, partition.rows.positions_of(partition.leases.living(lease)))
+        partition.leases.end(token)
+
+
+def rank_left(partition: Partition, record: r.RankLeft) -> None:
+    """See `records.RankLeft`."""
+    task = record.task
+    for token in record.tokens:
+        partition.leases.end(token)
+    dealt = partition.dealt.setdefault(task, DealtBatches())
+    dealt.left.add(record.dp_rank)
+    positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
+    for key in {partition.batch_of(task, position) for position in positions.tolist()}:
+        assert key is not None
+        batch = dealt.find(*key[1:])
+        assert batch is not None
+        everything = partition.rows.positions_of(batch.rows)
+        dealt.cleared(dealt.by_key[key[1:]], batch.live)
+        for _, chunk, at, _ in partition.rows.split(everything[everything >= 0]):
+            chunk.dealt[task][at] = 0
+    partition.leases.acked.zero(task, positions)
+    give_back(partition, task, positions)

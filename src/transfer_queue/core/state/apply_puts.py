@@ -1,0 +1,237 @@
+"""New rows begin with all that their put brings. Called by `State.apply` alone.
+
+The way of most rows, and the short one: they are neighbours, and nothing was known of them, so that there is nothing
+to look up, to merge or to release (`partition.Partition.reserve` and `values.py` do that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.events.records import Repacked, RowsPut
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.field_types import Field, dims_parts, shape_of
+from transfer_queue.core.tables.lost_values import Found, Loss
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
+from transfer_queue.core.tables.wide_columns import MANY_FIELDS, WideColumns
+from transfer_queue.messages import NewBlock
+
+
+def arrive(partition: Partition, put: RowsPut) -> None:
+    """See `records.RowsPut`."""
+    count = put.count
+    block = None if put.block is None else partition.blocks.opened(put.block)
+    start = partition.rows.end
+    runs = partition.rows.append(put.first_index, count, owner=partition.owner(put.client))
+    partition.arrived(put.client, count)
+    if put.keys is not None:
+        partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
+    if block is not None:
+        partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
+        partition.nbytes += block.nbytes
+        learn(partition, block)
+        for field in partition.fields_of(block.schema):
+            field.live += count
+            field.ever += count
+    told = block is not None or put.keys is not None or put.tags is not None
+    done = 0
+    for key, chunk, at, first, last in runs:
+        before, done = done, done + last - first
+        if put.keys is not None:
+            chunk.key_list()[first:last] = put.keys[before:done]
+        if put.tags is not None:
+            chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
+        if block is not None:
+            slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
+            many = len(block.schema) >= MANY_FIELDS
+            wide = made_together(partition, chunk, block) if many else None
+            if wide is not None:
+                wide.put(at, put.block_number, slots)
+            for spec in () if wide is not None else block.schema:
+                column, slot = chunk.field_columns(spec.name)
+                column[at] = put.block_number
+                slot[at] = slots
+        if told:
+            chunk.changed[at] = partition.version
+            partition.changes.news(partition.version, key)
+    if put.tags is not None and partition.rows.watched:
+        _note(partition, runs, put.tags)
+    if put.groups is not None:
+        partition.join(put.groups, range(start, start + count))
+    if block is not None and partition.ready:
+        fields = partition.names_of(block.schema)
+        for key, chunk, _, first, last in runs:
+            partition.unseen.run(fields, key, chunk, first, last)
+        partition.published(fields)
+
+
+def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
+    """Takes the watched ones of these tags into their columns."""
+    done = 0
+    for key, chunk, _, first, last in runs:
+        mine = tags[done : done + last - first]
+        done += last - first
+        for name in partition.rows.watched:
+            having = [(at, tag[name]) for at, tag in enumerate(mine, first) if tag and name in tag]
+            if having:
+                chunk.note(name, *map(list, zip(*having)))
+                for ready in partition.ready.values():
+                    ready.retagged(key, name)
+
+
+def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewBlock, writer: str) -> None:
+    """Values of these rows are in block `number`, row by row."""
+    block = partition.blocks.opened(sent)
+    schema = block.schema
+    partition.blocks.add(number, writer, block, len(positions) * len(schema), partition.number)
+    partition.nbytes += block.nbytes
+    slots = np.arange(len(positions), dtype="i4")
+    released = []
+    losses = partition.losses if partition.losses.counts else None
+    learn(partition, block)
+    parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
+    for _, chunk, at, within in parts:
+        wide = made_together(partition, chunk, block) if len(schema) >= MANY_FIELDS else None
+        if wide is not None and losses is None:
+            released += put_together(partition.fields_of(schema), wide, at, number, within)
+            continue
+        for spec in schema:
+            field = partition.fields[spec.name]
+            column, slot = chunk.field_columns(spec.name)
+            old = column[at]
+            held = int(np.count_nonzero(old))
+            if held:
+                released.append(old)
+            if losses is not None:
+                losses.forget(chunk, spec.name, at)
+            field.live += len(at) - held
+            field.ever += len(at) - held
+            column[at] = number
+            slot[at] = within
+    if released:
+        partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
+    if partition.ready:
+        fields = partition.names_of(schema)
+        for key, chunk, at, _ in parts:
+            partition.unseen.rows(fields, key, chunk, at)
+        partition.published(fields)
+
+
+def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
+    """Return the columns of a block's fields, which are many, if they were made together; else None.
+
+    Makes the columns that the chunk does not have, or takes those that were prepared.
+    """
+    prepared = partition.blocks.prepared
+    if prepared is not None and prepared.block is block and prepared.columns is not None:
+        prepared.columns.install(chunk, block.schema)
+    found = chunk.wide_columns(block.schema)
+    if found is not None:
+        return found
+    names = [spec.name for spec in block.schema if spec.name not in chunk.field]
+    if names:
+        made = WideColumns(names, chunk.capacity)
+        chunk.wide.append(made)
+        chunk.field.update(made.columns())
+    return chunk.wide_columns(block.schema) if len(names) == len(block.schema) else None
+
+
+def put_together(
+    fields: Sequence[Field], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
+) -> list[np.ndarray]:
+    """Set the values of rows of one chunk to block `number`, for fields made together. Returns their former blocks."""
+    old = columns.blocks[:, at]
+    columns.put(at, number, within)
+    if not old.any():
+        for field in fields:
+            field.live += len(at)
+            field.ever += len(at)
+        return []
+    held = np.count_nonzero(old, axis=1)
+    if not (held == len(at)).all():
+        for field, count in zip(fields, (len(at) - held).tolist()):
+            field.live += count
+            field.ever += count
+    return [old.ravel()]
+
+
+def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:
+    """These values are lost, by event `number`: their rows do not have them any more."""
+    partition.losses.events[number] = loss
+    released = []
+    touched: dict[int, list[np.ndarray]] = {}
+    for key, chunk, name, at in found:
+        column = chunk.field[name][0]
+        released.append(column[at])
+        column[at] = 0
+        partition.losses.mark(chunk, name, at, number)
+        partition.fewer(name, len(at))
+        touched.setdefault(key, []).append(at)
+    partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    for key, parts in touched.items():
+        at = np.unique(np.concatenate(parts))
+        partition.changes.mark(partition.version, at + (key << CHUNK_BITS))
+        for ready in partition.ready.values():
+            ready.update(key, partition.rows.chunks[key], at, partition.groups)
+
+
+def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
+    """See `records.Repacked`."""
+    blocks, first = repacked.blocks, repacked.first_block
+    rows, sources, slots = (
+        np.frombuffer(column, kind)
+        for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
+    )
+    counts = [block.rows for block in blocks]
+    numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
+    fresh = np.concatenate([np.arange(count, dtype="i4") for count in counts])
+    positions = partition.rows.positions_of(rows)
+    values = np.zeros(len(blocks), "i8")
+    found: list[tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
+    names = [{spec.name for spec in block.schema} for block in blocks]
+    for name in sorted(set().union(*names)):
+        having = np.repeat([name in some for some in names], counts)
+        there = np.flatnonzero((positions >= 0) & having)
+        for _, chunk, at, where in partition.rows.split(positions[there]):
+            columns = chunk.field.get(name)
+            if columns is None:
+                continue
+            chosen = there[where]
+            same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
+            found.append((columns, np.asarray(at)[same], chosen[same]))
+            values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
+    for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
+        if needed:
+            partition.blocks.add(number, writer, block, needed, partition.number)
+            partition.nbytes += block.nbytes
+    for columns, at, chosen in found:
+        columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
+        partition.nbytes -= partition.blocks.release(sources[chosen])
+
+
+def learn(partition: Partition, block: NewBlock) -> None:
+    """Add the row shapes of a block to the types of its fields."""
+    known = shape_of(block)
+    if known == partition.learnt:
+        return  # the same shapes as before, for example in the loop of one writer, change nothing
+    prepared = partition.blocks.prepared
+    if prepared is not None and prepared.block is block and prepared.matches(partition.fields, partition.typed):
+        types = prepared.types
+        assert types is not None
+        partition.take_types(types.install(), block.schema, types.of_block)
+        partition.learnt = None if types.several else known
+        return
+    dims = np.frombuffer(block.dims, "<i8")
+    news = several = False
+    for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows)):
+        field = partition.fields.get(spec.name)
+        if field is None:
+            field = partition.fields[spec.name] = Field(spec.name)
+        news |= field.add(spec, part)
+        several |= bool(field.others)
+    partition.typed += news
+    # every put into a field of several dtypes is checked, so that each client can warn once
+    partition.learnt = None if several else known

@@ -1,0 +1,644 @@
+"""One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
+
+Methods that change something are called by `State.apply` and what it calls alone (`values.py`, `acknowledged.py`);
+everything else only reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.columns.schema import packed_texts, unpacked_texts
+from transfer_queue.core.ready.deferred_updates import Fields, Unseen
+from transfer_queue.core.ready.ready_sets import Ready, ReadySet
+from transfer_queue.core.tables.block_table import BlockTable
+from transfer_queue.core.tables.change_feed import Changes
+from transfer_queue.core.tables.dealt_batches import DealtBatches
+from transfer_queue.core.tables.field_types import BlockShape, Field
+from transfer_queue.core.tables.group_quotas import Wants
+from transfer_queue.core.tables.group_table import Groups
+from transfer_queue.core.tables.lease_table import BatchKey, Leases
+from transfer_queue.core.tables.lost_values import Losses
+from transfer_queue.core.tables.retention_log import Births, Drops
+from transfer_queue.core.tables.row_refcounts import Holds
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
+from transfer_queue.core.tables.skipped_rows import PassedRows
+from transfer_queue.core.tables.wide_columns import MANY_FIELDS
+from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
+
+MAX_READY_SETS = 64
+
+ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
+
+
+class Partition:
+    """keys: key -> position, in order of creation. fields: by name. dealt: task -> its dealt batches.
+
+    passed: rows that tasks passed over.
+    waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
+    claimed: task -> live rows that it was given and has not acknowledged. leases: see there.
+    consumed_ever: task -> rows consumed so far.
+    ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
+    number: the version at which it was made first, which no other partition of the state has.
+    nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
+    awaited: of which (task, fields) parked claims wait for rows of a partition; their ready sets are never dropped,
+    and look at what is published at once. unseen: what the others have yet to look at.
+    losses: values that were lost with their storage.
+    epoch: see `State`. version: grows with every change. changes: which rows changed, and which were cleared, when.
+    learnt: shape of the block last taken into the types of fields, which still hold all of it. typed: how often the
+    type of a field has changed, since this process has the state.
+    gained: tasks for which rows became ready in one of these sets, since the controller last looked.
+    admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
+    births: when rows came. holds: who holds which rows. drops, wants: see there. freed: rows cleared by `free_when`.
+
+    What is added here is saved, too (`saved`, `restore`).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: PartitionOptions,
+        blocks: BlockTable,
+        awaited: Callable[[str], Collection[ReadyKey]],
+        epoch: int = 0,
+        number: int = 0,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.epoch = epoch
+        self.awaited = awaited
+        self.blocks = blocks
+        self.nbytes = 0
+        self.options = options
+        self.seals = 0
+        self.rows = Rows()
+        self.changes = Changes(self.rows)
+        self.losses = Losses(self.rows)
+        self.groups = Groups(self.rows, options.group_size)
+        self.admitted = 0
+        self.policy_version = 0
+        self.owners: dict[str, int] = {}
+        self.births = Births(options.keep_seconds)
+        self.holds = Holds(self.rows, options.free_when, options.replicas)
+        self.drops = Drops()
+        self.wants = Wants()
+        self.freed = 0
+        self.fields: dict[str, Field] = {}
+        self.keys: dict[str, int] = {}
+        self.waiting: list[int] = []
+        self.tasks: dict[str, int] = {}
+        self.claimed: dict[str, int] = {}
+        self.leases = Leases(self.rows)
+        self.consumed_ever: dict[str, int] = {}
+        self.dealt: dict[str, DealtBatches] = {}
+        self.passed = PassedRows(self.rows)
+        self.ready: dict[ReadyKey, ReadySet] = {}
+        self.unseen = Unseen(self.rows, self.groups)
+        self.version = 0
+        self.gained: set[str] = set()
+        self.learnt: BlockShape | None = None
+        self.typed = 0
+        self._listed: tuple[Sequence[FieldSpec], list[Field]] | None = (
+            None  # the last result of `fields_of`, if it is long
+        )
+        self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def sealed(self) -> bool:
+        """All producers have sealed."""
+        return self.seals >= self.options.producers
+
+    @property
+    def row_count(self) -> int:
+        """Live rows that somebody reserved or put."""
+        return self.rows.count - len(self.waiting)
+
+    def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
+        """The ready set of (task, fields), built where it is not kept."""
+        found = self.begun_set(task, fields)
+        if found.unbuilt:
+            found.build(self.rows)
+        if found.seen < self.unseen.newest:
+            self.unseen.show(found)
+        return found
+
+    def begun_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
+        """The same, of the chunks that it has looked at so far. From here on it is told of every change."""
+        key = (task, fields)
+        found = self.ready.pop(key, None)
+        if found is None:
+            found = ReadySet(task, fields)
+            found.unbuilt = list(self.rows.chunks)[::-1]
+            self.unseen.looked(found)
+            spare = len(self.ready) + 1 - MAX_READY_SETS
+            if spare > 0:
+                awaited = self.awaited(self.name)
+                for old in [old for old in self.ready if old not in awaited][:spare]:
+                    del self.ready[old]
+        self.ready[key] = found
+        return found
+
+    def offered(self, ready: ReadySet) -> Ready:
+        """A ready set as samplers see it."""
+        return Ready(ready, self.rows, self.groups)
+
+    def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
+        """The tags of these rows, None where all are empty."""
+        tagged = [part for part in self.rows.split(positions) if part[1].tags is not None]
+        if not tagged:
+            return None
+        out: list[dict[str, Any]] = [{}] * len(positions)
+        some = False
+        for _, chunk, at, where in tagged:
+            tags = chunk.tag_list()
+            places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
+            for place, a in zip(places, at.tolist(), strict=True):
+                tag = tags[a]
+                if tag:
+                    out[place] = tag
+                    some = True
+        return out if some else None
+
+    def keys_of(self, positions: np.ndarray) -> list[str | None]:
+        """The keys of these rows (position -1: None)."""
+        out: list[str | None] = []
+        for p in positions.tolist():
+            chunk = self.rows.chunks.get(p >> CHUNK_BITS) if p >= 0 else None
+            out.append(chunk.keys[p & MASK] if chunk is not None and chunk.keys is not None else None)
+        return out
+
+    def blocks_of(self, name: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Block number (0: no value) and row in the block of one field of these rows."""
+        blocks = np.zeros(len(positions), "i8")
+        slots = np.zeros(len(positions), "i4")
+        for _, chunk, at, where in self.rows.split(positions):
+            columns = chunk.field.get(name)
+            if columns is not None:
+                blocks[where] = columns[0][at]
+                slots[where] = columns[1][at]
+        return blocks, slots
+
+    def produced(self, fields: list[str], positions: np.ndarray) -> np.ndarray:
+        """int8 [rows, fields]: 1 where the row has the field."""
+        out = np.zeros((len(positions), len(fields)), "i1")
+        for column, name in enumerate(fields):
+            out[:, column] = self.blocks_of(name, positions)[0] != 0
+        return out
+
+    def taken(self, task: str, positions: np.ndarray) -> np.ndarray:
+        """int8 [rows]: CONSUMED where the task has consumed the row, CLAIMED where it was given it, else 0."""
+        out = np.zeros(len(positions), "i1")
+        for _, chunk, at, where in self.rows.split(positions):
+            column = chunk.consumed.get(task)
+            if column is not None:
+                out[where] = column[at]
+        return out
+
+    def consumed(self, task: str, positions: np.ndarray) -> np.ndarray:
+        """int8 [rows]: 1 where the task has consumed the row."""
+        consumed: np.ndarray = self.taken(task, positions) == CONSUMED
+        return consumed.astype("i1")
+
+    def batch_of(self, task: str, position: int) -> BatchKey | None:
+        """The key of the kept batch in which a row was dealt to the task."""
+        column = self.rows.chunks[position >> CHUNK_BITS].dealt.get(task)
+        number = 0 if column is None else int(column[position & MASK])
+        if not number:
+            return None
+        batch = self.dealt[task].batches[number]
+        return task, batch.dp_rank, batch.batch_index
+
+    def common_fields(self, positions: np.ndarray) -> list[str]:
+        """The fields that every one of these rows has, sorted."""
+        parts = [(chunk, at) for _, chunk, at, _ in self.rows.split(positions)]
+        if sum(len(at) for _, at in parts) < max(1, len(positions)):
+            return []
+        common = [name for name, field in self.fields.items() if field.live]
+        for chunk, at in parts:
+            columns = chunk.field
+            common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
+        return sorted(common)
+
+    def several_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
+        """The dtypes of those fields of the block just published whose rows have several dtypes."""
+        if block is None or self.learnt is not None:
+            return {}
+        block, prepared = self.blocks.opened(block), self.blocks.prepared
+        if prepared is not None and prepared.block is block and prepared.types is not None and prepared.types.installed:
+            return prepared.types.several
+        fields = self.fields_of(block.schema)
+        return {field.name: [field.dtype, *field.others] for field in fields if field.others}
+
+    def take_types(self, fields: dict[str, Field], specs: Sequence[FieldSpec], of_block: list[Field]) -> None:
+        """Replace all fields. of_block: the fields with the names of `specs`, in their order."""
+        self.fields = fields
+        self._listed = specs, of_block
+        self.typed += 1
+
+    def fields_of(self, specs: Sequence[FieldSpec]) -> list[Field]:
+        """The fields with these names. All of them must exist."""
+        if self._listed is not None and self._listed[0] is specs:
+            return self._listed[1]
+        fields = [self.fields[spec.name] for spec in specs]
+        if len(specs) >= MANY_FIELDS:
+            self._listed = specs, fields
+        return fields
+
+    def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
+        """The names of these fields, as one object for as long as they are asked for in turn."""
+        if self._named is not None and self._named[0] is specs:
+            return self._named[1]
+        names = frozenset(spec.name for spec in specs)
+        if len(specs) >= MANY_FIELDS:
+            self._named = specs, names
+        return names
+
+    def wholly_consumed(self, task: str) -> bool:
+        """Whether the task has consumed every row that is left, reserved ones included, and any row at all.
+
+        Rows that were cleared once the task had consumed them leave it so.
+        """
+        return self.tasks.get(task) == self.rows.count and (self.rows.count or self.consumed_ever.get(task, 0)) > 0
+
+    # ------------------------------------------------------------ changing (apply only)
+
+    def reserve(
+        self,
+        first_index: int,
+        count: int,
+        taken: int,
+        keys: list[str] | None,
+        groups: list[str] | None,
+        waiting: bool,
+        client: str,
+    ) -> None:
+        """See `records.RowsReserved`."""
+        positions = self.waiting[:taken]
+        start = self.rows.end
+        if waiting:
+            self.rows.append(first_index, count, waiting=True)
+            self.waiting += range(start, start + count)
+            return
+        owner = self.owner(client)
+        del self.waiting[:taken]
+        for p in positions:
+            chunk = self.rows.chunks[p >> CHUNK_BITS]
+            chunk.waiting[p & MASK] = 0
+            chunk.owner[p & MASK] = owner
+        self.rows.append(first_index, count, owner=owner)
+        self.arrived(client, taken + count)
+        if keys is None and groups is None:
+            return
+        positions += range(start, start + count)
+        if keys is not None:
+            self.keys.update(zip(keys, positions, strict=True))
+            for p, name in zip(positions, keys, strict=True):
+                self.rows.chunks[p >> CHUNK_BITS].key_list()[p & MASK] = name
+            self.changes.mark(self.version, np.array(positions, "i8"))
+        if groups is not None:
+            self.join(groups, positions)
+
+    def owner(self, client: str) -> int:
+        """The number under which rows know the client that reserved them."""
+        number = self.owners.get(client)
+        if number is None:
+            number = self.owners[client] = len(self.owners) + 1
+        return number
+
+    def arrived(self, client: str, rows: int) -> None:
+        """A client has begun so many new rows."""
+        self.admitted += rows
+        if self.wants.promised:
+            self.wants.arrived(client, rows)
+
+    def join(self, groups: list[str], positions: Sequence[int]) -> None:
+        """Makes rows members of declared groups; a row that is one already stays where it is."""
+        if not self.groups.explicit:
+            for ready in self.ready.values():
+                ready.whole.clear()  # groups by order of reservation no longer hold here
+        for name, p in zip(groups, positions, strict=True):
+            column = self.rows.chunks[p >> CHUNK_BITS].group_column()
+            if column[p & MASK] >= 0:
+                continue
+            group = self.groups.join(name, p)
+            for ready in self.ready.values():
+                ready.joined(p, group.number, self.groups)
+
+    def published(self, fields: Fields) -> None:
+        """Rows got these fields, of which `unseen` knows already: who waits for them sees it at once."""
+        for key in self.awaited(self.name):
+            ready = self.ready.get(key)
+            if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.show(ready):
+                self.gained.add(ready.task)
+        self.unseen.trim(self.ready.values())
+
+    def fewer(self, name: str, count: int) -> None:
+        """So many values of a field are there no more."""
+        field = self.fields[name]
+        field.live -= count
+        if not field.live:
+            field.forget()
+            self.learnt = None
+            self.typed += 1
+
+    def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
+        """Merges tags into rows, or replaces them."""
+        noted: dict[tuple[int, str], tuple[list[int], list[Any]]] = {}
+        for p, tag in zip(positions.tolist(), tags, strict=True):
+            if tag is None or not (tag or replace):
+                continue
+            chunk = self.rows.chunks[p >> CHUNK_BITS]
+            held = chunk.tag_list()
+            before = {} if replace else held[p & MASK] or {}
+            merged = {**before, **tag}
+            for name, value in tag.items():
+                if getattr(value, "code", None) == DELETE_CODE:
+                    merged.pop(name)
+            held[p & MASK] = merged or None
+            for name in self.rows.watched:
+                if replace or name in tag:
+                    places, values = noted.setdefault((p >> CHUNK_BITS, name), ([], []))
+                    places.append(p & MASK)
+                    values.append(merged.get(name))
+        for (key, name), (places, values) in noted.items():
+            self.rows.chunks[key].note(name, places, values)
+            for ready in self.ready.values():
+                ready.retagged(key, name)
+
+    def consume(self, task: str, positions: np.ndarray) -> None:
+        """The task has consumed these rows."""
+        for key, chunk, at, _ in self.rows.split(positions):
+            column = chunk.consumed_column(task)
+            before = column[at]
+            if before.any() or not chunk.alive[at].all():
+                fresh = at[(before != CONSUMED) & (chunk.alive[at] == 1)]
+                self.unclaimed(task, column[fresh])
+            else:
+                fresh = at
+            column[fresh] = CONSUMED
+            self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
+            self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
+            self.taken_up(task, key, chunk, fresh)
+
+    def unclaimed(self, task: str, before: np.ndarray) -> None:
+        """Rows were of these states before, and are not claimed any more."""
+        count = int(np.count_nonzero(before == CLAIMED))
+        if count:
+            self.claimed[task] -= count
+
+    def taken_up(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
+        """The task was given these rows of a chunk."""
+        for ready in self.ready.values():
+            if ready.task == task:
+                ready.take(key, chunk, at, self.groups)
+
+    def retaken(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
+        """What the task has made of these rows of a chunk has changed."""
+        for ready in self.ready.values():
+            if ready.task == task and ready.update(key, chunk, at, self.groups):
+                self.gained.add(task)
+
+    def deal(self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]]) -> np.ndarray:
+        """Keeps dealt batches: (dp_rank, rows) each. The positions of all these rows, ascending."""
+        dealt = self.dealt.setdefault(task, DealtBatches())
+        issued = [dealt.add(dp_rank, batch_index, batch_size, rows) for dp_rank, rows in shares]
+        numbers = np.repeat(np.array(issued, "i8"), [len(rows) for _, rows in shares])
+        rows, numbers = in_order(np.concatenate([np.zeros(0, "i8"), *(rows for _, rows in shares)]), numbers)
+        positions = self.rows.positions_of(rows)
+        for _, chunk, at, where in self.rows.split(positions):
+            chunk.dealt_column(task)[at] = numbers[where]
+        return positions
+
+    def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
+        """See `records.PassedOver`."""
+        self.passed.add(task, positions, reason)
+        self.holds.pass_over(task, positions)
+        self.leases.acked.zero(task, positions)
+        self.consume(task, positions)
+
+    def forget_consumption(self, task: str | None) -> None:
+        """See `records.ConsumptionForgotten`."""
+        for name in list(self.tasks) if task is None else [task]:
+            self.tasks.pop(name, None)
+            self.claimed.pop(name, None)
+            self.leases.forget(name)
+            self.dealt.pop(name, None)
+            self.passed.forget(name)
+            for chunk in self.rows.chunks.values():
+                chunk.consumed.pop(name, None)
+                chunk.dealt.pop(name, None)
+            self.holds.forget(name)
+            for key in [key for key in self.ready if key[0] == name]:
+                del self.ready[key]
+            self.gained.add(name)
+
+    def drop_rows(self, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
+        """See `records.RowsDropped`."""
+        positions = self.rows.positions_of(rows)
+        self.admitted -= len(rows)
+        self.drops.add(rows, reason)
+        self.clear(positions)
+        for name, count in unborn:
+            if count:
+                self.groups.unborn[name] = count
+            else:
+                self.groups.unborn.pop(name, None)
+
+    def drop(self) -> None:
+        """All rows end, and the partition with them."""
+        self.ready.clear()
+        self.unseen.forget()
+        self.clear(self.rows.live_positions())
+
+    def clear(self, positions: np.ndarray) -> None:
+        """These rows end."""
+        for key, chunk, at, _ in self.rows.split(np.sort(positions)):
+            chunk.alive[at] = 0
+            chunk.living -= len(at)
+            self.rows.count -= len(at)
+            for task, taken in chunk.consumed.items():
+                self.tasks[task] -= int(np.count_nonzero(taken[at] == CONSUMED))
+                self.unclaimed(task, taken[at])
+                taken[at] = 0
+            self.leases.cleared(key, at)
+            for column in (*chunk.held.values(), *chunk.finished.values()):
+                column[at] = 0
+            self.passed.cleared(key, at)
+            for task, dealt in chunk.dealt.items():
+                numbers, counts = np.unique(dealt[at], return_counts=True)
+                for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                    if number:
+                        self.dealt[task].cleared(number, count)
+                dealt[at] = 0
+            for ready in self.ready.values():
+                ready.update(key, chunk, at, self.groups)
+            if chunk.group is not None:
+                for number in chunk.group[at].tolist():
+                    if number >= 0:
+                        self.groups.leave(number)
+                chunk.group[at] = -1
+            self.changes.clear(self.version, chunk, at)
+            self._clear_values(chunk, at)
+            if chunk.waiting[at].any():
+                gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
+                self.waiting = [p for p in self.waiting if p not in gone]
+                chunk.waiting[at] = 0
+            if self.rows.drop_if_empty(key):
+                self.changes.forget_chunk(key)
+                for ready in self.ready.values():
+                    ready.forget_chunk(key)
+
+    def _clear_values(self, chunk: Chunk, at: np.ndarray) -> None:
+        released = []
+        for name in chunk.lost:
+            self.losses.forget(chunk, name, at)
+        for wide in chunk.wide:
+            together = wide.blocks[:, at]
+            counts = np.count_nonzero(together, axis=1)
+            if counts.any():
+                wide.blocks[:, at] = 0
+                released.append(together.ravel())
+                for name, count in zip(wide.names, counts.tolist()):
+                    if count:
+                        self.fewer(name, count)
+        for name in chunk.single_fields():
+            column = chunk.field[name][0]
+            old = column[at]
+            count = int(np.count_nonzero(old))
+            if not count:
+                continue
+            column[at] = 0
+            released.append(old)
+            self.fewer(name, count)
+        if released:
+            self.nbytes -= self.blocks.release(np.concatenate(released))
+        chunk.clear_tags(at)
+        for key in chunk.take_keys(at):
+            del self.keys[key]
+
+    def seal(self) -> None:
+        """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
+        self.seals += 1
+        if self.sealed:
+            self.changes.sealed = self.version
+
+    # ------------------------------------------------------------ saving
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`. Ready sets, what is `awaited` or `unseen`, `gained`, `learnt`, `typed`,
+        blocks are not.
+        """
+        return {
+            "options": msgspec.to_builtins(self.options),
+            "number": self.number,
+            "nbytes": self.nbytes,
+            "seals": self.seals,
+            "rows": self.rows.saved(),
+            "changes": self.changes.saved(),
+            "losses": self.losses.saved(),
+            "groups": self.groups.saved(),
+            "admitted": self.admitted,
+            "policy_version": self.policy_version,
+            "owners": self.owners,
+            "births": self.births.saved(),
+            "holds": self.holds.saved(),
+            "drops": self.drops.saved(),
+            "wants": self.wants.saved(),
+            "freed": self.freed,
+            "fields": {name: field.saved() for name, field in self.fields.items()},
+            "dtypes": {name: list(field.others) for name, field in self.fields.items() if field.others},
+            "keys": packed_texts(list(self.keys)),
+            "keyed": np.fromiter(self.keys.values(), "i8", len(self.keys)),
+            "waiting": np.array(self.waiting, "i8"),
+            "tasks": self.tasks,
+            "claimed": self.claimed,
+            "leases": self.leases.saved(),
+            "consumed_ever": self.consumed_ever,
+            "dealt": {task: dealt.saved() for task, dealt in self.dealt.items()},
+            "passed": self.passed.saved(),
+            "version": self.version,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`. The partition was made with the saved options."""
+        for name in ("number", "nbytes", "seals", "admitted", "policy_version", "freed", "version"):
+            setattr(self, name, saved[name])
+        for name in ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed", "leases"):
+            getattr(self, name).restore(saved[name])
+        for name in ("owners", "tasks", "claimed", "consumed_ever"):
+            setattr(self, name, dict(saved[name]))
+        for name, field in saved["fields"].items():
+            self.fields[name] = Field(name)
+            self.fields[name].restore(field)
+        for name, others in saved.get("dtypes", {}).items():
+            self.fields[name].others = tuple(others)
+        for task, dealt in saved["dealt"].items():
+            self.dealt[task] = DealtBatches()
+            self.dealt[task].restore(dealt)
+        self.waiting = saved["waiting"].tolist()
+        self._restore_keys(saved["keys"], saved["keyed"])
+
+    def _restore_keys(self, saved: Any, positions: np.ndarray) -> None:
+        """Piece by piece, so that other threads run in between."""
+        self.keys = {}
+        names = np.empty(len(positions), object)
+        done = 0
+        for keys in unpacked_texts(saved):
+            first, done = done, done + len(keys)
+            self.keys.update(zip(keys, positions[first:done].tolist(), strict=True))
+            names[first:done] = keys
+        if done != len(positions):
+            raise ValueError(f"{done} keys, for {len(positions)} rows")
+        if len(self.keys) != done:
+            raise ValueError(f"{done} keys, of which {len(self.keys)} are distinct")
+        for _, chunk, at, where in self.rows.split(positions):
+            column = np.full(chunk.capacity, None, object)
+            column[at] = names[where]
+            chunk.keys = column.tolist()
+
+    # ------------------------------------------------------------ comparison
+
+    def state(self) -> dict[str, object]:
+        """Everything that replay must reproduce, as plain values. Ready sets are derived and left out."""
+        positions = self.rows.live_positions()
+        return {
+            "options": self.options,
+            "number": self.number,
+            "seals": self.seals,
+            "end": self.rows.end,
+            "waiting": list(self.waiting),
+            "index": self.rows.indexes_of(positions).tolist(),
+            "keys": dict(self.keys),
+            "tags": self.tags_of(positions),
+            "fields": {name: (*field.saved(), field.others) for name, field in self.fields.items()},
+            "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
+            "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
+            "broken": self.groups.broken,
+            "unborn": dict(self.groups.unborn),
+            "largest": self.groups.largest,
+            "owners": (dict(self.owners), self.rows.owners_of(positions).tolist()),
+            "admitted": self.admitted,
+            "policy_version": self.policy_version,
+            "births": self.births.state(),
+            "holds": self.holds.state(positions),
+            "drops": self.drops.state(),
+            "wants": self.wants.state(),
+            "freed": self.freed,
+            "tasks": dict(self.tasks),
+            "consumed_ever": dict(self.consumed_ever),
+            "taken": {task: self.taken(task, positions).tolist() for task in self.tasks},
+            "claimed": {task: count for task, count in self.claimed.items() if count},
+            "leases": self.leases.state(),
+            "passed": self.passed.state(),
+            "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
+            "nbytes": self.nbytes,
+            "version": self.version,
+            "changes": self.changes.state(positions),
+            "losses": self.losses.state(positions),
+        }

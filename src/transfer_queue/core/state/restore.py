@@ -1,0 +1,81 @@
+"""A saved state takes the place of the state: what of either goes on."""
+
+from __future__ import annotations
+
+from transfer_queue.core.columns.tree_codec import unpack
+from transfer_queue.core.events import records as r
+from transfer_queue.core.puts.retention import at_another_clock
+from transfer_queue.core.state.apply_leases import fence
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.serialization import restored
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.block_table import BlockTable
+from transfer_queue.errors import CheckpointError
+
+MOST_ORIGINS = 32  # that are remembered; a checkpoint has no more files
+
+
+def take_over(state: State, record: r.StateLoaded) -> None:
+    """Partitions with all that is in them are those saved. Clients, units and who waits are those of now.
+
+    Counters never go back. Leases are over, those of now and those saved: their samples are delivered again. Who had
+    promised rows, or reserved some, does not know of it any more. Who held some goes on where it is there, else whoever
+    comes for its task and rank. All checks come before any change.
+    """
+    if state.prepared is not None and state.prepared[0] is record:
+        _, tree, loaded = state.prepared
+        state.prepared = None
+        for partition in loaded.partitions.values():
+            for tag in state.watched:
+                partition.rows.watch(tag)  # usually it is watched already
+    else:
+        assert not record.file, "the file that a record names must be read before the record is applied"
+        tree = unpack(record.state)
+        loaded = restored(tree["state"], state.capacity, state.watched)
+    _join(state, loaded.blocks)
+    state.epoch = max(state.epoch, loaded.epoch) + 1
+    state.next_index = max(state.next_index, loaded.next_index)
+    state.next_block = max(state.next_block, loaded.next_block)
+    state.next_token = max(state.next_token, loaded.next_token)
+    state.losses = max(state.losses, loaded.losses)
+    state.changes = max(state.changes, loaded.changes) + 1
+    state.blocks = loaded.blocks
+    state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
+    at_another_clock(loaded, record.time - tree["time"])
+    state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
+    for partition in state.partitions.values():
+        partition.awaited = state.waiting.awaited
+        partition.version = partition.changes.made = state.changes
+        partition.epoch = state.epoch
+        _forget_clients(partition)
+        fence(partition)
+
+
+def release(partitions: list[Partition]) -> None:
+    """Free partitions that were replaced, in a thread beside the loop. Empties the list.
+
+    To free a million rows with keys and tags at once would take 30 ms or more, in which no other thread runs.
+    """
+    while partitions:
+        partition = partitions.pop()
+        keys, chunks = partition.keys, list(partition.rows.chunks.values())
+        del partition
+        del keys  # before the chunks, which refer to the same strings, so that these are freed chunk by chunk
+        while chunks:
+            chunks.pop()
+
+
+def _join(state: State, blocks: BlockTable) -> None:
+    """Blocks lie in extents of their loader. Of the extents of before only those go on that writers still fill."""
+    for unit, extent in blocks.extents:
+        if unit not in state.units or (unit, extent) in state.blocks.extents:
+            raise CheckpointError(f"the state to load has blocks in extent {extent} of unit {unit}, which is not new")
+    blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
+    for place, before in state.blocks.extents.items():
+        blocks.enter_empty(place, before)
+    blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
+
+
+def _forget_clients(partition: Partition) -> None:
+    partition.wants.promised.clear()
+    partition.owners = {f"before epoch {partition.epoch}: {n}": number for n, number in partition.owners.items()}

@@ -1,0 +1,447 @@
+"""Whether a state is sound: columns of one length, references that lead somewhere, numbers in their ranges.
+
+What is sound can be recounted (`invariants.py`), and can be worked with: nothing in it leads to an error that no client
+has made. A state that was made of records always is; one that comes out of a file may be anything of the right form.
+Costs what looking at each column once costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.puts.put_decisions import check_options
+from transfer_queue.core.state.forms import MOST
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.block_table import CHUNK as BLOCK_CHUNK
+from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
+from transfer_queue.core.tables.block_table import PLACE, BlockTable
+from transfer_queue.core.tables.dealt_batches import DealtBatches
+from transfer_queue.core.tables.field_types import MIXED_RANK, Field, dims_parts
+from transfer_queue.core.tables.lease_table import Counts
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CLAIMED, Chunk
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import NESTED
+
+MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them each second for eight years
+
+_decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
+
+
+class BrokenInvariant(AssertionError):
+    """The state contradicts itself; the message says where."""
+
+
+def require(fine: object, words: str) -> None:
+    """Raises BrokenInvariant where something is not as it has to be."""
+    if not fine:
+        raise BrokenInvariant(words)
+
+
+def check(state: State) -> None:
+    """Raises BrokenInvariant where the state is not sound."""
+    blocks = _Blocks(state.blocks, state.next_block)
+    before: list[np.ndarray] = [np.zeros(0, "i8")]
+    for name, partition in state.partitions.items():
+        require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
+        require(partition.number <= state.changes, f"{name} was made after the newest change")
+        before.append(_rows(partition, state.next_index))
+        _values(partition, blocks)
+        _keys(partition)
+        _groups(partition)
+        _tasks(partition)
+        _times(partition)
+        require(partition.version <= state.changes, f"{name} is newer than the newest change")
+        require(0 <= partition.changes.made <= partition.version, f"{name} was made later than it changed")
+        require(partition.changes.sealed <= partition.version, f"{name} was sealed later than it changed")
+    numbers = {partition.number for partition in state.partitions.values()}
+    require(len(numbers) == len(state.partitions), "two partitions have one number")
+    require(_distinct(np.concatenate(before)), "2: a global index names two live samples")
+    blocks.all_used()
+    for client, kept in state.clients.items():
+        _intervals(kept.finished, f"what client {client!r} has finished")
+    require(state.draining <= set(state.units), "a unit is drained that is not there")
+
+
+def _distinct(numbers: np.ndarray) -> bool:
+    """Return whether no number is there twice. Other threads run during the sort, unlike during `np.unique`."""
+    ascending = np.sort(numbers)
+    return bool((ascending[1:] != ascending[:-1]).all())
+
+
+# ------------------------------------------------------------ blocks
+
+
+class _Blocks:
+    """The table, as columns over all blocks that are needed, ascending by number; and how often values used each."""
+
+    def __init__(self, table: BlockTable, next_block: int) -> None:
+        parts = [_block_chunk(table, key, next_block) for key in sorted(table.chunks)]
+        self.table = table
+        self.number = _joined([numbers for numbers, _ in parts])
+        names = ("rows", "schema", "dims", "live", "nbytes", "owner")
+        columns = {name: _joined([c[name] for _, c in parts]) for name in names}
+        self.rows, self.schema, _, self.live, self.nbytes, self.owner = (columns[name] for name in names)
+        self.used = np.zeros(len(self.number), "i8")
+        self.owned = np.zeros(len(self.number), bool)
+        _interned(table.schemas, columns["schema"], "schema")
+        _interned(table.dims, columns["dims"], "dims")
+        _shapes(table, columns["schema"], columns["dims"], columns["rows"])
+        self.dtypes = [{spec.name: spec.dtype for spec in schema or ()} for schema in table.schemas.values]
+        require(int(self.nbytes.sum()) == table.live_bytes, "7: the bytes of live blocks are not what a recount gives")
+        for place in table.freed:
+            require(place not in table.extents, f"extent {place} is free and in use")
+
+    def take(self, field: Field, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
+        """Values of a field lie in these rows of these blocks. mine: marks what the partition has of all blocks."""
+        name = field.name
+        if not len(numbers):
+            return
+        at = np.minimum(np.searchsorted(self.number, numbers), max(len(self.number) - 1, 0))
+        there = len(self.number) > 0 and bool((self.number[at] == numbers).all())
+        require(there, f"1: a value of {name} of {where} is in a block that is not there")
+        require(bool(((slots >= 0) & (slots < self.rows[at])).all()), f"1: a value of {name} of {where} is in no row")
+        for schema in np.flatnonzero(np.bincount(self.schema[at])).tolist():
+            dtype = self.dtypes[schema].get(name)
+            require(dtype is not None, f"1: a value of {name} of {where} is in a block without that field")
+            require(dtype in (field.dtype, *field.others), f"{name} of {where} has a value of another dtype, {dtype}")
+        low, high = int(at.min()), int(at.max()) + 1
+        if high - low <= 8 * len(at):
+            self.used[low:high] += np.bincount(at - low, minlength=high - low)
+        else:
+            np.add.at(self.used, at, 1)
+        mine[at] = True
+
+    def all_used(self) -> None:
+        """After all partitions: every block is needed for as many values as there are in it."""
+        require(bool((self.used == self.live).all()), "7: the live values a block are not what a recount gives")
+
+
+def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(numbers, columns) of the needed blocks of a chunk."""
+    chunk = table.chunks[key]
+    columns, second = chunk.columns, chunk.second
+    require(set(second) in (set(), set(PLACE)), f"the second places of blocks {key} lack something")
+    lengths = {len(column) for column in (*columns.values(), *second.values())}
+    require(lengths == {chunk.capacity} and chunk.capacity <= BLOCK_CHUNK, f"the columns of blocks {key} differ")
+    require(bool((columns["live"] >= 0).all()), f"7: a block of {key} is needed less than never")
+    at = np.flatnonzero(columns["live"])
+    numbers = at + (key << BLOCK_BITS)
+    require(0 < len(at) == chunk.alive, f"7: blocks {key} count {chunk.alive}, and {len(at)} are needed")
+    require(key < MOST >> BLOCK_BITS and numbers[0] > 0 and numbers[-1] < next_block, "a block is not below the next")
+    few = {name: column[at] for name, column in columns.items()}
+    require(bool((few["rows"] > 0).all()), f"a block of {key} has no rows")
+    for name in ("nbytes", *PLACE):
+        require(bool(((few[name] >= 0) & (few[name] <= MOST)).all()), f"a block of {key} has a wrong {name}")
+    _known_places(table, few["unit"], few["extent"])
+    if second:
+        there = at[second["extent"][at] != 0]
+        for name in PLACE:
+            column = second[name][there]
+            require(
+                bool(((column >= 0) & (column <= MOST)).all()), f"a second place of blocks {key} has a wrong {name}"
+            )
+        _known_places(table, second["unit"][there], second["extent"][there])
+    return numbers, few
+
+
+def _known_places(table: BlockTable, unit: np.ndarray, extent: np.ndarray) -> None:
+    for number in np.unique(unit).tolist():
+        for one in np.unique(extent[unit == number]).tolist():
+            require((number, one) in table.extents, f"a block lies in extent {one} of unit {number}, which nobody has")
+
+
+def _interned(table: Interned[Any], column: np.ndarray, name: str) -> None:
+    """Each of these numbers stands for a value; used as often as said."""
+    size = len(table.uses)
+    require(len(table.values) == size, f"there are {len(table.values)} values of {name}, and {size} counts of them")
+    require(not len(column) or (column.min() >= 0 and column.max() < size), f"a block has a {name} that is not there")
+    counts = np.bincount(column, minlength=size).tolist()
+    require(counts == table.uses, f"7: {name} values are used otherwise than they are counted")
+    unused = [at for at, count in enumerate(counts) if not count]
+    require(sorted(table.spare) == unused, f"the spare numbers of {name} are not those that nobody uses")
+    require(len(table.number) == size - len(unused), f"a {name} has two numbers")
+
+
+def _shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.ndarray) -> None:
+    """The dims of each block are those of its schema."""
+    for specs in table.schemas.values:
+        names = [spec.name for spec in specs or ()]
+        kinds = {spec.kind for spec in specs or ()} <= {"tensor", "object", NESTED}
+        require(len(set(names)) == len(names) and kinds, f"a block cannot have the fields {names}")
+    for one, its_dims, count in np.unique(np.stack([schema, dims, rows]), axis=1).T.tolist():
+        packed = table.dims[its_dims]
+        try:
+            require(len(packed) % 8 == 0, f"dims of {len(packed)} bytes")
+            dims_parts(table.schemas[one], np.frombuffer(packed, "<i8"), count)
+        except InvalidArgumentError as error:
+            raise BrokenInvariant(str(error)) from None
+
+
+def check_apart(state: State) -> None:
+    """Raises BrokenInvariant where two needed blocks lie in the same bytes of a unit.
+
+    Where an extent of an external store begins is but its name, so that blocks are compared inside of each alone.
+    """
+    found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "offset", "nbytes")}
+    for chunk in state.blocks.chunks.values():
+        at = np.flatnonzero(chunk.columns["live"])
+        for columns in (chunk.columns, chunk.second):
+            if columns:
+                some = at[columns["extent"][at] != 0] if columns is chunk.second else at
+                for name in ("unit", "extent", "offset"):
+                    found[name].append(columns[name][some])
+                found["nbytes"].append(chunk.columns["nbytes"][some])
+    unit, extent, offset, nbytes = (np.concatenate(parts) for parts in found.values())
+    external = np.isin(unit, [each.unit for each in state.units.values() if each.store])
+    within = np.where(external, extent, 0)
+    some = np.flatnonzero(nbytes > 0)
+    order = some[np.lexsort((offset[some], within[some], unit[some]))]
+    unit, within, start, end = unit[order], within[order], offset[order], (offset + nbytes)[order]
+    over = (unit[1:] == unit[:-1]) & (within[1:] == within[:-1]) & (start[1:] < end[:-1])
+    if over.any():
+        first = int(np.flatnonzero(over)[0])
+        raise BrokenInvariant(f"two blocks overlap at byte {int(start[first + 1])} of unit {int(unit[first])}")
+
+
+# ------------------------------------------------------------ partitions
+
+
+def _rows(partition: Partition, next_index: int) -> np.ndarray:
+    """The global indexes of the live rows."""
+    name, rows = partition.name, partition.rows
+    last = -1
+    keys = list(rows.chunks)
+    require(keys == sorted(keys), f"the chunks of {name} are not in order")
+    for key, chunk in rows.chunks.items():
+        where = f"chunk {key} of {name}"
+        _chunk(chunk, where)
+        index = chunk.index[: chunk.size]
+        require(last < index[0] and bool((np.diff(index) > 0).all()), f"2: the indexes of {name} do not ascend")
+        last = int(index[-1])
+        full = chunk.size == CHUNK or (key << CHUNK_BITS) + chunk.size == rows.end
+        require(full and (key << CHUNK_BITS) + chunk.size <= rows.end, f"{where} is not full, and not the last")
+        require(set(chunk.field) <= set(partition.fields), f"{where} has values of a field that {name} does not know")
+        require(set(chunk.consumed) <= set(partition.tasks), f"{where} is consumed by a task that {name} does not know")
+        require(set(chunk.dealt) <= set(partition.dealt), f"{where} was dealt to a task that {name} does not know")
+    require(last < next_index, "2: a live index is not below the next one")
+    require(not rows.end % CHUNK or rows.end >> CHUNK_BITS in rows.chunks, f"the last rows of {name} are missing")
+    positions = rows.live_positions()
+    require(len(positions) == rows.count, f"7: {name} counts {rows.count} rows, {len(positions)} are there")
+    return rows.indexes_of(positions)
+
+
+def _chunk(chunk: Chunk, where: str) -> None:
+    size, capacity = chunk.size, chunk.capacity
+    require(0 < size <= capacity <= CHUNK, f"{where} has {size} rows of {capacity}")
+    of_rows: dict[str, np.ndarray] = {"waiting": chunk.waiting, "changed": chunk.changed}
+    tables = {"consumed": chunk.consumed, "dealt": chunk.dealt, "held": chunk.held, "finished": chunk.finished}
+    for kind, table in {**tables, "lost": chunk.lost, "values": {f: b for f, (b, _) in chunk.field.items()}}.items():
+        of_rows |= {f"{kind} of {name!r}": column for name, column in table.items()}
+    others = [chunk.index, chunk.alive, chunk.owner, *(slots for _, slots in chunk.field.values())]
+    others += [] if chunk.group is None else [chunk.group]
+    lengths = {len(column) for column in (*of_rows.values(), *others)}
+    require(lengths == {capacity}, f"the columns of {where} are not all {capacity} long")
+    require(int(chunk.alive.max()) <= 1 and not chunk.alive[size:].any(), f"{where} has rows that are half alive")
+    require(chunk.living == int(chunk.alive.sum()), f"7: {where} counts {chunk.living} living rows")
+    require(int(chunk.waiting.max()) <= 1, f"{where} has rows that half wait")
+    require(int(chunk.index.min()) >= 0 and int(chunk.changed.min()) >= 0, f"{where} has negative numbers")
+    dead = np.flatnonzero(chunk.alive == 0)
+    if len(dead):
+        for what, column in of_rows.items():
+            require(not column[dead].any(), f"1: a cleared row of {where} still has something: {what}")
+        require(chunk.group is None or bool((chunk.group[dead] == -1).all()), f"a cleared row of {where} has a group")
+    for task, column in chunk.consumed.items():
+        require(int(column.max()) <= CLAIMED, f"3: a row of {where} is in no state for {task!r}")
+    require(set(chunk.held) == set(chunk.finished), f"{where} has rows held that are not counted")
+    if chunk.unread_tags is not None:
+        _tags(chunk.unread_tags, capacity, where)
+
+
+def _tags(packed: np.ndarray, capacity: int, where: str) -> None:
+    try:
+        tags = _decode_tags(packed.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BrokenInvariant(f"the tags of {where} cannot be decoded: {error}") from None
+    require(len(tags) <= capacity, f"{where} has more tags than rows")
+
+
+def _values(partition: Partition, blocks: _Blocks) -> None:
+    mine = np.zeros(len(blocks.number), bool)
+    for name, field in partition.fields.items():
+        where = f"field {name!r} of {partition.name}"
+        columns = [chunk.field[name] for chunk in partition.rows.chunks.values() if name in chunk.field]
+        there = [np.flatnonzero(numbers) for numbers, _ in columns]
+        numbers = _joined([column[at] for (column, _), at in zip(columns, there, strict=True)])
+        slots = _joined([column[at] for (_, column), at in zip(columns, there, strict=True)])
+        require(field.name == name, f"{where} is called {field.name!r}")
+        blocks.take(field, numbers, slots, mine, partition.name)
+        require(field.live == len(numbers), f"7: {where} counts {field.live} values, {len(numbers)} are there")
+        require(field.live <= field.ever, f"7: {where} has more values than it ever had")
+        require((not field.kind) == (not field.live), f"{where} has no type, or an old one")
+        dimensions = MIXED_RANK <= field.ndim <= 64 and len(field.shape) == max(field.ndim, 0)
+        require(
+            field.kind in ("", "tensor", "object", NESTED) and dimensions,
+            f"{where} has an unknown kind or dimensions that do not match",
+        )
+        dtypes = (field.dtype, *field.others)
+        apart = len(set(dtypes)) == len(dtypes) and (not field.others or field.kind == "tensor")
+        require(apart, f"{where} has the dtypes {dtypes}")
+    require(not (mine & blocks.owned).any(), f"a block of {partition.name} is another partition's, too")
+    blocks.owned |= mine
+    of_it = bool((blocks.owner[mine] == partition.number).all())
+    require(of_it, f"a block of {partition.name} is said to be another partition's")
+    require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
+
+
+def _keys(partition: Partition) -> None:
+    """Keys, and rows that nobody took yet. Looks at a chunk at a time, so that other threads run in between."""
+    count = 0
+    waiting = [np.zeros(0, "i8")]
+    for key, chunk in partition.rows.chunks.items():
+        first = key << CHUNK_BITS
+        waiting.append(np.flatnonzero(chunk.waiting) + first)
+        if chunk.keys is not None:
+            require(len(chunk.keys) == chunk.capacity, f"chunk {key} of {partition.name} has more keys than rows")
+            mine = {name: at for at, name in enumerate(chunk.keys) if name is not None}
+            require(bool(chunk.alive[list(mine.values())].all()), f"a cleared row of {partition.name} has a key")
+            there = all(partition.keys.get(name) == first + at for name, at in mine.items())
+            require(there, f"the keys of {partition.name} are not those of its rows")
+            with_key = sum(name is not None for name in chunk.keys)
+            require(len(mine) == with_key, f"a key of {partition.name} is two rows'")
+            count += with_key
+    require(count == len(partition.keys), f"the keys of {partition.name} are not those of its rows")
+    positions = np.concatenate(waiting).tolist()
+    require(positions == partition.waiting, f"the pre-allocated rows of {partition.name} are not those it lists")
+
+
+def _groups(partition: Partition) -> None:
+    name, groups = partition.name, partition.groups
+    declared = list(groups.declared.values())
+    require(len(groups.by_name) == len(declared), f"a group of {name} is there twice")
+    for number, group in groups.declared.items():
+        require(group.number == number < groups.next_number, f"group {group.name} of {name} is under another number")
+        require(groups.by_name[group.name] is group, f"group {group.name} of {name} is under another name")
+    members = [np.array(group.members, "i8") for group in declared]
+    numbers = np.repeat([group.number for group in declared], [len(each) for each in members]).astype("i8")
+    _same(partition, "group", _joined(members), numbers, [(k, c.group, -1) for k, c in partition.rows.chunks.items()])
+    require(all(count > 0 for count in groups.unborn.values()), f"{name} awaits no members of a dropped group")
+
+
+def _same(
+    partition: Partition,
+    what: str,
+    positions: np.ndarray,
+    numbers: np.ndarray,
+    columns: Iterable[tuple[int, np.ndarray | None, int]],
+) -> None:
+    """The column that says in which group, or dealt batch, a row is, and the lists of these say the same of live rows.
+
+    columns: chunk number, column, what it says of a row that is in none.
+    """
+    name, rows = partition.name, partition.rows
+    require(
+        not len(positions) or (positions.min() >= 0 and positions.max() < rows.end), f"a {what} of {name} has no row"
+    )
+    require(_distinct(positions), f"a row of {name} is twice in a {what}")
+    alive = np.zeros(len(positions), bool)
+    for _, chunk, at, where in rows.split(positions):
+        require(bool((at < chunk.size).all()), f"a {what} of {name} has a row that is not there")
+        alive[where] = chunk.alive[at] == 1
+    order = np.argsort(positions[alive])
+    found = [
+        (np.flatnonzero(column != none) + (k << CHUNK_BITS), column)
+        for k, column, none in columns
+        if column is not None
+    ]
+    there = _joined([at for at, _ in found])
+    said = _joined([column[at & (CHUNK - 1)] for at, column in found])
+    same = np.array_equal(there, positions[alive][order]) and np.array_equal(said, numbers[alive][order])
+    require(same, f"rows of {name} say otherwise than its lists in which {what} they are")
+
+
+def _tasks(partition: Partition) -> None:
+    name, chunks = partition.name, partition.rows.chunks
+    for task, dealt in partition.dealt.items():
+        _dealt(partition, task, dealt)
+    passed = partition.passed
+    for task, key, column in passed.columns():
+        require(key in chunks and len(column) == CHUNK, f"{task!r} passed over rows of {name} that are not there")
+        require(int(column.max()) <= passed.known, f"{task!r} passed over a row of {name} for a reason nobody knows")
+    for counts in (partition.leases.delivered, partition.leases.acked):
+        _counts(partition, counts)
+    for token, lease in partition.leases.by_token.items():
+        where = f"lease {token} of {name}"
+        require(0 < token == lease.token and lease.replicas > 0, f"{where} is another")
+        require(lease.task in partition.tasks, f"{where} is of a task that {name} does not know")
+        require(lease.batch is None or lease.batch[0] == lease.task, f"{where} is of another task's batch")
+        require(0 < lease.seconds < math.inf, f"{where} is for {lease.seconds} seconds")
+        require(bool((np.diff(lease.rows) > 0).all()), f"the rows of {where} do not ascend")
+    of_holds = {task for chunk in chunks.values() for task in chunk.held} | {
+        task for task, _, _ in partition.holds.by_holder
+    }
+    require(of_holds <= set(partition.holds.tasks), f"{name} has rows held for tasks that free none")
+    for holder, rows in partition.holds.by_holder.items():
+        require(bool((np.diff(rows) > 0).all()), f"the rows that {holder} holds of {name} do not ascend")
+
+
+def _counts(partition: Partition, counts: Counts) -> None:
+    for task, key, column in counts.columns():
+        there = key in partition.rows.chunks and len(column) == CHUNK
+        require(there, f"deliveries to {task!r} of rows of {partition.name} that are not there")
+
+
+def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
+    where = f"task {task!r} of {partition.name}"
+    require(len(dealt.by_key) == len(dealt.batches), f"4: two dealt batches of {where} have one key")
+    require(
+        all(0 < number < dealt.next_number for number in dealt.batches), f"a batch of {where} is not below the next"
+    )
+    rows = [batch.rows for batch in dealt.batches.values()]
+    numbers = np.repeat(list(dealt.batches), [len(each) for each in rows]).astype("i8")
+    positions = partition.rows.positions_of(_joined(rows))
+    live = positions >= 0
+    columns = [(key, chunk.dealt.get(task), 0) for key, chunk in partition.rows.chunks.items()]
+    _same(partition, "dealt batch", positions[live], numbers[live], columns)
+    for dp_rank, issued in dealt.issued.items():
+        _intervals(issued, f"the batches that rank {dp_rank} of {where} was dealt")
+    _intervals(dealt.rounds, f"the rounds of {where}")
+    size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
+    require(size == dealt.round_count <= MOST_ROUNDS, f"7: {where} counts {dealt.round_count} rounds, there are {size}")
+
+
+def _intervals(intervals: Intervals, what: str) -> None:
+    starts, ends = intervals.starts, intervals.ends
+    fine = len(starts) == len(ends) and all(a <= b for a, b in zip(starts, ends, strict=True))
+    fine = fine and all(b + 1 < a for a, b in zip(starts[1:], ends, strict=False))
+    require(fine, f"{what} are no intervals in order")
+
+
+def _times(partition: Partition) -> None:
+    """What a partition was made with, when its rows came, and which of them were cleared when."""
+    name, births, changes = partition.name, partition.births, partition.changes
+    try:
+        check_options(partition.options)
+    except InvalidArgumentError as error:
+        raise BrokenInvariant(f"{name} cannot have been made as it was: {error}") from None
+    times = [time for began, at, _ in births.marks for time in (began, at)]
+    require(all(map(math.isfinite, times)) and times == sorted(times), f"the times of rows of {name} do not ascend")
+    ends = [end for _, _, end in births.marks]
+    require(ends == sorted(ends) and births.end == max(ends, default=0), f"rows of {name} came in another order")
+    require(births.end <= partition.rows.end, f"rows of {name} came that are not there")
+    versions = [version for version, _, _ in changes.cleared]
+    require(versions == sorted(versions) and max(versions, default=0) <= partition.version, f"{name} was cleared later")
+    for _, indexes, keys in changes.cleared:
+        fine = len(indexes) % 8 == 0 and (keys is None or len(keys) == len(indexes) // 8)
+        require(fine, f"the cleared rows of {name} are no rows")
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, "i8")

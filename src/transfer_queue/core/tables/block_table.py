@@ -1,0 +1,509 @@
+"""Published blocks and the extents they lie in, as columns; who still needs which.
+
+A block is needed while a live row has a value in it. It has one place or two, in extents of different units; a
+reader is told the first. An extent can be freed once its writer has closed it and no needed block has a place in it.
+Block numbers start at 1 and are never used again (0 means "no value").
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.tables.extent_records import Extent, PublishedExtents
+from transfer_queue.core.tables.field_types import with_schema
+from transfer_queue.core.tables.prepared_puts import Prepared
+from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
+
+CHUNK_BITS = 12
+CHUNK = 1 << CHUNK_BITS
+_FIELDS = (
+    ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
+    ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"), ("owner", "i8"),
+)  # fmt: skip
+_TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # what a reply says of each block by itself
+MOST_PLACES = 2
+_MOVES = ("unit", "offset", "generation")  # of these, what depends on the place
+PLACE = ("unit", "extent", "offset", "generation")
+
+
+def _counted(values: np.ndarray) -> list[tuple[int, int]]:
+    """Each distinct value with its number of entries."""
+    if len(values) == 1:
+        return [(int(values[0]), 1)]
+    unique, counts = np.unique(values, return_counts=True)
+    return list(zip(unique.tolist(), counts.tolist(), strict=True))
+
+
+def _runs(ascending: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where equal ones begin and end."""
+    if not len(ascending):
+        return iter(())
+    inner = (np.flatnonzero(np.diff(ascending)) + 1).tolist() if ascending[0] != ascending[-1] else []
+    return pairwise([0, *inner, len(ascending)])
+
+
+def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
+    """The distinct values, and for each (i4) which of them it is."""
+    if len(values) and (values == values[0]).all():
+        return [int(values[0])], bytes(4 * len(values))
+    distinct, at = np.unique(values, return_inverse=True)
+    return distinct.tolist(), at.astype("i4").tobytes()
+
+
+def sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
+    """(first, second, the sum of its values) of each pair that there is; together less than 2**53."""
+    if not len(values):
+        return []
+    if len(values) == 1 or ((firsts == firsts[0]).all() and (seconds == seconds[0]).all()):
+        return [(int(firsts[0]), int(seconds[0]), int(values.sum()))]
+    one, at = np.unique(firsts, return_inverse=True)
+    other, to = np.unique(seconds, return_inverse=True)
+    pairs = at * len(other) + to
+    totals, there = np.bincount(pairs, values), np.unique(pairs)
+    found = one[there // len(other)], other[there % len(other)], totals[there].astype("i8")
+    return list(zip(*(column.tolist() for column in found)))
+
+
+def _place(columns: dict[str, np.ndarray], at: int) -> Place:
+    unit, extent, offset, generation = (int(columns[name][at]) for name in PLACE)
+    return Place(unit, extent, offset, generation)
+
+
+class BlockChunk:
+    """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
+
+    second: the same of second places, extent 0 where there is none; empty until a block has one.
+    """
+
+    __slots__ = ("alive", "capacity", "columns", "second")
+
+    def __init__(self) -> None:
+        self.alive = 0
+        self.capacity = 16
+        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in their order
+        self.second: dict[str, np.ndarray] = {}
+
+    def grow(self, at: int) -> None:
+        """Room for this block, too."""
+        while self.capacity <= at:
+            self.capacity *= 2
+        for columns in (self.columns, self.second):
+            for name, column in columns.items():
+                grown = np.zeros(self.capacity, column.dtype)
+                grown[: len(column)] = column
+                columns[name] = grown
+
+    def put(self, at: int, places: Sequence[Place]) -> None:
+        """Sets the places of a block, one or two."""
+        for name in PLACE:
+            self.columns[name][at] = getattr(places[0], name)
+        if len(places) == 1:
+            if self.second:
+                self.second["extent"][at] = 0
+            return
+        if not self.second:
+            self.second = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS if name in PLACE}
+        for name in PLACE:
+            self.second[name][at] = getattr(places[1], name)
+
+    def places(self, at: int) -> list[Place]:
+        """The places of a block."""
+        found = [_place(self.columns, at)]
+        if self.second and self.second["extent"][at]:
+            found.append(_place(self.second, at))
+        return found
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`."""
+        return {"alive": self.alive, "capacity": self.capacity, "columns": self.columns, "second": self.second}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        self.alive = saved["alive"]
+        self.capacity = saved["capacity"]
+        self.columns = {name: saved["columns"][name] for name, _ in _FIELDS}
+        self.second = dict(saved["second"])
+
+
+def places_of(block: NewBlock) -> list[Place]:
+    """All places of a block as its writer publishes it."""
+    first = Place(block.unit, block.extent, block.offset, block.generation, block.length)
+    return [first, *block.copies]
+
+
+class BlockTable(PublishedExtents):
+    """All blocks that some live row needs, and the extents that hold them.
+
+    live_bytes: of the blocks, each counted once.
+    stored: number of a partition -> unit -> bytes of its blocks there, each place counted; may be 0 (derived).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks: dict[int, BlockChunk] = {}
+        self.schemas: Interned[tuple[FieldSpec, ...]] = Interned()
+        self.dims: Interned[bytes] = Interned()
+        self.live_bytes = 0
+        self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self.prepared: Prepared | None = None
+        """Prepared parts of the block that is put next, if it is a wide one. Not part of the state."""
+
+    def opened(self, block: NewBlock) -> NewBlock:
+        """Return a block with its whole schema, which may have been sent in parts."""
+        if not block.parts:
+            return block
+        prepared = self.prepared
+        return prepared.block if prepared is not None and prepared.sent is block else with_schema(block)
+
+    def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
+        """Return an equal schema: of the same objects as in the table if it is there, which are quick to compare."""
+        at = self.schemas.number.get(tuple(schema))
+        return schema if at is None else list(self.schemas[at])
+
+    def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
+        """Block `number`, needed for `values` values. owner: the partition's number."""
+        key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
+        chunk = self.chunks.get(key)
+        if chunk is None:
+            chunk = self.chunks[key] = BlockChunk()
+        if at >= chunk.capacity:
+            chunk.grow(at)
+        row = (
+            block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
+            self.schemas.add(tuple(block.schema)), self.dims.add(block.dims), values, owner,
+        )  # fmt: skip
+        for column, value in zip(chunk.columns.values(), row):  # `strict` would cost as much as four columns
+            column[at] = value
+        chunk.alive += 1
+        self.live_bytes += block.nbytes
+        self.stored[owner][block.unit] += block.nbytes
+        self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
+        if block.copies:
+            chunk.put(at, places_of(block))
+            for place in block.copies:
+                self.stored[owner][place.unit] += block.nbytes
+                self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
+
+    def release(self, numbers: np.ndarray) -> int:
+        """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
+        numbers = numbers[numbers > 0]
+        if len(numbers) == 1:
+            return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
+        unique, counts = np.unique(numbers, return_counts=True)
+        keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
+        return sum(self._release(int(keys[a]), at[a:b], counts[a:b]) for a, b in _runs(keys))
+
+    def _release(self, key: int, at: np.ndarray, counts: np.ndarray | int) -> int:
+        """The same for distinct blocks of one chunk."""
+        self.changes += 1
+        chunk = self.chunks[key]
+        column = chunk.columns
+        column["live"][at] -= counts
+        at = at[column["live"][at] == 0]
+        if not len(at):
+            return 0
+        tables: tuple[tuple[Interned[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
+        for table, name in tables:
+            for value, uses in _counted(column[name][at]):
+                table.drop(value, uses)
+        nbytes = int(column["nbytes"][at].sum())
+        self.live_bytes -= nbytes
+        self._leave(chunk, column, at)
+        if chunk.second:
+            self._leave(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+        chunk.alive -= len(at)
+        if not chunk.alive:
+            del self.chunks[key]
+        return nbytes
+
+    def _leave(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray) -> None:
+        """These blocks have their places in these columns of the chunk no more."""
+        self._store(chunk, columns, at, -1)
+        self._leave_extents(columns, at)
+
+    def _leave_extents(self, columns: dict[str, np.ndarray], at: np.ndarray) -> None:
+        units = columns["unit"][at]
+        distinct = set(units.tolist())
+        for unit in distinct:
+            mine = at if len(distinct) == 1 else at[units == unit]
+            for extent, blocks in _counted(columns["extent"][mine]):
+                self.extents[unit, extent].blocks -= blocks
+                self.free_if_done((unit, extent))
+
+    def _store(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray, sign: int = 1) -> None:
+        """Counts the bytes of these blocks for their partitions, in the units of these columns."""
+        sizes = chunk.columns["nbytes"][at]
+        for owner, unit, nbytes in sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
+            self.stored[owner][unit] += sign * nbytes
+
+    def places(self, number: int) -> list[Place]:
+        """Where a needed block lies, one place or two; a reader is told the first."""
+        return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
+
+    def elsewhere(self, numbers: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """Those of these needed blocks that lie in a unit, and in which other one each of them lies (-1: in none)."""
+        first, second = (np.full(len(numbers), -1, "i8") for _ in range(2))
+        keys = numbers >> CHUNK_BITS
+        for key in np.unique(keys).tolist():
+            chunk, mine = self.chunks[key], keys == key
+            at = numbers[mine] & (CHUNK - 1)
+            first[mine] = chunk.columns["unit"][at]
+            if chunk.second:
+                second[mine] = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
+        there = (first == unit) | (second == unit)
+        return numbers[there], np.where(first == unit, second, first)[there]
+
+    def needed(self, numbers: np.ndarray) -> np.ndarray:
+        """Those of these blocks that some live row needs, in order."""
+        keys = numbers >> CHUNK_BITS
+        alive = np.zeros(len(numbers), bool)
+        for key in np.unique(keys).tolist():
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                mine = keys == key
+                at = numbers[mine] & (CHUNK - 1)
+                alive[mine] = chunk.columns["live"][np.minimum(at, chunk.capacity - 1)] > 0
+        return numbers[alive]
+
+    def relocate(self, numbers: np.ndarray, place: Place, offsets: np.ndarray, left: int, writer: str) -> None:
+        """Blocks (ascending) lie in the extent of `place`, at these offsets, instead of in unit `left` (-1: as well).
+
+        Those that are not needed any more, or do not lie as that presumes, stay as they are.
+        """
+        keys = numbers >> CHUNK_BITS
+        for a, b in _runs(keys):
+            chunk = self.chunks.get(int(keys[a]))
+            if chunk is None:
+                continue
+            at, to = numbers[a:b] & (CHUNK - 1), offsets[a:b]
+            first, second = chunk.columns["unit"][at], np.full(len(at), -1)
+            if chunk.second:
+                second = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
+            needed = (chunk.columns["live"][at] > 0) & ((first == left) | (first != place.unit))
+            if left < 0:
+                needed &= second < 0
+                if not chunk.second:
+                    chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in _FIELDS if name in PLACE}
+                self._enter(chunk, chunk.second, at[needed], to[needed], place, writer)
+                continue
+            needed &= (second == left) | (second != place.unit)
+            for columns, units in ((chunk.columns, first), (chunk.second, second)):
+                chosen = needed & (units == left)
+                if chosen.any():
+                    self._enter(chunk, columns, at[chosen], to[chosen], place, writer, leave=True)
+
+    def _enter(
+        self,
+        chunk: BlockChunk,
+        columns: dict[str, np.ndarray],
+        at: np.ndarray,
+        offsets: np.ndarray,
+        place: Place,
+        writer: str,
+        leave: bool = False,
+    ) -> None:
+        """Set the locations in these columns of these blocks to the extent of `place`.
+
+        leave: whether they are no longer where they were.
+        """
+        if not len(at):
+            return
+        owners, sizes = chunk.columns["owner"][at], chunk.columns["nbytes"][at]
+        self.lies_in(place.unit, place.extent, place.length, writer).blocks += len(at)
+        low = int(offsets.min())
+        self.take(place.unit, place.extent, low, int((offsets + sizes).max()) - low)
+        for owner, unit, nbytes in sums(owners, columns["unit"][at], sizes):
+            stored = self.stored[owner]
+            stored[place.unit] += nbytes
+            if leave:
+                stored[unit] -= nbytes
+        if leave:
+            self._leave_extents(columns, at)
+        columns["unit"][at], columns["extent"][at] = place.unit, place.extent
+        columns["offset"][at], columns["generation"][at] = offsets, place.generation
+
+    def lose(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+        """Takes back the places that are gone where a block has another; the blocks that have none (i8, ascending).
+
+        gone: whether places are gone, by their units and extents.
+        """
+        self.changes += 1
+        lost = [np.zeros(0, "i8")]
+        for key in sorted(self.chunks):
+            chunk = self.chunks[key]
+            columns, second = chunk.columns, chunk.second
+            at = np.flatnonzero(columns["live"])
+            first_gone = gone(columns["unit"][at], columns["extent"][at])
+            if not second:
+                lost.append(at[first_gone] + (key << CHUNK_BITS))
+                continue
+            there = second["extent"][at] > 0
+            other_gone = there & gone(second["unit"][at], second["extent"][at])
+            alone = first_gone & (other_gone | ~there)
+            lost.append(at[alone] + (key << CHUNK_BITS))
+            swap = at[first_gone & there & ~other_gone]
+            if len(swap):
+                self._leave(chunk, columns, swap)
+                for name in PLACE:
+                    columns[name][swap] = second[name][swap]
+                second["extent"][swap] = 0
+            rid = at[other_gone & ~first_gone]
+            if len(rid):
+                self._leave(chunk, second, rid)
+                second["extent"][rid] = 0
+        return np.concatenate(lost)
+
+    def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """One column of these blocks, in order."""
+        return self._columns([name], numbers)[name]
+
+    def _columns(self, names: Sequence[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Some columns of these blocks, in order."""
+        keys = numbers >> CHUNK_BITS
+        at = numbers & (CHUNK - 1)
+        if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
+            columns = self.chunks[int(keys[0])].columns
+            return {name: columns[name][at] for name in names}
+        kinds = dict(_FIELDS)
+        out = {name: np.empty(len(numbers), kinds[name]) for name in names}
+        for key in np.unique(keys).tolist():
+            mine = keys == key
+            columns, there = self.chunks[key].columns, at[mine]
+            for name in names:
+                out[name][mine] = columns[name][there]
+        return out
+
+    def describe(self, numbers: np.ndarray) -> Blocks:
+        """These blocks as a reply carries them."""
+        if len(numbers) == 1:  # the usual one is spared what it takes to find those that are alike
+            only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
+            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _TOLD)
+            schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
+            return Blocks(unit, offset, generation, nbytes, rows, bytes(4), bytes(4), [list(schema)], [shapes])
+        columns = self._columns([*_TOLD, "schema", "dims"], numbers)
+        schemas, schema_at = _numbered(columns["schema"])
+        dims, dims_at = _numbered(columns["dims"])
+        return Blocks(
+            unit=columns["unit"].tobytes(),
+            offset=columns["offset"].tobytes(),
+            generation=columns["generation"].tobytes(),
+            nbytes=columns["nbytes"].tobytes(),
+            rows=columns["rows"].tobytes(),
+            schema=schema_at,
+            dims=dims_at,
+            schemas=[list(self.schemas[n]) for n in schemas],
+            dims_values=[self.dims[n] for n in dims],
+        )
+
+    def describe_for(self, numbers: np.ndarray, near: list[int], avoid: list[int]) -> Blocks:
+        """The same for a reader; of blocks with two places the better one. near, avoid: see `messages.Lookup`."""
+        made = self.describe(numbers)
+        first = np.frombuffer(made.unit, "<i4")
+        better = {
+            name: np.frombuffer(getattr(made, name), "<i4" if name == "unit" else "<i8").copy() for name in _MOVES
+        }
+        keys = numbers >> CHUNK_BITS
+        for key in np.unique(keys).tolist():
+            second = self.chunks[key].second
+            if not second:
+                continue
+            mine = np.flatnonzero(keys == key)
+            at = numbers[mine] & (CHUNK - 1)
+            one, other = first[mine], second["unit"][at]
+            wanted = np.isin(other, near) & ~np.isin(one, near) | np.isin(one, avoid)
+            wanted &= (second["extent"][at] != 0) & ~np.isin(other, avoid)
+            for name in _MOVES:
+                better[name][mine[wanted]] = second[name][at[wanted]]
+        return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
+
+    def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:
+        """Schema, dims and row count of one block."""
+        columns = self.chunks[number >> CHUNK_BITS].columns
+        at = number & (CHUNK - 1)
+        return (
+            self.schemas[int(columns["schema"][at])],
+            self.dims[int(columns["dims"][at])],
+            int(columns["rows"][at]),
+        )
+
+    def live_blocks(self) -> Iterator[tuple[int, int, list[Place], int]]:
+        """(number, values needed, places, nbytes) of every needed block; for invariants."""
+        for key in sorted(self.chunks):
+            chunk = self.chunks[key]
+            columns = chunk.columns
+            for at in np.flatnonzero(columns["live"]).tolist():
+                number = (key << CHUNK_BITS) + at
+                yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`."""
+        return {
+            "chunks": {key: chunk.saved() for key, chunk in self.chunks.items()},
+            "schemas": self.schemas.saved(),
+            "schema_values": msgspec.to_builtins(self.schemas.values),
+            "dims": self.dims.saved(),
+            "dims_values": joined([np.frombuffer(value or b"", "u1") for value in self.dims.values]),
+            "extents": [(*place, e.writer, e.length, e.blocks, e.closed) for place, e in self.extents.items()],
+            "freed": list(self.freed),
+            "live_bytes": self.live_bytes,
+            "leased": self.leased,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        for key, chunk in saved["chunks"].items():
+            self.chunks[key] = BlockChunk()
+            self.chunks[key].restore(chunk)
+        schemas = [tuple(msgspec.convert(value or (), list[FieldSpec])) for value in saved["schema_values"]]
+        self.schemas.restore(saved["schemas"], schemas)
+        self.dims.restore(saved["dims"], [value.tobytes() for value in parted(saved["dims_values"])])
+        for unit, number, writer, length, blocks, closed in saved["extents"]:
+            extent = self.extents[unit, number] = Extent(writer, length)
+            extent.blocks, extent.closed = blocks, closed
+            self.leased_in[unit] = self.leased_in.get(unit, 0) + length
+        self.count_stored()
+        self._measure_extents()
+        self.freed = dict.fromkeys(map(tuple, saved["freed"]))
+        self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
+
+    def count_stored(self) -> None:
+        """Counts anew what each partition has in each unit."""
+        self.stored.clear()
+        for chunk in self.chunks.values():
+            at = np.flatnonzero(chunk.columns["live"])
+            self._store(chunk, chunk.columns, at)
+            if chunk.second:
+                self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+
+    def _measure_extents(self) -> None:
+        """Compute from the blocks where they lie in their extents."""
+        found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "start", "end")}
+        for chunk in self.chunks.values():
+            at = np.flatnonzero(chunk.columns["live"])
+            for columns in (chunk.columns, chunk.second):
+                if columns:
+                    some = at[columns["extent"][at] != 0] if columns is chunk.second else at
+                    for name, of in (("unit", "unit"), ("extent", "extent"), ("start", "offset")):
+                        found[name].append(columns[of][some])
+                    found["end"].append(columns["offset"][some] + chunk.columns["nbytes"][some])
+        self.measure(*(np.concatenate(parts).astype("i8") for parts in found.values()))
+
+    def state(self) -> dict[str, object]:
+        """Everything that replay must reproduce, as plain values."""
+        return {
+            "blocks": [
+                (n, live, places, nbytes, repr(self.shape_source(n))) for n, live, places, nbytes in self.live_blocks()
+            ],
+            "extents": {place: (e.writer, e.blocks, e.closed, e.length) for place, e in sorted(self.extents.items())},
+            "freed": sorted(self.freed),
+            "live_bytes": self.live_bytes,
+            "leased": self.leased,
+        }

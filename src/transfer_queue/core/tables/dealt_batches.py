@@ -1,0 +1,131 @@
+"""Dealt batches of one task in one partition: what a rank was given, to be given again to whoever asks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.schema import joined, parted
+
+
+class DealtBatch:
+    """rows: global indexes in the order dealt. live: how many of them are not cleared."""
+
+    __slots__ = ("batch_index", "batch_size", "dp_rank", "live", "rows")
+
+    def __init__(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> None:
+        self.dp_rank = dp_rank
+        self.batch_index = batch_index
+        self.batch_size = batch_size
+        self.rows = rows
+        self.live = len(rows)
+
+
+class DealtBatches:
+    """by_key: (dp_rank, batch_index) -> number. batches: number -> batch, until its rows are cleared.
+
+    issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live; counts: how many these are;
+    sizes: the batch_size of the last. rounds: the batch indexes that any rank was dealt; round_count: how many.
+    left: ranks that were declared gone, and were dealt nothing since.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[tuple[int, int], int] = {}
+        self.batches: dict[int, DealtBatch] = {}
+        self.issued: dict[int, Intervals] = {}
+        self.counts: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.rounds = Intervals()
+        self.round_count = 0
+        self.left: set[int] = set()
+        self.next_number = 1
+
+    def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
+        """Keeps a batch; gives its number."""
+        number = self.next_number
+        self.next_number += 1
+        self.left.discard(dp_rank)
+        self.issued.setdefault(dp_rank, Intervals()).add(batch_index)
+        self.counts[dp_rank] = self.counts.get(dp_rank, 0) + 1
+        self.sizes[dp_rank] = batch_size
+        if batch_index not in self.rounds:
+            self.round_count += 1
+            self.rounds.add(batch_index)
+        if len(rows):
+            self.by_key[dp_rank, batch_index] = number
+            self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
+        return number
+
+    def find(self, dp_rank: int, batch_index: int) -> DealtBatch | None:
+        """The batch dealt under this key, while any of its rows lives."""
+        number = self.by_key.get((dp_rank, batch_index))
+        return None if number is None else self.batches[number]
+
+    def was(self, dp_rank: int, batch_index: int) -> bool:
+        """Whether a batch was ever dealt under this key."""
+        issued = self.issued.get(dp_rank)
+        return issued is not None and batch_index in issued
+
+    def gone(self, dp_rank: int, batch_index: int) -> bool:
+        """Whether a batch was dealt under this key and is not kept any more: its rows are cleared, or its rank gone."""
+        return (dp_rank, batch_index) not in self.by_key and self.was(dp_rank, batch_index)
+
+    def lacks(self, dp_rank: int) -> Iterator[int]:
+        """The rounds that others were dealt and this rank was not, ascending."""
+        return self.rounds.without(self.issued.get(dp_rank))
+
+    def cleared(self, number: int, count: int) -> None:
+        """`count` rows of a batch were cleared; it goes with its last."""
+        batch = self.batches[number]
+        batch.live -= count
+        if not batch.live:
+            del self.batches[number]
+            del self.by_key[batch.dp_rank, batch.batch_index]
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`. by_key follows from the batches."""
+        return {
+            "batches": [(n, b.dp_rank, b.batch_index, b.batch_size, b.live) for n, b in self.batches.items()],
+            "rows": joined([batch.rows for batch in self.batches.values()]),
+            "issued": {dp_rank: issued.saved() for dp_rank, issued in self.issued.items()},
+            "counts": self.counts,
+            "sizes": self.sizes,
+            "rounds": self.rounds.saved(),
+            "round_count": self.round_count,
+            "left": sorted(self.left),
+            "next_number": self.next_number,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        for entry, rows in zip(saved["batches"], parted(saved["rows"]), strict=True):
+            number, dp_rank, batch_index, batch_size, live = entry
+            batch = self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
+            batch.live = live
+            self.by_key[dp_rank, batch_index] = number
+        for dp_rank, issued in saved["issued"].items():
+            self.issued[dp_rank] = Intervals()
+            self.issued[dp_rank].restore(issued)
+        self.counts = dict(saved["counts"])
+        self.sizes = dict(saved["sizes"])
+        self.rounds.restore(saved["rounds"])
+        self.round_count = saved["round_count"]
+        self.left = set(saved["left"])
+        self.next_number = saved["next_number"]
+
+    def state(self) -> dict[str, object]:
+        """For comparison after replay."""
+        return {
+            "batches": {
+                key: (self.batches[n].batch_size, self.batches[n].live, self.batches[n].rows.tolist())
+                for key, n in sorted(self.by_key.items())
+            },
+            "issued": {rank: issued.state() for rank, issued in sorted(self.issued.items())},
+            "counts": dict(sorted(self.counts.items())),
+            "sizes": dict(sorted(self.sizes.items())),
+            "rounds": (self.rounds.state(), self.round_count),
+            "left": sorted(self.left),
+        }

@@ -1,0 +1,315 @@
+"""The extents in which blocks lie: their writers, their places in the storage units, and which ones can be freed.
+
+An extent can be freed when its writer has closed it and no needed block is in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+
+MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
+MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
+_ALIGNMENT = 64  # of blocks in an extent: no block fits into a smaller gap between two others
+_CHUNK = 512
+
+Span = tuple[int, int]  # the first byte, and the number of the extent
+
+
+class Spans:
+    """The extents of one storage unit that have had blocks, ascending by the first byte of their first block.
+
+    A sorted list in chunks: to add or remove an extent takes a few microseconds among hundreds of thousands.
+    """
+
+    __slots__ = ("_chunks", "_firsts")
+
+    def __init__(self) -> None:
+        self._chunks: list[list[Span]] = []
+        """Ascending, none of them empty."""
+        self._firsts: list[Span] = []
+        """The first entry of each chunk."""
+
+    def __iter__(self) -> Iterator[Span]:
+        return chain.from_iterable(self._chunks)
+
+    def add(self, span: Span) -> None:
+        """Adds an extent."""
+        if not self._chunks:
+            self._chunks.append([])
+            self._firsts.append(span)
+        at = max(bisect_right(self._firsts, span) - 1, 0)
+        chunk = self._chunks[at]
+        insort(chunk, span)
+        if len(chunk) > _CHUNK:
+            half = len(chunk) // 2
+            self._chunks.insert(at + 1, chunk[half:])
+            self._firsts.insert(at + 1, chunk[half])
+            del chunk[half:]
+        self._firsts[at] = chunk[0]
+
+    def remove(self, span: Span) -> None:
+        """Removes an extent that was added."""
+        at = bisect_right(self._firsts, span) - 1
+        chunk = self._chunks[at]
+        del chunk[bisect_left(chunk, span)]
+        if chunk:
+            self._firsts[at] = chunk[0]
+        else:
+            del self._chunks[at], self._firsts[at]
+
+    def before(self, span: tuple[int, ...]) -> Span | None:
+        """The last entry that is less than `span`. (byte,) is less than all entries that begin at that byte."""
+        at = bisect_left(self._firsts, span) - 1
+        if at < 0:
+            return None
+        chunk = self._chunks[at]
+        return chunk[bisect_left(chunk, span) - 1]
+
+    def after(self, span: Span) -> Span | None:
+        """The first entry that is greater than `span`."""
+        at = bisect_right(self._firsts, span)
+        if at:
+            chunk = self._chunks[at - 1]
+            within = bisect_right(chunk, span)
+            if within < len(chunk):
+                return chunk[within]
+        return self._firsts[at] if at < len(self._firsts) else None
+
+
+class Extent:
+    """An extent. blocks: how many needed blocks are in it. closed: its writer puts no more blocks into it.
+
+    length: bytes, as its writer has reported them; 0 if it has not.
+    low, top: the blocks that it has had lie between these bytes of the unit; -1 before the first one (derived).
+    limit: the next block fits if it ends at or before this byte; if it ends later, `overlapped` decides (derived).
+    gaps: (start, end) between low and top, ascending, where no block was put yet. They occur because writers that put
+    at the same time may publish in another order than they reserved (derived; after a restart, space of cleared blocks
+    counts as a gap, too).
+    """
+
+    __slots__ = ("blocks", "closed", "gaps", "length", "limit", "low", "top", "writer")
+
+    def __init__(self, writer: str, length: int) -> None:
+        self.writer = writer
+        self.length = length
+        self.blocks = 0
+        self.closed = False
+        self.low = self.top = self.limit = -1
+        self.gaps: list[tuple[int, int]] = []
+
+    def has_room(self, start: int, end: int) -> bool:
+        """Whether no block lies between these bytes, and the extent is long enough to reach there."""
+        if self.top < 0:
+            return not self.length or end - start <= self.length
+        if start < self.top and end > self.low:
+            at = bisect_right(self.gaps, (start, MOST_BYTES)) - 1
+            return at >= 0 and end <= self.gaps[at][1]
+        return not self.length or max(end, self.top) - min(start, self.low) <= self.length
+
+    def take(self, start: int, end: int) -> None:
+        """Mark these bytes as used by a block."""
+        if self.top < 0:
+            self.low, self.top = start, end
+        elif start >= self.top:
+            if start - self.top >= _ALIGNMENT:
+                self.gaps.append((self.top, start))
+            self.top = end
+        elif end <= self.low:
+            if self.low - end >= _ALIGNMENT:
+                self.gaps.insert(0, (end, self.low))
+            self.low = start
+        else:
+            self._split(start, end)
+
+    def _split(self, start: int, end: int) -> None:
+        at = bisect_right(self.gaps, (start, MOST_BYTES)) - 1
+        if at < 0 or end > self.gaps[at][1]:  # old records may contain such a block
+            self.low, self.top = min(self.low, start), max(self.top, end)
+            return
+        first, last = self.gaps[at]
+        self.gaps[at : at + 1] = [gap for gap in ((first, start), (end, last)) if gap[1] - gap[0] >= _ALIGNMENT]
+
+
+class PublishedExtents:
+    """The leased extents in which blocks were published.
+
+    freed: extents that are not needed any more, until their units have reported that they are free. untold: those of
+    them that the units must still be ordered to free; not part of the state.
+    leased: the sum of the lengths of the extents; leased_in: the same by unit (derived).
+    spans: unit -> where its extents that have had blocks lie (derived).
+    changes: grows when values or extents are removed; for `core.units.migration_planner`, not part of the state.
+    """
+
+    def __init__(self) -> None:
+        self.extents: dict[tuple[int, int], Extent] = {}
+        self.freed: dict[tuple[int, int], None] = {}
+        self.untold: dict[tuple[int, int], None] = {}
+        self.leased = 0
+        self.leased_in: dict[int, int] = {}
+        self.spans: defaultdict[int, Spans] = defaultdict(Spans)
+        self.changes = 0
+
+    def lies_in(self, unit: int, number: int, length: int, writer: str) -> Extent:
+        """Return the extent of a block; made if this is its first block."""
+        extent = self.extents.get((unit, number))
+        if extent is None:
+            extent = self.extents[unit, number] = Extent(writer, length)
+            self.lengthen(unit, length)
+        return extent
+
+    def enter_empty(self, place: tuple[int, int], before: Extent) -> None:
+        """Take over an extent of another table without its blocks; its writer may go on putting into it."""
+        extent = self.lies_in(*place, before.length, before.writer)
+        extent.low, extent.top, extent.gaps = before.low, before.top, before.gaps
+        if extent.low >= 0:
+            self._list(*place, extent)
+
+    def put_block(self, unit: int, number: int, length: int, writer: str, start: int, nbytes: int) -> None:
+        """Put a block into these bytes of an extent; the extent is made if this is its first block."""
+        extent = self.extents.get((unit, number))
+        if extent is None:
+            extent = self.lies_in(unit, number, length, writer)
+        extent.blocks += 1
+        if 0 <= extent.top <= start < extent.top + _ALIGNMENT:
+            extent.top = start + nbytes
+        else:
+            self.take(unit, number, start, nbytes)
+
+    def take(self, unit: int, number: int, start: int, nbytes: int) -> None:
+        """Mark these bytes of an extent as used."""
+        extent = self.extents[unit, number]
+        low = extent.low
+        extent.take(start, start + nbytes)
+        if extent.low != low:
+            if low >= 0:
+                self.spans[unit].remove((low, number))
+            self._list(unit, number, extent)
+
+    def _list(self, unit: int, number: int, extent: Extent) -> None:
+        """List an extent, and limit the extent before it to the bytes before this one."""
+        spans, span = self.spans[unit], (extent.low, number)
+        spans.add(span)
+        before, after = spans.before(span), spans.after(span)
+        if before is not None:
+            other = self.extents[unit, before[1]]
+            other.limit = min(other.limit, extent.low)
+        extent.limit = -1 if not extent.length else min(extent.low + extent.length, after[0] if after else MOST_BYTES)
+
+    def overlapped(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
+        """Return the extent whose blocks, or whose end, a new block of extent `number` would overlap; None if it fits.
+
+        apart: whether extents are separate ranges of bytes, as in an arena. In an external store they are objects.
+        """
+        extent, end = self.extents.get((unit, number)), start + nbytes
+        low = top = -1
+        if extent is not None:
+            if not extent.has_room(start, end):
+                return number
+            low, top = extent.low, extent.top
+        spans = self.spans.get(unit) if apart else None
+        if spans is None or low <= start < end <= top:
+            return None
+        if low < 0 or start < low:
+            other = spans.before((end,) if low < 0 else (low, number))
+            if other is not None and self.extents[unit, other[1]].top > start:
+                return other[1]
+        if low >= 0 and end > top:
+            other = spans.after((low, number))
+            if other is not None and other[0] < end:
+                return other[1]
+        return None
+
+    def lengthen(self, unit: int, length: int) -> None:
+        """Add this number of bytes, which may be negative, to the length of all extents of a unit."""
+        self.leased += length
+        self.leased_in[unit] = self.leased_in.get(unit, 0) + length
+
+    def shorten(self, places: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        """Set the lengths of these extents, where they are less than before."""
+        for (unit, number), length in zip(places, lengths):
+            extent = self.extents.get((unit, number))
+            if extent is not None and length < extent.length:
+                self.lengthen(unit, length - extent.length)
+                extent.length = length
+                extent.limit = -1
+
+    def close(self, places: list[tuple[int, int]]) -> None:
+        """These extents take no more blocks."""
+        self.changes += 1
+        for place in places:
+            extent = self.extents.get(place)
+            if extent is None:
+                # no needed block is in it: all its blocks were removed, or it never had one
+                self._free(place)
+                continue
+            extent.closed = True
+            self.free_if_done(place)
+
+    def free_if_done(self, place: tuple[int, int]) -> None:
+        """Free an extent if it is closed and no needed block is in it."""
+        extent = self.extents[place]
+        if extent.blocks == 0 and extent.closed:
+            self._remove(place)
+            self._free(place)
+
+    def _remove(self, place: tuple[int, int]) -> None:
+        extent = self.extents.pop(place)
+        self.lengthen(place[0], -extent.length)
+        if extent.low >= 0:
+            self.spans[place[0]].remove((extent.low, place[1]))
+
+    def _free(self, place: tuple[int, int]) -> None:
+        if place not in self.freed:
+            self.freed[place] = self.untold[place] = None
+
+    def forget(self, places: Iterable[tuple[int, int]]) -> None:
+        """Remove these extents, whatever is in them: they are free or lost."""
+        for place in places:
+            self.freed.pop(place, None)
+            self.untold.pop(place, None)
+            if place in self.extents:
+                self._remove(place)
+
+    def tell_again(self, unit: int) -> None:
+        """Order the unit again to free its freed extents."""
+        self.untold.update((place, None) for place in self.freed if place[0] == unit)
+
+    def take_freed(self, units: Container[int], pinned: Container[tuple[int, int]]) -> dict[int, list[int]]:
+        """Take the extents that these units must be ordered to free, by unit. Leaves pinned ones and other units'."""
+        taken: dict[int, list[int]] = {}
+        if self.untold:
+            kept: dict[tuple[int, int], None] = {}
+            for place in self.untold:
+                if place[0] in units and place not in pinned:
+                    taken.setdefault(place[0], []).append(place[1])
+                else:
+                    kept[place] = None
+            self.untold = kept
+        return taken
+
+    def measure(self, unit: np.ndarray, number: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+        """Compute again where the blocks lie in their extents. Each row of the arguments is the place of a block."""
+        self.spans.clear()
+        for extent in self.extents.values():
+            extent.low, extent.top, extent.limit, extent.gaps = -1, -1, -1, []
+        if not len(unit):
+            return
+        order = np.lexsort((start, number, unit))
+        unit, number, start, end = unit[order], number[order], start[order], end[order]
+        same = (unit[1:] == unit[:-1]) & (number[1:] == number[:-1])
+        first = np.concatenate([[0], np.flatnonzero(~same) + 1])
+        tops = np.maximum.reduceat(end, first)
+        for own, its, low, top in np.stack([unit[first], number[first], start[first], tops], axis=1).tolist():
+            known = self.extents.get((own, its))
+            if known is not None:
+                known.low, known.top = low, top
+                self._list(own, its, known)
+        for at in np.flatnonzero(same & (start[1:] - end[:-1] >= _ALIGNMENT)).tolist():
+            known = self.extents.get((int(unit[at]), int(number[at])))
+            if known is not None:
+                known.gaps.append((int(end[at]), int(start[at + 1])))

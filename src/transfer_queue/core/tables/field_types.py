@@ -1,0 +1,242 @@
+"""The type of a field over its live values: kind, dtypes, and the dimensions in which its rows have differed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.errors import FieldTypeError, InvalidArgumentError
+from transfer_queue.messages import NESTED, UNREADABLE, FieldSpec, FieldType, NewBlock, fields_of_part
+
+MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
+
+_WIDE_UNSIGNED = frozenset({"uint16", "uint32", "uint64"})
+_FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
+_PROMOTED = _FLOATING | {
+    "bool", "uint8", "int8", "int16", "int32", "int64", "complex32", "complex64", "complex128",
+}  # fmt: skip
+
+
+def promotes(one: str, other: str) -> bool:
+    """Whether `torch.promote_types` has a result for these two dtypes; this process does not import torch."""
+    if one == other or (one in _PROMOTED and other in _PROMOTED):
+        return True
+    return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
+
+
+class Field:
+    """live: rows that have a value. ever: rows that have got one so far. The rest is forgotten when live falls to 0.
+
+    dtype: of the first value. others: further dtypes that values have had since, in order of appearance.
+    shape: row shape of the first value. differs: bit d set once rows differed in dimension d.
+    """
+
+    __slots__ = ("differs", "dtype", "ever", "kind", "live", "mixed_rank", "name", "ndim", "others", "shape")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.live = 0
+        self.ever = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """No live row carries the field."""
+        self.kind = ""
+        self.dtype = ""
+        self.others: tuple[str, ...] = ()
+        self.ndim = 0
+        self.shape: tuple[int, ...] = ()
+        self.differs = 0
+        self.mixed_rank = False
+
+    def check(self, spec: FieldSpec) -> None:
+        """Raises FieldTypeError if a value of this spec does not match the live ones."""
+        if not self.live or (self.kind, self.dtype) == (spec.kind, spec.dtype):
+            return
+        if self.kind != spec.kind:
+            raise FieldTypeError(
+                f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put brings "
+                f"{_words(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
+                f"clear the rows that hold the field first."
+            )
+        for dtype in (self.dtype, *self.others):
+            if not promotes(dtype, spec.dtype):
+                raise FieldTypeError(
+                    f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put brings "
+                    f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
+                    f"Convert the values to {dtype}, use another field name, or clear the rows that hold the field "
+                    f"first."
+                )
+
+    def copy(self) -> Field:
+        """Return a field of the same name and type, which no row has."""
+        made = Field(self.name)
+        made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
+        made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank
+        return made
+
+    def add(self, spec: FieldSpec, dims: np.ndarray) -> bool:
+        """Takes in the row shapes of one block column (dims: its part of the block's dims); whether they are news."""
+        news = False
+        if not self.kind:
+            self.kind, self.dtype, self.ndim = spec.kind, spec.dtype, spec.ndim
+            self.shape = tuple(dims[: max(spec.ndim, 0)].tolist())
+            news = True
+        elif spec.dtype != self.dtype and spec.dtype not in self.others:
+            self.others += (spec.dtype,)
+            news = True
+        if spec.kind != "tensor":
+            return news
+        if spec.ndim != self.ndim or spec.ndim == MIXED_RANK:
+            news |= not self.mixed_rank
+            self.mixed_rank = True
+            return news
+        if not spec.ndim:
+            return news
+        before = self.differs
+        if len(dims) == spec.ndim:  # one shape for all rows
+            for d, size in enumerate(dims.tolist()):
+                if size != self.shape[d]:
+                    self.differs |= 1 << d
+        else:
+            shapes = dims.reshape(-1, spec.ndim)
+            for d in np.flatnonzero((shapes != self.shape).any(axis=0)).tolist():
+                self.differs |= 1 << d
+        return news or self.differs != before
+
+    def type(self) -> FieldType:
+        """As replies carry it."""
+        known = not self.differs and not self.mixed_rank and self.kind == "tensor"
+        return FieldType(
+            name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
+            shape=list(self.shape) if known else None, differs=self.differs, mixed_rank=self.mixed_rank,
+            dtypes=[self.dtype, *self.others] if self.others else [],
+        )  # fmt: skip
+
+    def words(self) -> str:
+        """The type as a person reads it."""
+        if not self.kind:
+            return "no values"
+        if self.kind == "object":
+            return "objects"
+        if self.kind == NESTED:
+            return "a nested TensorDict"
+        shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
+        return f"{'|'.join((self.dtype, *self.others))}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
+
+    def saved(self) -> tuple[Any, ...]:
+        """See `core.state.serialization`; `others` is saved apart from it, as older releases had none."""
+        return (self.live, self.ever, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        self.live, self.ever, self.kind, self.dtype, self.ndim, shape, self.differs, self.mixed_rank = saved
+        self.shape = tuple(shape)
+
+
+_REMEDY = {  # by the kind of what is put
+    "object": "Put tensors, or NumPy arrays and numbers, which become tensors there",
+    NESTED: "Put its fields under names of their own",
+    "tensor": "Put every value as a torch.Tensor from the first put on (a NumPy array or a number in the dict of a "
+    "kv_put, and a list of numbers, are stored as Python objects if they come first), put Python objects here, too",
+}
+
+
+def _words(kind: str, dtype: str) -> str:
+    if kind == NESTED:
+        return "nested TensorDicts"
+    return "Python objects" if kind == "object" else f"tensors of {dtype}"
+
+
+def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
+    """The part of a block's dims that belongs to each field, in order.
+
+    Raises InvalidArgumentError where the numbers do not fit the schema.
+    """
+    starts = dims_starts(schema, dims, rows)
+    return [dims[start:end] for start, end in zip(starts, [*starts[1:], len(dims)])]
+
+
+def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[int]:
+    """Return where the part of each field begins in a block's dims; see `dims_parts`."""
+    starts = []
+    at = 0
+    for spec in schema:
+        starts.append(at)
+        at = dims_end(spec, dims, at, rows)
+    check_dims(dims, at, rows, len(schema))
+    return starts
+
+
+def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
+    """Return where the part of a field ends that begins at `at`."""
+    if spec.ndim == MIXED_RANK:
+        for _ in range(rows):
+            if at >= len(dims) or not 0 <= dims[at] <= 64:
+                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims do not cover all of its {rows} rows")
+            at += 1 + int(dims[at])
+        return at
+    if not 0 <= spec.ndim <= 64:
+        raise InvalidArgumentError(f"field {spec.name!r}: {spec.ndim} dimensions are not possible")
+    return at + spec.ndim * (rows if spec.ragged else 1)
+
+
+def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:
+    """Raises InvalidArgumentError unless the parts of all fields end where the block's dims end."""
+    if end != len(dims) or (len(dims) and int(dims.min()) < 0):
+        raise InvalidArgumentError(f"a block of {rows} rows and {fields} fields cannot have {len(dims)} dims")
+
+
+BlockShape = tuple[int, bytes, list[bytes], list[FieldSpec]]  # rows, dims, parts of the schema, schema
+
+
+def shape_of(block: NewBlock) -> BlockShape:
+    """What a block holds, but for where it lies; what is compared the sooner comes first."""
+    return block.rows, block.dims, block.parts, block.schema
+
+
+def with_schema(block: NewBlock) -> NewBlock:
+    """A block whose schema was sent in parts, with all of it. Raises InvalidArgumentError for parts that are none."""
+    schema = [spec for part in block.parts for spec in fields_of(part)]
+    return msgspec.structs.replace(block, schema=schema) if block.parts else block
+
+
+def fields_of(part: bytes) -> list[FieldSpec]:
+    """The fields of a part of a schema. Raises InvalidArgumentError if it is none."""
+    try:
+        return fields_of_part(part)
+    except UNREADABLE as error:
+        raise InvalidArgumentError(f"a part of the block's schema cannot be read: {error}") from error
+
+
+def check_place(block: NewBlock, count: int) -> None:
+    """Raises InvalidArgumentError for a block that does not have `count` rows, or whose place is not possible."""
+    if block.rows != count or count < 1:
+        raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
+    place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
+    if min(place) < 0 or max(place) >= 1 << 62:
+        raise InvalidArgumentError("the block's place is no place of a block")
+
+
+def check_kind(spec: FieldSpec) -> None:
+    """Raises InvalidArgumentError for an unknown kind."""
+    if spec.kind not in ("tensor", "object", NESTED):
+        raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
+
+
+def check_block(block: NewBlock, count: int, known: bool = False) -> None:
+    """Raises InvalidArgumentError for a block whose description is wrong. known: its shape was checked before."""
+    check_place(block, count)
+    if known:
+        return
+    names = [spec.name for spec in block.schema]
+    if not names or len(set(names)) != len(names):
+        raise InvalidArgumentError(f"a block needs fields, each once; it names {names}")
+    for spec in block.schema:
+        check_kind(spec)
+    if len(block.dims) % 8:
+        raise InvalidArgumentError("the block's dims are no numbers of a block")
+    dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

@@ -1,0 +1,171 @@
+"""Which rows are the samples of one prompt: by declared group id, or by order of reservation.
+
+A partition in which any row was declared a member of a group has declared groups only: its other rows belong
+to none. Otherwise the group of a row is its position divided by the sampler's group size, fixed for ever and
+unaffected by clears. Groups are numbered; -1 is no group.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Rows
+
+
+class Group:
+    """A declared group. members: positions in order of arrival, cleared ones included. cleared: how many are."""
+
+    __slots__ = ("cleared", "members", "name", "number")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.members: list[int] = []
+        self.cleared = 0
+
+
+class Groups:
+    """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
+
+    broken: declared groups of which a member was cleared and another lives. largest: the most members that any declared
+    group has ever had; the group size for a sampler if no size was given.
+    unborn: id of a dropped group -> members that are still to come, which are dropped when they do.
+    """
+
+    def __init__(self, rows: Rows, size: int | None) -> None:
+        self.rows = rows
+        self.size = size
+        self.declared: dict[int, Group] = {}
+        self.by_name: dict[str, Group] = {}
+        self.next_number = 0
+        self.broken = 0
+        self.largest = 0
+        self.unborn: dict[str, int] = {}
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`. by_name and `broken` follow from the declared groups."""
+        groups = self.declared.values()
+        return {
+            "names": [group.name for group in groups],
+            "numbers": np.array([group.number for group in groups], "i8"),
+            "cleared": np.array([group.cleared for group in groups], "i8"),
+            "members": joined([np.array(group.members, "i8") for group in groups]),
+            "next_number": self.next_number,
+            "unborn": self.unborn,
+            "largest": self.largest,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        columns = (saved["names"], saved["numbers"].tolist(), saved["cleared"].tolist(), parted(saved["members"]))
+        for name, number, cleared, members in zip(*columns, strict=True):
+            group = self.declared[number] = self.by_name[name] = Group(name, number)
+            group.members = members.tolist()
+            group.cleared = cleared
+            self.broken += cleared > 0
+        self.next_number = saved["next_number"]
+        self.unborn = dict(saved["unborn"])
+        known = max((len(group.members) for group in self.declared.values()), default=0)
+        self.largest = max(known, saved.get("largest", 0))  # older states do not have it
+
+    @property
+    def explicit(self) -> bool:
+        """Whether groups are declared here."""
+        return self.next_number > 0
+
+    def join(self, name: str, position: int) -> Group:
+        """Makes a row a member of a declared group."""
+        group = self.by_name.get(name)
+        if group is None:
+            group = self.by_name[name] = Group(name, self.next_number)
+            self.declared[group.number] = group
+            self.next_number += 1
+        group.members.append(position)
+        self.largest = max(self.largest, len(group.members))
+        chunk = self.rows.chunks[position >> CHUNK_BITS]
+        chunk.group_column()[position & ((1 << CHUNK_BITS) - 1)] = group.number
+        return group
+
+    def leave(self, number: int) -> None:
+        """A member was cleared; the group goes with its last."""
+        group = self.declared[number]
+        group.cleared += 1
+        if group.cleared == 1:
+            self.broken += 1
+        if group.cleared == len(group.members):
+            self.broken -= 1
+            del self.declared[number]
+            del self.by_name[group.name]
+
+    def of(self, positions: np.ndarray, size: int) -> np.ndarray:
+        """The group number of each position, groups of `size` where they are not declared."""
+        if not self.explicit:
+            return positions // size
+        out = np.full(len(positions), -1, "i8")
+        for _, chunk, at, where in self.rows.split(positions):
+            if chunk.group is not None:
+                out[where] = chunk.group[at]
+        return out
+
+    def size_of(self, group: int, size: int) -> int:
+        """How many ready members make the group whole; 0 where it never can be."""
+        if not self.explicit:
+            return size
+        found = self.declared.get(group)
+        wanted = self.size or size
+        if found is None or found.cleared or len(found.members) > wanted:
+            return 0
+        return wanted
+
+    def hopeless(self, group: int, size: int, sealed: bool) -> bool:
+        """Whether the group can never be whole: a member was cleared, or it is over-long, or a seal came first."""
+        if not self.explicit:
+            first = group * size
+            if first + size > self.rows.end:
+                return sealed or self.rows.dead(range(first, self.rows.end))
+            return self.rows.dead(range(first, first + size))
+        found = self.declared.get(group)
+        wanted = self.size or size
+        if found is None or found.cleared or len(found.members) > wanted:
+            return True
+        return sealed and len(found.members) < wanted
+
+    def orphaned(self, sealed: bool) -> int:
+        """How many declared groups can never be whole, as far as their size is known here."""
+        return sum(
+            1
+            for group in self.declared.values()
+            if group.cleared or (sealed and self.size is not None and len(group.members) < self.size)
+        )
+
+    def completed(self, positions: np.ndarray) -> np.ndarray:
+        """These rows with all other live members of their declared groups, ascending."""
+        if not self.explicit:
+            return positions
+        numbers = np.unique(self.of(positions, 1))
+        members = [p for number in numbers.tolist() if number >= 0 for p in self.declared[number].members]
+        alive = [p for p in members if not self.rows.dead(range(p, p + 1))]
+        return np.union1d(positions, np.array(alive, "i8"))
+
+    def first_of(self, group: int, size: int) -> int:
+        """The position by which groups are ordered."""
+        if not self.explicit:
+            return group * size
+        found = self.declared.get(group)
+        return found.members[0] if found else -1
+
+    def members(self, group: int, size: int) -> np.ndarray:
+        """The positions of a group's members, ascending."""
+        if not self.explicit:
+            return np.arange(group * size, (group + 1) * size)
+        return np.sort(np.array(self.declared[group].members, "i8"))
+
+    def members_of(self, groups: list[int], size: int) -> np.ndarray:
+        """The positions of the members of all these groups, ascending."""
+        if not self.explicit:
+            return np.sort((np.array(groups, "i8")[:, None] * size + np.arange(size)).ravel())
+        return np.sort(np.fromiter(chain.from_iterable(self.declared[group].members for group in groups), "i8"))

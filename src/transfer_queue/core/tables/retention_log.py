@@ -1,0 +1,101 @@
+"""When the rows of a partition came, coarsely: in bounded memory, however many rows there are."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.columns.schema import joined, parted
+
+MARKS = 64  # age is known to a MARKS-th of what is kept
+
+
+class Births:
+    """Marks (began, time, end): all positions below `end` had come by `time`. end: that of the newest mark.
+
+    keep: seconds that rows are kept; None where their age does not matter.
+    """
+
+    def __init__(self, keep: float | None) -> None:
+        self.step = (keep or 0.0) / MARKS
+        self.marks: deque[tuple[float, float, int]] = deque()
+        self.end = 0
+
+    def add(self, time: float, end: int, start: int) -> None:
+        """All rows below position `end` are there at this time; those below `start` are gone."""
+        began = time
+        if self.marks and time - self.marks[-1][0] < self.step:
+            began = self.marks.pop()[0]
+        self.marks.append((began, time, end))
+        self.end = end
+        while self.marks[0][2] <= start and len(self.marks) > 1:
+            self.marks.popleft()
+
+    def first(self, start: int) -> float | None:
+        """By when the first row from position `start` on had come; None where none has."""
+        return next((time for _, time, end in self.marks if end > start), None)
+
+    def before(self, time: float) -> int:
+        """The position below which all rows had come by this time; 0 where none had."""
+        return max((end for _, at, end in self.marks if at <= time), default=0)
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`."""
+        return {"marks": list(self.marks), "end": self.end}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        self.marks = deque((began, time, end) for began, time, end in saved["marks"])
+        self.end = saved["end"]
+
+    def shift(self, seconds: float) -> None:
+        """All of it was so many seconds later, by another clock."""
+        self.marks = deque((began + seconds, time + seconds, end) for began, time, end in self.marks)
+
+    def state(self) -> list[tuple[float, float, int]]:
+        """For comparison after replay."""
+        return list(self.marks)
+
+
+REMEMBERED = 1 << 16  # rows of which it is still known why they were dropped
+
+
+class Drops:
+    """rows: reason -> how many. latest: (global indexes, reason), newest last."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+        self.latest: deque[tuple[np.ndarray, str]] = deque()
+        self._remembered = 0
+
+    def add(self, rows: np.ndarray, reason: str) -> None:
+        """These rows (global indexes) are dropped."""
+        self.rows[reason] = self.rows.get(reason, 0) + len(rows)
+        self.latest.append((rows, reason))
+        self._remembered += len(rows)
+        while self._remembered > REMEMBERED and len(self.latest) > 1:
+            self._remembered -= len(self.latest.popleft()[0])
+
+    def reason(self, row: int) -> str | None:
+        """Why this row was dropped; None where it was not, or not lately."""
+        return next((reason for rows, reason in self.latest if row in rows), None)
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`."""
+        return {
+            "rows": self.rows,
+            "latest": joined([rows for rows, _ in self.latest]),
+            "reasons": [reason for _, reason in self.latest],
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        self.rows = dict(saved["rows"])
+        self.latest = deque(zip(parted(saved["latest"]), saved["reasons"], strict=True))
+        self._remembered = sum(len(rows) for rows, _ in self.latest)
+
+    def state(self) -> object:
+        """For comparison after replay."""
+        return dict(self.rows), [(rows.tolist(), reason) for rows, reason in self.latest]

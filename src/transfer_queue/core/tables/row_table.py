@@ -1,0 +1,559 @@
+"""The rows of one partition as chunked columns, addressed by position: the order of reservation.
+
+Positions and global indexes ascend together, so an index is found by two binary searches. A chunk whose rows
+are all cleared is dropped; an endless partition stays as small as its live rows.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.tables.wide_columns import Columns, WideColumns
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import FieldSpec
+from transfer_queue.sampler.tags import number, numbers_of
+
+CHUNK_BITS = 12
+CHUNK = 1 << CHUNK_BITS
+MASK = CHUNK - 1
+NO_COLUMNS: Columns = (np.zeros(0, "i8"), np.zeros(0, "i4"))
+CONSUMED, CLAIMED = 1, 2  # what a task has made of a row; 0: nothing
+
+Tags = list[Any]  # of dict[str, Any] | None
+
+Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the caller's arrays
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def indexes_in(column: bytes) -> np.ndarray:
+    """The global indexes of a message's column. Raises InvalidArgumentError where it is none."""
+    if len(column) % 8:
+        raise InvalidArgumentError(f"a column of {len(column)} bytes holds no global indexes of 8 bytes each")
+    return np.frombuffer(column, "<i8")
+
+
+def ascending(indexes: np.ndarray) -> np.ndarray:
+    """Each of these once, ascending. `np.unique` takes a microsecond for each of many that are sorted already."""
+    found = indexes if (indexes[1:] > indexes[:-1]).all() else np.sort(indexes)
+    again = found[1:] == found[:-1]
+    return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
+
+
+def in_order(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The indexes ascending, each once, and the value of each. values: i8, above 0; the last one counts.
+
+    Where they lie close, as those of a deal do, a table takes a tenth of the time of a sort.
+    """
+    if len(indexes) < 2:
+        return indexes, values
+    low = int(indexes.min())
+    span = int(indexes.max()) - low + 1
+    if span > 8 * len(indexes):
+        found, last = np.unique(indexes[::-1], return_index=True)
+        return found, values[::-1][last]
+    table = np.zeros(span, "i8")
+    table[indexes - low] = values
+    at = table.nonzero()[0]
+    return at + low, table[at]
+
+
+def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
+    """Each number once, ascending, and where it is."""
+    order = None
+    if (numbers[1:] < numbers[:-1]).any():
+        low = numbers - numbers.min()
+        # numpy sorts numbers of 16 bits by radix
+        order = np.argsort(low.astype("u2") if low.max() < 1 << 16 else low, kind="stable")
+        numbers = numbers[order]
+    edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    for start, stop in pairwise([0, *edges.tolist(), len(numbers)]):
+        yield int(numbers[start]), slice(start, stop) if order is None else order[start:stop]
+
+
+def capacity_for(capacity: int, size: int) -> int:
+    """The capacity that a chunk of `capacity` needs for `size` rows."""
+    if size <= capacity:
+        return capacity
+    capacity = max(16, capacity)
+    while capacity < size:
+        capacity *= 2
+    return min(capacity, CHUNK)
+
+
+class Chunk:
+    """Up to CHUNK rows.
+
+    index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
+    rows nobody took yet. changed: the partition's version when tags or fields last changed, 0 for rows without any
+    and for cleared ones. group: number of the declared group, -1 without. field: name -> (block number,
+    row in block), 0 without value. lost: field -> by which event its value was lost, 0 where none was.
+    consumed: task -> 0, CONSUMED or CLAIMED. dealt: task -> number of the dealt batch, 0 without.
+    owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
+    row is held now, and how often it was finished (`core.tables.row_refcounts`).
+    numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
+    keys: by row, None without; saved by the partition, which has them in their order. wide: columns of `field` that
+    were made together, as rows of one matrix (derived).
+
+    What is added here is saved, too (`saved`, `restore`), and grows with the others (`ensure`).
+    """
+
+    __slots__ = (
+        "_packed", "_tags", "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held",
+        "index", "keys", "living", "lost", "numbers", "owner", "size", "waiting", "wide", "wrong",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.living = 0
+        self.capacity = 0
+        self.index = np.zeros(0, "i8")
+        self.alive = np.zeros(0, "u1")
+        self.waiting = np.zeros(0, "u1")
+        self.changed = np.zeros(0, "i8")
+        self.group: np.ndarray | None = None
+        self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.wide: list[WideColumns] = []
+        self.lost: dict[str, np.ndarray] = {}
+        self.consumed: dict[str, np.ndarray] = {}
+        self.dealt: dict[str, np.ndarray] = {}
+        self.owner = np.zeros(0, "i4")
+        self.held: dict[str, np.ndarray] = {}
+        self.finished: dict[str, np.ndarray] = {}
+        self.keys: list[str | None] | None = None
+        self._tags: Tags | None = None
+        self._packed: np.ndarray | None = None  # u1: the tags as they were saved, until somebody looks at one
+        self.numbers: dict[str, np.ndarray] = {}
+        self.wrong: dict[str, set[int]] = {}
+
+    def ensure(self, size: int) -> None:
+        """Room for `size` rows in every column."""
+        if size <= self.capacity:
+            return
+        self.capacity = capacity_for(self.capacity, size)
+        self.index, self.alive, self.waiting, self.owner = map(
+            self._grown, (self.index, self.alive, self.waiting, self.owner)
+        )
+        self.changed = self._grown(self.changed)
+        if self.group is not None:
+            self.group = self._grown(self.group, -1)
+        self.wide = [wide.grown(self.capacity) for wide in self.wide]
+        field = dict.fromkeys(self.field, NO_COLUMNS)  # in their order
+        for wide in self.wide:
+            field.update(wide.columns())
+        for name, columns in field.items():
+            if columns is NO_COLUMNS:
+                blocks, slots = self.field[name]
+                field[name] = self._grown(blocks), self._grown(slots)
+        self.field = field
+        self.lost = {name: self._grown(lost) for name, lost in self.lost.items()}
+        self.consumed = {task: self._grown(c) for task, c in self.consumed.items()}
+        self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
+        self.held = {task: self._grown(h) for task, h in self.held.items()}
+        self.finished = {task: self._grown(f) for task, f in self.finished.items()}
+        self.numbers = {tag: self._grown(n, math.nan) for tag, n in self.numbers.items()}
+        if self.keys is not None:
+            self.keys += [None] * (self.capacity - len(self.keys))
+        if self._tags is not None:
+            self._tags += [None] * (self.capacity - len(self._tags))
+
+    def _grown(self, column: np.ndarray, fill: float = 0) -> np.ndarray:
+        out = np.full(self.capacity, fill, column.dtype) if fill else np.zeros(self.capacity, column.dtype)
+        out[: len(column)] = column
+        return out
+
+    def key_list(self) -> list[str | None]:
+        """The keys, made where missing."""
+        if self.keys is None:
+            self.keys = [None] * self.capacity
+        return self.keys
+
+    def take_keys(self, at: np.ndarray) -> list[str]:
+        """Takes away the keys of these rows, and returns them."""
+        keys, taken = self.keys, []
+        if keys is not None:
+            for a in at.tolist():
+                key = keys[a]
+                if key is not None:
+                    taken.append(key)
+                    keys[a] = None
+        return taken
+
+    def clear_tags(self, at: np.ndarray) -> None:
+        """Takes away the tags of these rows."""
+        tags = self.tags
+        if tags is not None:
+            for a in at.tolist():
+                tags[a] = None
+            for tag, numbers in self.numbers.items():
+                numbers[at] = math.nan
+                self.wrong[tag].difference_update(at.tolist())
+
+    @property
+    def tags(self) -> Tags | None:
+        """By row, None where it has none; None where no row has any."""
+        if self._packed is not None:
+            tags = _decode(self._packed.data)
+            self._tags = tags + [None] * (self.capacity - len(tags))
+            self._packed = None
+        return self._tags
+
+    @property
+    def unread_tags(self) -> np.ndarray | None:
+        """u1: the tags as they were saved, while nobody has looked at one."""
+        return self._packed
+
+    def tag_list(self) -> Tags:
+        """The tags, made where missing."""
+        found = self.tags
+        if found is None:
+            found = self._tags = [None] * self.capacity
+        return found
+
+    def field_columns(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The (block, slot) columns of a field, made where missing."""
+        found = self.field.get(name)
+        if found is None:
+            found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
+        return found
+
+    def wide_columns(self, specs: Sequence[FieldSpec]) -> WideColumns | None:
+        """The columns of exactly these fields in this order, if they were made together, else None."""
+        for wide in self.wide:
+            if wide.schema is specs:
+                return wide
+        names = [spec.name for spec in specs] if self.wide else []
+        for wide in self.wide:
+            if wide.names == names:
+                wide.schema = specs
+                return wide
+        return None
+
+    def single_fields(self) -> Collection[str]:
+        """The fields whose columns were not made together with others."""
+        if not self.wide:
+            return self.field
+        if sum(len(wide.names) for wide in self.wide) == len(self.field):
+            return ()
+        return set(self.field).difference(*(wide.names for wide in self.wide))
+
+    def consumed_column(self, task: str) -> np.ndarray:
+        """The consumption column of a task, made where missing."""
+        found = self.consumed.get(task)
+        if found is None:
+            found = self.consumed[task] = np.zeros(self.capacity, "u1")
+        return found
+
+    def dealt_column(self, task: str) -> np.ndarray:
+        """The dealt-batch column of a task, made where missing."""
+        found = self.dealt.get(task)
+        if found is None:
+            found = self.dealt[task] = np.zeros(self.capacity, "i8")
+        return found
+
+    def held_columns(self, task: str) -> tuple[np.ndarray, np.ndarray]:
+        """The (held, finished) columns of a task, made where missing."""
+        if task not in self.held:
+            self.held[task] = np.zeros(self.capacity, "u2")
+            self.finished[task] = np.zeros(self.capacity, "u2")
+        return self.held[task], self.finished[task]
+
+    def watch(self, tag: str) -> None:
+        """Keeps this tag as a column from now on."""
+        self.numbers[tag] = np.full(self.capacity, math.nan)
+        self.wrong[tag] = set()
+        have = [at for at, tags in enumerate(self.tags or ()) if tags and tag in tags]
+        self.note(tag, have, [self.tags[at][tag] for at in have])  # type: ignore[index]
+
+    def note(self, tag: str, at: list[int], values: list[Any]) -> None:
+        """A watched tag of these rows has these values now, None where it has none."""
+        found = numbers_of(values)
+        if found is not None:
+            self.numbers[tag][at] = found
+            if self.wrong[tag]:
+                self.wrong[tag].difference_update(at)
+            return
+        for one, value in zip(at, values, strict=True):
+            single = number(value)
+            self.numbers[tag][one] = math.nan if single is None else single
+            if single is None:
+                self.wrong[tag].add(one)
+            else:
+                self.wrong[tag].discard(one)
+
+    def group_column(self) -> np.ndarray:
+        """The group column, made where missing."""
+        if self.group is None:
+            self.group = np.full(self.capacity, -1, "i8")
+        return self.group
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`. Keys are saved by the partition; watched tags follow from the tags."""
+        packed = self._packed
+        if self._tags is not None:
+            packed = np.frombuffer(_encode(self._tags), "u1")
+        return {
+            "size": self.size, "living": self.living, "capacity": self.capacity,
+            "index": self.index, "alive": self.alive, "waiting": self.waiting, "changed": self.changed,
+            "group": self.group, "field": self.field, "consumed": self.consumed, "dealt": self.dealt,
+            "owner": self.owner, "held": self.held, "finished": self.finished, "lost": self.lost,
+            "tags": packed,
+        }  # fmt: skip
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        self.size, self.living, self.capacity = saved["size"], saved["living"], saved["capacity"]
+        self.index, self.alive, self.waiting = saved["index"], saved["alive"], saved["waiting"]
+        self.changed, self.group, self.owner = saved["changed"], saved["group"], saved["owner"]
+        self.field = {name: (block, slot) for name, (block, slot) in saved["field"].items()}
+        self.consumed, self.dealt = dict(saved["consumed"]), dict(saved["dealt"])
+        self.held, self.finished = dict(saved["held"]), dict(saved["finished"])
+        self.lost = dict(saved["lost"])
+        self._packed = saved["tags"]
+
+
+# neighbours in one chunk: its number, the chunk, where they are in it, which is from `first` up to before `last`
+Run = tuple[int, Chunk, Indexer, int, int]
+
+
+class Rows:
+    """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
+
+    watched: tags that are kept as columns of numbers, too. Derived from the tags, and no part of the state.
+    """
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        self.watched: list[str] = []
+        self.end = 0
+        self.count = 0
+        self._firsts: list[int] | None = None  # first global index of each chunk, cached with
+        self._keys: list[int] = []  # the chunk numbers
+
+    def append(self, first_index: int, count: int, waiting: bool = False, owner: int = 0) -> list[Run]:
+        """Adds rows with consecutive global indexes; where they are."""
+        runs = []
+        done = 0
+        while done < count:
+            key, first = self.end >> CHUNK_BITS, self.end & MASK
+            chunk = self.chunks.get(key)
+            if chunk is None:
+                chunk = self.chunks[key] = Chunk()
+                for tag in self.watched:
+                    chunk.watch(tag)
+                self._firsts = None
+            take = min(count - done, CHUNK - first)
+            last = first + take
+            if last > chunk.capacity:
+                chunk.ensure(last)
+            index = first_index + done
+            # numpy takes a number faster than a slice of one
+            at: Indexer = first if take == 1 else slice(first, last)
+            chunk.index[at] = index if take == 1 else np.arange(index, index + take)
+            chunk.alive[at] = 1
+            if waiting:
+                chunk.waiting[at] = 1
+            chunk.owner[at] = owner
+            chunk.size = last
+            chunk.living += take
+            self.end += take
+            self.count += take
+            done += take
+            runs.append((key, chunk, at, first, last))
+        return runs
+
+    def capacity_after(self, count: int) -> int:
+        """The capacity of the chunk of the next row after `count` rows have been added."""
+        chunk, first = self.chunks.get(self.end >> CHUNK_BITS), self.end & MASK
+        return capacity_for(0 if chunk is None else chunk.capacity, min(first + count, CHUNK))
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`."""
+        chunks = {key: chunk.saved() for key, chunk in self.chunks.items()}
+        return {"chunks": chunks, "end": self.end, "count": self.count}
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        for key, chunk in saved["chunks"].items():
+            self.chunks[key] = Chunk()
+            self.chunks[key].restore(chunk)
+        self.end, self.count = saved["end"], saved["count"]
+
+    def watch(self, tag: str) -> None:
+        """Keeps a tag as a column of numbers. Reads all tags once, unless it is done before there are any."""
+        if tag not in self.watched:
+            self.watched.append(tag)
+            for chunk in self.chunks.values():
+                chunk.watch(tag)
+
+    def split(self, positions: np.ndarray) -> Iterator[tuple[int, Chunk, Indexer, Indexer]]:
+        """(chunk number, chunk, where in the chunk, where in `positions`), chunk by chunk."""
+        if len(positions) == 1:
+            key = int(positions[0]) >> CHUNK_BITS
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                yield key, chunk, positions & MASK, slice(None)
+            return
+        if not len(positions):
+            return
+        keys = positions >> CHUNK_BITS
+        first = int(keys[0])
+        if first == int(keys[-1]) and (keys == first).all():
+            chunk = self.chunks.get(first)
+            if chunk is not None:
+                yield first, chunk, positions & MASK, slice(None)
+            return
+        for key, where in runs_of(keys):
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                yield key, chunk, positions[where] & MASK, where
+
+    def _chunk_starts(self) -> list[int]:
+        if self._firsts is None:
+            self._firsts = [int(chunk.index[0]) for chunk in self.chunks.values()]
+            self._keys = list(self.chunks)
+        return self._firsts
+
+    def position_of(self, index: int) -> int:
+        """The position of a global index, -1 where it is no live row of this partition."""
+        at = bisect_right(self._chunk_starts(), index) - 1
+        if at < 0:
+            return -1
+        key = self._keys[at]
+        chunk = self.chunks[key]
+        # mostly nothing lies between the rows of a chunk, else it is searched
+        found = index - int(chunk.index[0])
+        if found >= chunk.size or chunk.index[found] != index:
+            found = int(chunk.index[: chunk.size].searchsorted(index))
+            if found == chunk.size or chunk.index[found] != index:
+                return -1
+        return (key << CHUNK_BITS) + found if chunk.alive[found] else -1
+
+    def positions_of(self, indexes: np.ndarray) -> np.ndarray:
+        """The position of each global index, -1 where it is no live row of this partition."""
+        if len(indexes) == 1:
+            return np.array([self.position_of(int(indexes[0]))])
+        if not self.chunks or not len(indexes):
+            return np.full(len(indexes), -1, "i8")
+        start = self._run_at(indexes)
+        if start >= 0:
+            return np.arange(start, start + len(indexes))
+        starts = self._chunk_starts()
+        low = bisect_right(starts, int(indexes.min())) - 1
+        if low >= 0 and (low + 1 == len(starts) or int(indexes.max()) < starts[low + 1]):
+            return self._positions_in(self._keys[low], indexes)
+        out = np.full(len(indexes), -1, "i8")
+        high = bisect_right(starts, int(indexes[-1]))
+        if low >= 0 and high - low <= len(indexes) and (indexes[1:] >= indexes[:-1]).all():
+            edges = indexes.searchsorted(starts[low:high]).tolist()  # few chunks are sooner found in many rows
+            for key, begin, end in zip(self._keys[low:high], edges, [*edges[1:], len(indexes)], strict=True):
+                if begin < end:
+                    out[begin:end] = self._positions_in(key, indexes[begin:end])
+            return out
+        at = np.searchsorted(starts, indexes, "right") - 1
+        for k, mine in runs_of(at):
+            if k >= 0:
+                out[mine] = self._positions_in(self._keys[k], indexes[mine])
+        return out
+
+    def _run_at(self, indexes: np.ndarray) -> int:
+        """The position of the first, where these are the indexes of rows of a chunk one behind the other that all live.
+
+        As most batches are. -1 where they are not.
+        """
+        first = int(indexes[0])
+        if int(indexes[-1]) - first != len(indexes) - 1:
+            return -1
+        start = self.position_of(first)
+        if start < 0:
+            return -1
+        chunk, at = self.chunks[start >> CHUNK_BITS], start & MASK
+        stop = at + len(indexes)
+        if stop > chunk.size or not chunk.alive[at:stop].all() or (chunk.index[at:stop] != indexes).any():
+            return -1
+        return start
+
+    def _positions_in(self, key: int, indexes: np.ndarray) -> np.ndarray:
+        """The same for indexes that are in this chunk or nowhere; none is below its first."""
+        chunk = self.chunks[key]
+        first, last = int(chunk.index[0]), chunk.size - 1
+        if int(chunk.index[last]) - first == last:  # nothing lies between its rows
+            found: np.ndarray = np.minimum(indexes - first, last)
+        else:
+            found = np.minimum(chunk.index[: chunk.size].searchsorted(indexes), last)
+        good = (chunk.index[found] == indexes) & (chunk.alive[found] != 0)
+        found += key << CHUNK_BITS
+        if not good.all():
+            found[~good] = -1
+        return found
+
+    def dead(self, positions: range) -> bool:
+        """Whether any of these positions, all below `end`, was cleared."""
+        for p in positions:
+            chunk = self.chunks.get(p >> CHUNK_BITS)
+            if chunk is None or not chunk.alive[p & MASK]:
+                return True
+        return False
+
+    def indexes_of(self, positions: np.ndarray) -> np.ndarray:
+        """The global index of each position (all must be in kept chunks)."""
+        if len(positions) == 1:
+            position = int(positions[0])
+            return self.chunks[position >> CHUNK_BITS].index[position & MASK : (position & MASK) + 1].copy()
+        out = np.empty(len(positions), "i8")
+        for _, chunk, at, where in self.split(positions):
+            out[where] = chunk.index[at]
+        return out
+
+    def live_positions(self, waiting: bool = True) -> np.ndarray:
+        """All live positions, ascending; without pre-allocated ones unless `waiting`."""
+        parts = []
+        for key, chunk in self.chunks.items():
+            alive = chunk.alive[: chunk.size]
+            if not waiting:
+                alive = alive & (chunk.waiting[: chunk.size] == 0)
+            parts.append(np.flatnonzero(alive) + (key << CHUNK_BITS))
+        return np.concatenate(parts) if parts else np.zeros(0, "i8")
+
+    def first(self, count: int, below: int | None = None) -> np.ndarray:
+        """The first `count` live positions, all `below` this one; pre-allocated ones are passed over."""
+        parts = []
+        for key, chunk in self.chunks.items():
+            start = key << CHUNK_BITS
+            if count <= 0 or (below is not None and start >= below):
+                break
+            size = chunk.size if below is None else min(chunk.size, below - start)
+            found = np.flatnonzero((chunk.alive[:size] == 1) & (chunk.waiting[:size] == 0))[:count]
+            count -= len(found)
+            parts.append(found + start)
+        return np.concatenate(parts) if parts else np.zeros(0, "i8")
+
+    def start(self) -> int:
+        """The position of the first row that `first` gives, or `end`."""
+        found = self.first(1)
+        return int(found[0]) if len(found) else self.end
+
+    def owners_of(self, positions: np.ndarray) -> np.ndarray:
+        """The number of the client that reserved each row."""
+        out = np.zeros(len(positions), "i4")
+        for _, chunk, at, where in self.split(positions):
+            out[where] = chunk.owner[at]
+        return out
+
+    def drop_if_empty(self, key: int) -> bool:
+        """Drops a full chunk without living rows; True if it went. The last, unfilled one stays."""
+        chunk = self.chunks.get(key)
+        if chunk is None or chunk.living or chunk.size < CHUNK:
+            return False
+        del self.chunks[key]
+        self._firsts = None
+        return True

@@ -1,0 +1,96 @@
+"""Rows that a task was not dealt and never will be, though it is through with them: how many, which, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Rows
+
+
+class PassedRows:
+    """counts: (task, reason) -> rows passed over so far, cleared ones included; until the task's consumption is reset.
+
+    Of rows that live the reason is kept, in columns of u2 for the chunks in which any was passed over.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self._rows = rows
+        self._reasons: list[str] = []
+        self._codes: dict[str, dict[int, np.ndarray]] = {}  # task -> chunk -> 1 + number of the reason, 0 without
+
+    def add(self, task: str, positions: np.ndarray, reason: str) -> None:
+        """The task passes over these rows."""
+        self.counts[task, reason] = self.counts.get((task, reason), 0) + len(positions)
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+        columns = self._codes.setdefault(task, {})
+        for key, _, at, _ in self._rows.split(positions):
+            if key not in columns:
+                columns[key] = np.zeros(CHUNK, "u2")
+            columns[key][at] = 1 + self._reasons.index(reason)
+
+    def reason(self, task: str, position: int) -> str | None:
+        """Why the task passed over a row; None where it did not."""
+        column = self._codes.get(task, {}).get(position >> CHUNK_BITS)
+        code = 0 if column is None else int(column[position & MASK])
+        return self._reasons[code - 1] if code else None
+
+    @property
+    def known(self) -> int:
+        """How many reasons there are."""
+        return len(self._reasons)
+
+    def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """(task, chunk number, 1 + number of the reason of each row)."""
+        for task, columns in self._codes.items():
+            for key, column in columns.items():
+                yield task, key, column
+
+    def of(self, task: str) -> dict[str, int]:
+        """Reason -> rows that the task passed over."""
+        return {reason: count for (name, reason), count in self.counts.items() if name == task}
+
+    def cleared(self, key: int, at: np.ndarray) -> None:
+        """Rows of a chunk end."""
+        for columns in self._codes.values():
+            column = columns.get(key)
+            if column is not None:
+                column[at] = 0
+                if not column.any():
+                    del columns[key]
+
+    def forget(self, task: str) -> None:
+        """The task's consumption is reset."""
+        self._codes.pop(task, None)
+        self.counts = {key: count for key, count in self.counts.items() if key[0] != task}
+
+    def saved(self) -> dict[str, Any]:
+        """See `core.state.serialization`."""
+        return {
+            "counts": [[*key, count] for key, count in self.counts.items()],
+            "reasons": self._reasons,
+            "codes": self._codes,
+        }
+
+    def restore(self, saved: Any) -> None:
+        """See `core.state.serialization`."""
+        self.counts = {(task, reason): count for task, reason, count in saved["counts"]}
+        self._reasons = list(saved["reasons"])
+        self._codes = {task: dict(columns) for task, columns in saved["codes"].items()}
+
+    def state(self) -> dict[str, object]:
+        """For comparison after replay."""
+        rows = {
+            task: {
+                (key << CHUNK_BITS) + at: self._reasons[int(column[at]) - 1]
+                for key, column in sorted(columns.items())
+                for at in np.flatnonzero(column).tolist()
+            }
+            for task, columns in self._codes.items()
+            if columns
+        }
+        return {"counts": dict(self.counts), "rows": rows}

@@ -1,0 +1,1 @@
+"""Storage units as the controller sees them: their registration, moves and drains."""

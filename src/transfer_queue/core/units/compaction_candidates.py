@@ -1,0 +1,105 @@
+"""Which rows live in blocks that are to be made smaller, and how blocks are told to units, for
+`core.units.migration_planner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from transfer_queue.core.tables.row_table import Chunk
+from transfer_queue.messages import Blocks, NewBlock
+
+_Hits = tuple[np.ndarray, np.ndarray, np.ndarray, int]
+
+
+class SparseBlock(NamedTuple):
+    """A block of which only some is alive. rows (i8 global indexes), slots (i4, ascending), fields: what lives."""
+
+    number: int
+    rows: np.ndarray
+    slots: np.ndarray
+    fields: list[str]
+
+
+class SparseRows:
+    """Looks for the rows of some blocks. numbers: of the blocks, ascending. partitions: those that have any."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers
+        self._names: list[str] = []
+        self._found: dict[str, list[_Hits]] = {}
+
+    @property
+    def partitions(self) -> list[str]:
+        """Names, in the order in which they were looked at."""
+        return list(self._found)
+
+    def look(self, partition: str, chunk: Chunk) -> None:
+        """Notes which rows of a chunk lie in these blocks."""
+        low, high = int(self.numbers[0]), int(self.numbers[-1])
+        for name, (column, slots) in chunk.field.items():
+            at = np.flatnonzero((column >= low) & (column <= high))
+            if not len(at):
+                continue
+            which = np.searchsorted(self.numbers, column[at])
+            hit = self.numbers[which] == column[at]
+            if not hit.any():
+                continue
+            if name not in self._names:
+                self._names.append(name)
+            at = at[hit]
+            hits = (which[hit], slots[at], chunk.index[at], self._names.index(name))
+            self._found.setdefault(partition, []).append(hits)
+
+    def of(self, partition: str) -> list[SparseBlock]:
+        """The blocks of a partition of which something lives, ascending."""
+        found = self._found[partition]
+        which, slots, rows = (np.concatenate([hits[k] for hits in found]) for k in (0, 1, 2))
+        fields = np.concatenate([np.full(len(hits[0]), hits[3]) for hits in found])
+        order = np.lexsort((slots, which))
+        which, slots, rows, fields = which[order], slots[order], rows[order], fields[order]
+        edges = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
+        out = []
+        for a, b in pairwise(edges):
+            first = np.ones(b - a, bool)
+            first[1:] = slots[a + 1 : b] != slots[a : b - 1]
+            names = [self._names[k] for k in sorted(set(fields[a:b].tolist()))]
+            number = int(self.numbers[which[a]])
+            out.append(SparseBlock(number, rows[a:b][first].astype("i8"), slots[a:b][first].astype("i4"), names))
+        return out
+
+
+def batches(nbytes: np.ndarray, most_bytes: int, most: int) -> Iterator[tuple[int, int]]:
+    """Runs of entries, each of so many bytes and entries at most, or of one entry."""
+    start, total = 0, 0.0
+    for at, size in enumerate(nbytes.tolist()):
+        if at > start and (total + size > most_bytes or at - start == most):
+            yield start, at
+            start, total = at, 0.0
+        total += size
+    if start < len(nbytes):
+        yield start, len(nbytes)
+
+
+def blocks_message(blocks: list[NewBlock]) -> Blocks:
+    """Blocks that no row needs yet, as a reply carries them."""
+
+    def column(values: list[int], kind: str) -> bytes:
+        return np.array(values, kind).tobytes()
+
+    count = list(range(len(blocks)))
+    return Blocks(
+        unit=column([block.unit for block in blocks], "<i4"),
+        offset=column([block.offset for block in blocks], "<i8"),
+        generation=column([block.generation for block in blocks], "<i8"),
+        nbytes=column([block.nbytes for block in blocks], "<i8"),
+        rows=column([block.rows for block in blocks], "<i4"),
+        schema=column(count, "<i4"),
+        dims=column(count, "<i4"),
+        schemas=[list(block.schema) for block in blocks],
+        dims_values=[block.dims for block in blocks],
+    )

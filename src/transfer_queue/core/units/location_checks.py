@@ -1,0 +1,190 @@
+"""Checks the locations that writers and storage units report.
+
+Each block must lie in an open extent of its writer, and must not overlap another block. This module only reads the
+state. Only the unit knows all its leases. The state knows the writer of an extent as soon as the extent has a block,
+and where blocks lie; the checks use this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.block_table import MOST_PLACES, places_of
+from transfer_queue.core.tables.extent_records import MOST_BYTES, MOST_EXTENTS
+from transfer_queue.core.tables.field_types import check_block
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.messages import Move, Moved, NewBlock, Place
+
+
+def check_places(state: State, writer: str, block: NewBlock) -> None:
+    """Raise an error if a block cannot lie where its writer reports it."""
+    places: list[Place | NewBlock] = [block]
+    if block.copies:
+        places += block.copies
+    if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
+        raise InvalidArgumentError(
+            f"a block must have at most {MOST_PLACES} places, each in another storage unit, got units "
+            f"{[place.unit for place in places]}"
+        )
+    for place in places:
+        if place.unit in state.lost_units:
+            raise UnitLostError(
+                f"storage unit {place.unit} was lost ({state.lost_units[place.unit]}) before the block that was "
+                f"written there was published; nothing was put, write it again"
+            )
+        if place.unit not in state.units:
+            raise InvalidArgumentError(f"there is no storage unit {place.unit}")
+        if place.session and place.session in state.fenced:
+            raise UnitLostError(
+                f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
+                f"connection between them ended; nothing was put, write it again"
+            )
+        _check_extent(state, writer, place, block.nbytes)
+
+
+def _check_extent(state: State, writer: str, place: Place | NewBlock, nbytes: int) -> None:
+    """Raise an error if a block cannot lie in this extent, or overlaps another block."""
+    blocks, unit, number = state.blocks, place.unit, place.extent
+    extent = blocks.extents.get((unit, number))
+    if (
+        extent is not None
+        and extent.top <= place.offset <= extent.limit - nbytes
+        and not extent.closed
+        and extent.writer == writer
+        and place.generation >= 0
+    ):
+        return  # the usual case: the block comes after all others in its extent
+    if extent is None:
+        _check_new_extent(state, place, nbytes)
+    elif extent.closed or extent.writer != writer:
+        raise ProtocolError(
+            f"extent {number} of unit {unit} is closed or belongs to another writer; nothing was put. A block must be "
+            f"in an open extent of its writer"
+        )
+    if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
+        raise ProtocolError(
+            f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
+            f"{place.generation}; nothing was put"
+        )
+    other = blocks.overlapped(unit, number, place.offset, nbytes, not state.units[unit].store)
+    if other is not None:
+        raise ProtocolError(
+            f"a block of {nbytes} bytes at byte {place.offset} of unit {unit}, in extent {number}, reaches beyond the "
+            f"end of the extent, or overlaps blocks of extent {other}; nothing was put"
+        )
+
+
+def _check_new_extent(state: State, place: Place | NewBlock, nbytes: int = 0) -> None:
+    """Raise an error if the unit cannot have leased this extent, in which a writer puts the first block."""
+    blocks, unit = state.blocks, state.units[place.unit]
+    if (place.unit, place.extent) in blocks.freed:
+        raise ProtocolError(f"extent {place.extent} of unit {place.unit} was freed; a block must be in a leased extent")
+    most = MOST_BYTES - blocks.leased
+    if unit.capacity and not unit.store:
+        most = min(most, unit.capacity)
+    if not (0 <= place.extent < MOST_EXTENTS and 0 <= place.length <= most and nbytes <= (place.length or most)):
+        raise ProtocolError(
+            f"extent {place.extent} of unit {place.unit} cannot be {place.length} bytes long; a block must be in an "
+            f"extent that its unit has leased to its writer"
+        )
+
+
+def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> list[r.AnyRecord]:
+    """Return the records that close these extents of the writer."""
+    for place in extents:
+        extent = state.blocks.extents.get(place)
+        if extent is not None and extent.writer != writer:
+            raise ProtocolError(
+                f"extent {place[1]} of unit {place[0]} belongs to another writer, so this client cannot close it"
+            )
+    there = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
+    for unit, number in there:
+        if unit not in state.units:
+            raise InvalidArgumentError(f"extent {number} cannot be closed: there is no storage unit {unit}")
+        check_extent_number(number)
+    new = [place for place in there if place not in state.blocks.freed]
+    return [r.ExtentsClosed(new)] if new else []
+
+
+def check_extent_number(number: int) -> None:
+    """Raises ProtocolError if this is not the number of an extent."""
+    if not 0 <= number < MOST_EXTENTS:
+        raise ProtocolError(f"the number of an extent must be from 0 to {MOST_EXTENTS - 1}, got {number}")
+
+
+def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | None = None) -> list[r.AnyRecord]:
+    """Return the records that close extents as their unit reports. lengths: their new lengths, if these are less."""
+    for number in numbers:
+        check_extent_number(number)
+    if min(lengths or [0]) < 0:
+        raise ProtocolError(f"an extent of unit {unit} cannot be {min(lengths or [0])} bytes long")
+    new = [at for at, number in enumerate(numbers) if (unit, number) not in state.blocks.freed]
+    places = [(unit, numbers[at]) for at in new]
+    return [r.ExtentsClosed(places, [] if lengths is None else [lengths[at] for at in new])] if new else []
+
+
+def check_moved(state: State, order: Move | None, reply: Moved) -> None:
+    """Raises ProtocolError if a unit cannot have carried out an order as it reports."""
+    assert order is not None
+    place = Place(reply.unit, reply.extent, 0, reply.generation, reply.length)
+    if (place.unit, place.extent) in state.blocks.extents:
+        raise ProtocolError(f"blocks were moved into extent {place.extent} of unit {place.unit}, which is in use")
+    _check_new_extent(state, place)
+    repacked = [repack.at for repack in order.repacks]
+    sizes = np.delete(np.frombuffer(order.blocks.nbytes, "<i8"), repacked)
+    offsets = np.frombuffer(reply.offsets, "<i8") if len(reply.offsets) == 8 * len(sizes) else None
+    if offsets is None or len(reply.repacked) != len(repacked):
+        raise ProtocolError(
+            f"move {reply.move} was of {len(sizes)} blocks and of rows of {len(repacked)} others, but the reply has "
+            f"{len(reply.offsets) // 8} and {len(reply.repacked)}"
+        )
+    starts, ends = [offsets[offsets >= 0]], [(offsets + sizes)[offsets >= 0]]
+    for repack, block in zip(order.repacks, reply.repacked, strict=True):
+        if block is not None:
+            _check_repacked(place, repack.fields, len(repack.slots) // 4, block)
+            starts.append(np.array([block.offset]))
+            ends.append(np.array([block.offset + block.nbytes]))
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    order_of = np.argsort(start)
+    start, end = start[order_of], end[order_of]
+    if not len(start):
+        return
+    low, top = int(start[0]), int(end.max())
+    apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MOST_BYTES
+    if not apart or state.blocks.overlapped(place.unit, place.extent, low, top - low) is not None:
+        raise ProtocolError(
+            f"moved blocks overlap each other or other blocks, between bytes {low} and {top} of unit {place.unit}"
+        )
+    if place.length and top - low > place.length:
+        raise ProtocolError(
+            f"extent {place.extent} of unit {place.unit} has {place.length} bytes, but {top - low} were moved there"
+        )
+
+
+def are_apart(state: State, made: list[NewBlock]) -> bool:
+    """Whether the blocks that units have made are still in extents that no other blocks use."""
+    table = state.blocks
+    return not any(
+        (place.unit, place.extent) in table.freed
+        or (place.unit, place.extent) in table.extents
+        or table.overlapped(place.unit, place.extent, place.offset, block.nbytes) is not None
+        for block in made
+        for place in places_of(block)
+    )
+
+
+def _check_repacked(place: Place, fields: list[str], rows: int, block: NewBlock) -> None:
+    """Raises ProtocolError where rows cannot be in a block of their own as a unit says."""
+    try:
+        check_block(block, rows)
+    except InvalidArgumentError as error:
+        raise ProtocolError(f"rows were moved into a block that there cannot be: {error}") from None
+    there = (block.unit, block.extent, block.generation, block.length) == (
+        place.unit, place.extent, place.generation, place.length,
+    )  # fmt: skip
+    if not there or block.copies or {spec.name for spec in block.schema} != set(fields):
+        raise ProtocolError(
+            f"rows were moved into a block outside extent {place.extent}, or with other fields than ordered"
+        )

@@ -1,0 +1,54 @@
+"""What a storage unit and the state say of each other when the unit registers: first, again, or in another's place.
+
+A unit is known by its arena's boot id. It tells which extents are leased there; the state knows which it needs, and
+which it has freed without the unit's word that it has done so. Reads the state, changes nothing, gives records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.records import LARGEST
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.messages import RegisterUnit, UnitInfo
+
+
+def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], int]:
+    """Records, and the number of the unit: the one that its arena has, or a new one."""
+    records: list[r.AnyRecord] = []
+    arena = request.boot_id, request.arena
+    number = next((known.unit for known in state.units.values() if (known.boot_id, known.arena) == arena), -1)
+    if number < 0:
+        number = 1 + max([*state.units, *state.lost_units], default=-1)
+        records += [r.UnitLost(known.unit, request.when) for known in _replaced(state, request)]
+    its = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity, request.store
+    records.append(r.UnitRegistered(number, request.address, request.arena, *its))
+    if request.extents is not None:
+        newer = LARGEST if request.next_extent is None else request.next_extent
+        records += _compared(state, number, indexes_in(request.extents), newer, request.when)
+    return records, number
+
+
+def _replaced(state: State, request: RegisterUnit) -> list[UnitInfo]:
+    """The units in whose place this one comes."""
+    return [unit for unit in state.units.values() if unit.name and unit.name == request.name]
+
+
+def _compared(state: State, number: int, leased: np.ndarray, newer: int, when: str) -> list[r.AnyRecord]:
+    """What is gone with extents that the state needs, and what the unit has freed without our knowing.
+
+    Of extents from `newer` on the unit has said nothing: they were leased since.
+    """
+    there = set(leased.tolist())
+    table = state.blocks
+    needed = [extent for (unit, extent), e in table.extents.items() if unit == number and e.blocks and extent < newer]
+    lost = sorted(extent for extent in needed if extent not in there)
+    freed = sorted(e for unit, e in table.freed if unit == number and e not in there and e < newer)
+    records: list[r.AnyRecord] = []
+    if lost:
+        records.append(r.ExtentsLost(number, np.array(lost, "i8").tobytes(), when))
+    if freed:
+        records.append(r.ExtentsFreed(number, np.array(freed, "i8").tobytes()))
+    return records

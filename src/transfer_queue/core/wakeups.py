@@ -1,0 +1,134 @@
+"""After an event: who waits and can be met now is met, until nothing more can be; then free extents are handed back.
+
+`retries.py` says who is worth another look; here they are looked at, one after the other or alike ones together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from transfer_queue.core.claims import claim_batching, claim_handler
+from transfer_queue.core.claims.wakeup_filter import Change, all_of, worth_a_try
+from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.events.effects import Effect, FreeExtents, Send
+from transfer_queue.core.puts.put_handlers import MUTATIONS, wanted
+from transfer_queue.core.queries import change_answers
+from transfer_queue.core.reports import deadlock_detector
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.wait_queues import Waiter, Waiting
+from transfer_queue.core.units import unit_drain
+from transfer_queue.errors import CapacityError, TransferQueueError
+from transfer_queue.messages import AnyReply, Claim, Envelope, Wanted, Watch
+
+if TYPE_CHECKING:
+    from transfer_queue.core.controller import Controller
+
+
+def settle(core: Controller) -> list[Effect]:
+    """Meets what can be met after a change, until nothing more can; then hands back free extents."""
+    effects: list[Effect] = []
+    while True:
+        while core.changed:
+            name, change = core.changed.popitem()
+            partition = core.state.partitions.get(name)
+            if core.state.waiting.by_waiter:
+                effects += _meet(core, name, partition, change)
+            elif partition is not None:
+                core.retain(partition)
+                partition.gained.clear()
+        effects += core.asks.next(core)
+        if not core.changed:
+            break
+    if core.state.blocks.untold:
+        for unit, extents in core.state.blocks.take_freed(core.unit_peers, core.checkpoints).items():
+            core.movers.freed[unit] = core.movers.freed.get(unit, 0) + 1
+            effects.append(FreeExtents(unit, extents))
+    if core.drains:
+        effects += unit_drain.drained(core)
+    if core.state.waiting.claims:  # else nothing can be in the way of anything
+        waits = (
+            core.works or core.asks or core.checkpoints.cuts or core.moves.active or core.clearing.jobs or core.making
+        )
+        if not waits and core.movers.deadlocked(core.state, core.connections):
+            effects += deadlock_detector.end(core)
+    return effects
+
+
+def retry(core: Controller, waiting: Waiting) -> list[Effect]:
+    """Looks again at one who waits, whatever for."""
+    if isinstance(waiting.request, Watch):
+        return _retry_watch(core, waiting)
+    if isinstance(waiting.request, Claim):
+        return claim_handler.retry(core, waiting)
+    return _retry_wanted(core, waiting) if isinstance(waiting.request, Wanted) else _retry_put(core, waiting)
+
+
+def _meet(core: Controller, name: str, partition: Partition | None, change: Change) -> Iterator[Effect]:
+    """Meets who waits for what has changed in a partition; None where it is no more."""
+    for waiter, reply in change_answers.told(core.state, name, core.peers):
+        yield _met(core, waiter, reply)
+    gained: set[str] = set()
+    if partition is not None:
+        core.retain(partition)
+        gained, partition.gained = partition.gained, set()
+        for waiting in list(core.state.waiting.work.get(name, {}).values()):
+            yield from _retry_wanted(core, waiting)
+    for task, queue in list(core.state.waiting.of_partition(name).items()):
+        first = next(iter(queue.claims.values()), None)
+        if partition is not None and first is not None and core.making.waits(core.samplers, partition, first.claim):
+            continue  # all of them are looked at once it is made
+        if partition is None or change.everything or task in change.tasks:
+            worth = all_of(core.samplers, partition, queue, core.peers)
+        else:
+            shares = change.shares.get(task, ())
+            consumed = task in change.consumed
+            grown = change.joined or task in gained
+            worth = worth_a_try(core.samplers, partition, task, queue, grown, shares, consumed, core.peers)
+        for some in worth:
+            yield from retry(core, some[0]) if len(some) == 1 else claim_batching.meet(core, some)
+    if change.everything or change.space:
+        for waiting in list(core.state.waiting.space.values()):
+            yield from retry(core, waiting)
+
+
+def _met(core: Controller, waiter: Waiter, reply: AnyReply) -> Send:
+    """Answers one who waits and has a connection."""
+    peer = core.peers[waiter]
+    core.unpark(waiter)
+    return Send(peer, waiter[1], reply)
+
+
+def _retry_watch(core: Controller, waiting: Waiting) -> list[Effect]:
+    """Looks again at one who came back after a replay."""
+    reply = change_answers.answer(core.state, waiting.watch)
+    if reply is None:
+        change_answers.looked(core.state, waiting.watch.partition)
+        return []
+    return [_met(core, waiting.waiter, reply)]
+
+
+def _retry_put(core: Controller, waiting: Waiting) -> list[Effect]:
+    waiter = waiting.waiter
+    peer = core.peers.get(waiter)
+    if peer is None:
+        return []
+    try:
+        check_epoch(core.state, waiting.request)
+        records, reply = MUTATIONS[type(waiting.request)](core, waiting.client, peer, waiting.request)
+    except CapacityError:
+        return []
+    except TransferQueueError as error:
+        return core.failed(waiting, error)
+    core.unpark(waiter)
+    return core.commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
+
+
+def _retry_wanted(core: Controller, waiting: Waiting) -> list[Effect]:
+    peer, request = core.peers.get(waiting.waiter), waiting.request
+    assert isinstance(request, Wanted)
+    if peer is None or not core.missing(request):
+        return []
+    core.unpark(waiting.waiter)
+    records, reply = wanted(core, waiting.client, peer, request)
+    return core.commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)

@@ -1,0 +1,183 @@
+"""Claims that are alike are met together, and get what they would get one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from harness import Harness
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.core.claims import claim_batching
+from transfer_queue.core.events.records import Answered, Dealt, Replied
+from transfer_queue.messages import Claim, Seal
+from transfer_queue.sampler import (
+    GRPOGroupNSampler,
+    PrioritySampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+)
+
+
+def kinds(h: Harness, kind: type) -> list[Any]:
+    """The records of this kind."""
+    return [record for record in h.records if isinstance(record, kind)]
+
+
+def test_all_ranks_that_wait_are_met_by_one_deal_in_their_order() -> None:
+    h = Harness(RankAwareSampler())
+    waits = {f"r{n}": h.claim(2, name=f"r{n}", wait=9.0, dp_rank=n, batch_index=0) for n in range(20)}
+    rows = h.put(40, tags=[{"n": n} for n in range(40)])
+    got = [h.got(sequence, name) for name, sequence in waits.items()]
+    assert got == [rows[at : at + 2] for at in range(0, 40, 2)]
+    reply = h.result(waits["r3"], "r3")
+    assert reply.tags == [{"n": 6}, {"n": 7}]
+    assert [len(deal.shares) for deal in kinds(h, Dealt)] == [20]
+    assert [len(answered.answers) for answered in kinds(h, Answered)] == [20]
+    assert h.dealt(2, name="late", dp_rank=7, batch_index=0) == rows[14:16]
+
+
+def test_who_came_first_is_met_first_whatever_it_asks_for() -> None:
+    h = Harness()
+    first = h.claim(2, name="a", wait=9.0)
+    other = h.claim(3, name="b", wait=9.0)
+    last = [h.claim(2, name=name, wait=9.0) for name in ("c", "d")]
+    rows = h.put(8)
+    assert h.got(first, "a") == rows[:2]
+    assert h.got(other, "b") == rows[2:5]
+    assert h.got(last[0], "c") == rows[5:7]
+    assert h.parked(last[1], "d")
+
+
+def test_a_lease_is_a_claim_of_its_own() -> None:
+    h = Harness()
+    waits = [h.claim(1, name=f"r{n}", wait=9.0, lease=9.0 if n == 2 else None) for n in range(5)]
+    rows = h.put(5)
+    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [[row] for row in rows]
+    assert h.state.partitions["p"].claimed == {"t": 1}
+
+
+def test_who_asks_for_the_same_batch_gets_the_same_rows() -> None:
+    h = Harness(RankAwareSampler())
+    ranks = [0, 1, 0, 2, 1]
+    waits = [h.claim(2, name=f"r{n}", wait=9.0, dp_rank=rank, batch_index=0) for n, rank in enumerate(ranks)]
+    rows = h.put(6)
+    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [
+        rows[2 * rank : 2 * rank + 2] for rank in ranks
+    ]
+
+
+def test_all_who_have_a_share_of_a_round_are_answered_with_it() -> None:
+    h = Harness(SeqlenBalancedSampler(dp_size=8))
+    waits = [h.claim(2, name=f"r{n}", wait=9.0, dp_rank=n, batch_index=0) for n in range(8)]
+    rows = h.put(19, tags=[{"total_lengths": n} for n in range(19)])
+    got = [h.got(sequence, f"r{n}") or [] for n, sequence in enumerate(waits)]
+    assert sorted(row for each in got for row in each) == rows[:16]
+    assert [len(answered.answers) for answered in kinds(h, Answered)] == [7], "all but the one who began the deal"
+
+
+def test_they_hold_what_they_were_given_until_they_come_back() -> None:
+    h = Harness()
+    h.create(free_when=["t"])
+    waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(3)]
+    rows = h.put(6)
+    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[at : at + 2] for at in (0, 2, 4)]
+    assert h.result(waits[0], "r0").held
+    h.dealt(2, name="r1")
+    assert h.state.partitions["p"].rows.count == 4
+
+
+def test_groups_are_given_whole_and_a_warning_comes_once() -> None:
+    h = Harness(GRPOGroupNSampler(2))
+    waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(3)]
+    h.put(1, None, tags=[{}], name="v")
+    assert not kinds(h, Dealt)
+    rows = [0, *h.put(5)]
+    h.put(1, rows=[0], name="v")
+    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[at : at + 2] for at in (2, 4, 0)]
+
+
+def test_the_answers_are_kept_for_who_asks_again() -> None:
+    h = Harness()
+    waits = [h.claim(1, name=f"r{n}", wait=9.0) for n in range(3)]
+    h.put(3)
+    assert "r1" not in {replied.client for replied in kinds(h, Replied)}
+    before = h.reply(waits[1], "r1")
+    assert before is not None
+    h.connect("r1")
+    assert h.claim(1, name="r1") == waits[1] + 1
+    again = h.send(Claim("p", "t", ["x"], 1), "r1", sequence=waits[1])
+    assert h.reply(again, "r1") == before
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Nobody is met together with another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claim_batching, "run", lambda partition, sampler, queued, at, have, connected: [queued[at][1]])
+        patch.setattr(
+            claim_batching, "shares", lambda partition, samplers, waits, connected: ([waiting] for waiting in waits)
+        )
+        yield
+
+
+SAMPLERS = [
+    SequentialSampler, RankAwareSampler, lambda: RankAwareSampler(dp_size=3), lambda: GRPOGroupNSampler(2),
+    lambda: SeqlenBalancedSampler(2, dp_size=3), lambda: PrioritySampler(inner=RankAwareSampler()),
+]  # fmt: skip
+CLAIM = st.tuples(
+    st.integers(0, 4), st.sampled_from([2, 2, 4]), st.sampled_from([("x",), ("x",), ("x", "y")]), st.integers(0, 1),
+    st.sampled_from([None, None, None, 5.0]), st.booleans(),
+)  # fmt: skip
+PLAIN = (0, 2, ("x",), 0, None, False)
+PUT = st.tuples(st.integers(1, 12), st.booleans())
+STEPS = st.lists(st.one_of(st.lists(CLAIM, min_size=1, max_size=6), PUT, st.just("seal")), max_size=8)
+
+
+def played(make: Any, free: bool, steps: list[Any]) -> tuple[dict[Any, Any], Any]:
+    """All replies, and who is left waiting."""
+    h = Harness(make())
+    h.create(free_when=["t"] if free else [])
+    number = 0
+    for step in steps:
+        if step == "seal":
+            h.ask(Seal("p"))
+        elif isinstance(step, tuple):
+            count, both = step
+            fields = ("x", "y") if both else ("x",)
+            h.send(h.publish(count, fields, tags=[{"priority": n, "total_lengths": n} for n in range(count)]))
+        else:
+            for rank, count, wanted, batch, lease, task in step:
+                number += 1
+                h.claim(
+                    count, "t" if task else "s", wanted, name=f"r{number}", wait=99.0, lease=lease, dp_rank=rank,
+                    batch_index=batch,
+                )  # fmt: skip
+    return h.replies, sorted(h.state.waiting.by_waiter)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(SAMPLERS), st.booleans(), STEPS)
+@example(SequentialSampler, False, [[PLAIN] * 4, (4, False), [PLAIN], "seal"])  # ends after other numbers of changes
+def test_together_they_get_what_they_would_get_one_by_one(make: Any, free: bool, steps: list[Any]) -> None:
+    at_once = played(make, free, steps)
+    with one_by_one():
+        alone = played(make, free, steps)
+    assert at_once == alone
+
+
+def test_they_are_told_where_their_values_lie_unless_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_batching, "PLACED", 3)
+    h = Harness()
+    for count, told in ((3, True), (4, False)):
+        request = Claim("p", "t", ["x"], 2, wait=9.0, places=True)
+        waits = [h.send(request, f"r{n}") for n in range(count)]
+        h.put(2 * count)
+        for n, sequence in enumerate(waits):
+            places = h.result(sequence, f"r{n}").places
+            assert (places is not None and places.count == 2) == told
+            assert h.state.clients[f"r{n}"].replies[sequence].places is None, "they may have moved by then"

@@ -1,0 +1,121 @@
+"""Long clears are done in steps; others are served in between, and the request is answered once, at the end."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Harness, column
+
+from transfer_queue.core.puts import incremental_clear
+from transfer_queue.errors import InvalidArgumentError, StaleMetadataError
+from transfer_queue.messages import ClearKeys, ClearPartition, ClearRows, Done
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incremental_clear, "STEP", 4)
+
+
+def left(h: Harness) -> int:
+    """Rows of the partition that live."""
+    return h.state.partitions["p"].rows.count
+
+
+def finish(h: Harness) -> int:
+    """Until nothing is under way; how many steps that took."""
+    steps = 0
+    while h.controller.clearing.jobs:
+        assert h.controller.next_deadline() == h.now, "there is always something to do"
+        h.tick(h.now)
+        steps += 1
+    return steps
+
+
+def test_rows_are_cleared_step_by_step_and_others_are_served_between(h: Harness) -> None:
+    rows = h.put(12)
+    cleared = h.send(ClearRows("p", column(reversed(rows[:10]))))
+    assert h.reply(cleared) is None
+    h.tick(0.0)
+    assert left(h) == 8
+    assert h.dealt(2, name="r") == rows[:2], "what is not cleared yet is there"
+    h.put(1, name="v")
+    assert finish(h) == 2
+    assert h.reply(cleared) == Done()
+    assert left(h) == 3
+
+
+def test_keys_are_cleared_step_by_step(h: Harness) -> None:
+    keys = [f"k{n}" for n in range(9)]
+    h.put(9, keys=keys)
+    cleared = h.send(ClearKeys("p", [*keys, "unknown"]))
+    assert finish(h) == 3
+    assert h.reply(cleared) == Done()
+    assert not h.state.partitions["p"].keys
+
+
+def test_a_partition_is_there_until_the_last_step(h: Harness) -> None:
+    h.put(5)
+    dropped = h.send(ClearPartition("p"))
+    h.tick(0.0)
+    assert left(h) == 1
+    h.put(1, name="v")
+    finish(h)
+    assert h.reply(dropped) == Done()
+    assert "p" not in h.state.partitions
+
+
+def test_one_that_others_dropped_and_made_anew_is_another(h: Harness) -> None:
+    h.put(5)
+    dropped = h.send(ClearPartition("p"))
+    while "p" in h.state.partitions:
+        before = h.controller.clearing.jobs.popleft()
+        h.ask(ClearRows("p", column(range(4))), "v")
+        h.ask(ClearPartition("p"), "v")
+        h.controller.clearing.jobs.append(before)
+    h.put(6, name="v")
+    assert finish(h) == 1
+    assert h.reply(dropped) == Done()
+    assert left(h) == 6
+
+
+def test_the_same_request_again_is_answered_once_on_its_new_connection(h: Harness) -> None:
+    rows = h.put(9)
+    request = ClearRows("p", column(rows))
+    cleared = h.send(request)
+    h.tick(0.0)
+    old = h.clients["w"].peer
+    h.connect("w")
+    h.disconnect("w", old)
+    assert h.send(request, sequence=cleared) == cleared
+    finish(h)
+    assert h.reply(cleared) == Done()
+    h.connect("w")
+    h.send(request, sequence=cleared)
+    assert h.reply(cleared) == Done(), "it is kept"
+
+
+def test_it_is_carried_out_though_nobody_is_left_to_hear_of_it(h: Harness) -> None:
+    rows = h.put(9)
+    h.send(ClearRows("p", column(rows)), "gone")
+    h.disconnect("gone")
+    finish(h)
+    assert not left(h)
+    assert "gone" not in h.state.clients
+
+
+def test_what_is_no_column_is_refused_before_any_row_is_cleared(h: Harness) -> None:
+    rows = h.put(9)
+    with pytest.raises(InvalidArgumentError, match="holds no global indexes"):
+        h.ask(ClearRows("p", column(rows) + b"x"))
+    assert left(h) == 9
+
+
+def test_after_a_checkpoint_was_loaded_the_rows_are_others(h: Harness) -> None:
+    rows = h.put(9)
+    cleared = h.send(ClearRows("p", column(rows), epoch=0))
+    h.tick(0.0)
+    h.state.epoch += 1
+    finish(h)
+    h.state.epoch -= 1
+    with pytest.raises(StaleMetadataError):
+        h.result(cleared)
+    assert left(h) == 5

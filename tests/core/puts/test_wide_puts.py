@@ -1,0 +1,370 @@
+"""A put of very many fields is prepared in steps, with other requests in between, and is applied all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from harness import OBJECT, Harness, column, encode, rows_of, tensor
+
+from transfer_queue.core.puts import wide_puts
+from transfer_queue.core.tables import prepared_puts, wide_columns
+from transfer_queue.core.tables.field_types import Field
+from transfer_queue.core.tables.row_table import Chunk
+from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError
+from transfer_queue.messages import ClearPartition, FieldSpec, ListPartitions, Lookup, Publish, PublishReply, Show
+
+COUNT = 80  # the columns of this many fields are also made together
+NAMES = [f"f{number}" for number in range(COUNT)]
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_puts, "WIDE", COUNT)
+    monkeypatch.setattr(wide_puts, "STEP", 20)
+
+
+@pytest.fixture
+def h() -> Harness:
+    return Harness()
+
+
+def in_parts(request: Publish, size: int = 30) -> Publish:
+    """Return the same put in the form in which a client sends it if it has very many fields."""
+    assert request.block is not None
+    schema = request.block.schema
+    parts = [encode(schema[start : start + size]) for start in range(0, len(schema), size)]
+    return msgspec.structs.replace(request, block=msgspec.structs.replace(request.block, schema=[], parts=parts))
+
+
+def ended(h: Harness, sequence: int) -> PublishReply:
+    """Do all steps; return the answer."""
+    for _ in range(COUNT):
+        if not h.controller.wide_puts.jobs:
+            break
+        assert h.controller.next_deadline() is not None
+        h.tick(h.now)
+    reply = h.result(sequence)
+    assert isinstance(reply, PublishReply)
+    return reply
+
+
+def test_others_are_served_between_the_steps(h: Harness) -> None:
+    sequence = h.send(h.publish(3, NAMES))
+    for _ in range(3):
+        h.tick(h.now)
+        assert h.reply(sequence) is None
+        h.put(1, partition="other", name="other")
+        assert h.ask(ListPartitions()).value == ["other"]
+    assert len(rows_of(ended(h, sequence))) == 3
+    assert h.ask(Show("p", NAMES)).produced == b"\1\1\1"
+    assert h.dealt(3, fields=[NAMES[0], NAMES[-1]]) is not None
+
+
+@pytest.mark.parametrize("there", [["f3"], ["f3", "other"], NAMES, NAMES[::2]])
+def test_it_is_the_same_put_whatever_the_partition_had(h: Harness, there: list[str]) -> None:
+    first = h.put(2, there) if len(there) < COUNT else rows_of(ended(h, h.send(h.publish(2, there))))
+    kinds = {name: tensor(shape=[(1,), (number % 3,)]) for number, name in enumerate(NAMES)}
+    second = rows_of(ended(h, h.send(h.publish(2, kinds))))
+    third = ended(h, h.send(h.publish(2, NAMES, rows=first)))
+    assert rows_of(third) == first
+    assert h.ask(Show("p", NAMES)).produced == b"\1\1\1\1"
+    assert h.dealt(4, fields=NAMES) == first + second
+    h.clear(first)
+    h.ask(ClearPartition("p"))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_puts_of_others_between_the_steps_are_taken_into_account(h: Harness, steps: int) -> None:
+    sequence = h.send(h.publish(2, NAMES, pre_allocate=0))
+    for _ in range(steps):
+        h.tick(h.now)
+    h.put(1, {"f0": tensor(), "f25": tensor()})
+    ended(h, sequence)
+    assert h.dealt(3, fields=["f0", "f25"]) is not None
+
+
+def test_a_type_that_does_not_fit_at_the_end_leaves_nothing(h: Harness) -> None:
+    sequence = h.send(h.publish(2, NAMES, pre_allocate=0))
+    h.tick(h.now)
+    before = h.put(1, {"f0": OBJECT})
+    with pytest.raises(FieldTypeError):
+        ended(h, sequence)
+    assert rows_of(h.ask(Show("p", ["f0"]))) == before
+
+
+@pytest.mark.parametrize("at", [3, COUNT - 1])
+@pytest.mark.parametrize("wrong", ["kind", "twice", "ndim"])
+def test_a_block_with_a_wrong_description_is_refused(h: Harness, at: int, wrong: str) -> None:
+    good = h.publish(2, NAMES)
+    assert good.block is not None
+    schema = list(good.block.schema)
+    changes = {"kind": {"kind": "nothing"}, "twice": {"name": "f0"}, "ndim": {"ndim": 3}}
+    schema[at] = msgspec.structs.replace(schema[at], **changes[wrong])
+    sequence = h.send(msgspec.structs.replace(good, block=msgspec.structs.replace(good.block, schema=schema)))
+    with pytest.raises(InvalidArgumentError):
+        ended(h, sequence)
+    assert h.ask(ListPartitions()).value == []
+
+
+def test_the_same_put_again_is_answered_once_on_the_newest_connection(h: Harness) -> None:
+    request = h.publish(2, NAMES)
+    sequence = h.send(request)
+    h.tick(h.now)
+    h.send(request, sequence=sequence)
+    assert len(rows_of(ended(h, sequence))) == 2
+    assert len(rows_of(h.ask(Show("p", ["f0"])))) == 2
+
+
+def test_a_put_whose_connection_ends_leaves_nothing(h: Harness) -> None:
+    h.send(h.publish(2, NAMES))
+    h.tick(h.now)
+    h.disconnect("w")
+    assert not h.controller.wide_puts.jobs
+    assert h.ask(ListPartitions(), "other").value == []
+
+
+def test_columns_are_made_in_the_steps_and_nothing_of_the_state_changes(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    class Columns(wide_columns.WideColumns):
+        def columns(self, start: int = 0, stop: int | None = None) -> Iterable[tuple[str, wide_columns.Columns]]:
+            found = list(super().columns(start, stop))
+            made.append(len(found))
+            return found
+
+    monkeypatch.setattr(prepared_puts, "WideColumns", Columns)
+    h.put(3, ["other"])
+    h.controller.take_records()
+    sequence = h.send(h.publish(2, NAMES))
+    before = h.state.snapshot()
+    while h.reply(sequence) is None:
+        assert h.state.snapshot() == before
+        assert not h.controller.take_records()
+        h.tick(h.now)
+    assert made == [wide_puts.STEP] * (COUNT // wide_puts.STEP)
+
+
+@pytest.mark.parametrize("others", [0, 1, 20])
+def test_others_may_fill_the_chunk_between_the_steps(h: Harness, others: int) -> None:
+    h.put(3, ["other"])
+    sequence = h.send(h.publish(2, NAMES))
+    for _ in range(5):
+        h.tick(h.now)
+    if others:
+        h.put(others, ["other"], name="other")
+    rows = rows_of(ended(h, sequence))
+    assert [set(row) for row in h.lookup(rows, NAMES)] == [set(NAMES)] * 2
+    assert [slot for _, slot in (row["f7"] for row in h.lookup(rows, ["f7"]))] == [0, 1]
+
+
+def test_puts_of_the_same_fields_again_and_again_lie_where_the_last_one_was_put(h: Harness) -> None:
+    last: dict[int, object] = {}
+    rows: list[int] = []
+
+    def put(count: int, fields: list[str], onto: list[int] | None = None) -> None:
+        reply = h.send(h.publish(count, fields, rows=onto))
+        found = rows_of(ended(h, reply))
+        places = h.lookup(found, fields)
+        assert len({place for row in places for place, _ in row.values()}) == 1
+        for slot, (row, place) in enumerate(zip(found, places)):
+            assert {at for _, at in place.values()} == {slot}
+            last[row] = place["f3"]
+        rows.extend(set(found) - set(rows))
+        assert [row["f3"] for row in h.lookup(rows, ["f3"])] == [last[row] for row in rows]
+
+    put(5, NAMES)
+    put(5, NAMES)
+    put(20, NAMES)  # the chunk grows
+    put(3, NAMES, onto=[rows[7], rows[2], rows[29]])
+    put(2, ["f3", "f5"], onto=rows[1:3])
+    put(4, NAMES, onto=rows[:4])
+    h.clear(rows[2:6])
+    del rows[2:6]
+    put(3, NAMES)
+    put(1, [*NAMES, "more"])
+    put(2, NAMES)
+    assert h.ask(Show("p", NAMES)).produced == b"\1" * len(rows)
+
+
+@pytest.mark.parametrize("there", [[], ["f3"], ["f3", "other"], NAMES])
+def test_a_schema_in_parts_is_the_same_schema(h: Harness, there: list[str]) -> None:
+    if there:
+        ended(h, h.send(h.publish(2, there)))
+    kinds = {name: tensor(shape=[(1,), (number % 3,)]) for number, name in enumerate(NAMES)}
+    rows = []
+    for _ in range(3):
+        rows += rows_of(ended(h, h.send(in_parts(h.publish(2, kinds)))))
+    ended(h, h.send(in_parts(h.publish(2, NAMES[::-1], rows=rows[:2]))))
+    ended(h, h.send(h.publish(2, NAMES)))
+    assert [set(row) for row in h.lookup(rows, NAMES)] == [set(NAMES)] * 6
+    block = h.publish(2, kinds).block
+    assert block is not None
+    assert h.look(Lookup("p", column(rows[2:4]))).blocks.schemas == [block.schema]
+
+
+@pytest.mark.parametrize("wrong", ["both", "no part", "cut", "other", "empty", "number"])
+def test_invalid_parts_of_a_schema_are_refused(h: Harness, wrong: str) -> None:
+    good = in_parts(h.publish(2, NAMES))
+    assert good.block is not None
+    parts: list[bytes] = [*good.block.parts]
+    schema: list[FieldSpec] = []
+    if wrong == "both":
+        schema = [FieldSpec("x", "tensor", "float32", 1, False)]
+    elif wrong == "no part":
+        parts[1] = b""
+    elif wrong == "cut":
+        parts[-1] = parts[-1][:-3]
+    elif wrong == "other":
+        parts[0] = encode({"a": 1})
+    elif wrong == "empty":
+        parts = [encode([])] * 3
+    else:
+        parts[-1] = encode([("f79", "tensor", "float32", 1 << 40, False)])
+    block = msgspec.structs.replace(good.block, schema=schema, parts=parts)
+    with pytest.raises(InvalidArgumentError):
+        ended(h, h.send(msgspec.structs.replace(good, block=block)))
+    assert h.ask(ListPartitions()).value == []
+    assert len(rows_of(ended(h, h.send(good)))) == 2
+
+
+def test_a_put_in_parts_may_wait_for_capacity() -> None:
+    h = Harness(capacity=2)
+    before = h.put(2)
+    with pytest.raises(CapacityError):
+        ended(h, h.send(in_parts(h.publish(2, NAMES))))
+    sequence = h.send(in_parts(h.publish(2, NAMES, wait=10.0)))
+    for _ in range(COUNT):
+        h.tick(h.now)
+    assert h.reply(sequence) is None
+    h.clear(before)
+    assert len(rows_of(h.reply(sequence))) == 2
+
+
+SHAPES: dict[str, Any] = {
+    "the same": NAMES,
+    "another shape": {name: tensor(shape=(5,)) for name in NAMES},
+    "another dtype": {name: tensor("float64") for name in NAMES},
+    "in another order": NAMES[::-1],
+    "some of them": NAMES[::-1][10:],
+    "as many others": [f"g{number}" for number in range(COUNT)],
+    "these and others": [f"g{number}" for number in range(40)] + NAMES[40:],
+}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("again", SHAPES)
+def test_the_event_of_the_put_examines_no_single_field(
+    h: Harness, monkeypatch: pytest.MonkeyPatch, again: str, restarted: bool
+) -> None:
+    looked: list[str] = []
+
+    def counted(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def method(*arguments: Any) -> Any:
+            looked.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, method)
+
+    first = rows_of(ended(h, h.send(h.publish(3, NAMES))))
+    h.put(1, ["f3", "f5"], rows=first[:1])
+    if restarted:
+        h.restart()
+    for owner, name in ((Field, "add"), (Field, "check"), (Chunk, "field_columns")):
+        counted(owner, name)
+    for rows in (None, first[1:], None):  # the last makes the chunk grow
+        count = 2 if rows else 7
+        sequence = h.send(in_parts(h.publish(count, SHAPES[again], rows=rows)))
+        while h.reply(sequence) is None:
+            looked.clear()
+            h.tick(h.now)
+            assert len(looked) <= 3 * wide_puts.STEP
+        assert not looked
+        assert len(rows_of(ended(h, sequence))) == count
+        h.put(1, ["f3"])
+        h.put(2, ["f4", "g1"], rows=first[:2])
+    assert h.lookup(first, ["f3"]) != h.lookup(first, ["f4"])
+
+
+@pytest.mark.parametrize("steps", range(0, 11, 2))
+@pytest.mark.parametrize("change", ["field", "dtype", "shape", "grow", "dropped", "gone", "wide"])
+def test_a_put_is_prepared_again_if_others_change_its_partition(h: Harness, steps: int, change: str) -> None:
+    first = rows_of(ended(h, h.send(h.publish(2, NAMES))))
+    sequence = h.send(in_parts(h.publish(2, {name: tensor(shape=(6,)) for name in NAMES[::-1]})))
+    for _ in range(steps):
+        h.tick(h.now)
+    if change == "dropped":
+        h.ask(ClearPartition("p"), "other")
+        h.put(2, NAMES[:7], name="other")
+    elif change == "gone":
+        h.clear(first)
+    elif change == "wide":
+        h.send(in_parts(h.publish(3, NAMES, name="other")), "other")
+    else:
+        kinds = {"field": {"g": tensor()}, "dtype": {"f7": tensor("float64")}, "shape": {"f7": tensor(shape=(9,))}}
+        h.put(30 if change == "grow" else 1, kinds.get(change, ["f7"]), name="other")
+    rows = rows_of(ended(h, sequence))
+    places = h.lookup(rows, NAMES)
+    assert [set(row) for row in places] == [set(NAMES)] * 2
+    assert [{slot for _, slot in row.values()} for row in places] == [{0}, {1}]
+    assert len({place for row in places for place, _ in row.values()}) == 1
+    if change == "shape":
+        assert {field.name: field.differs for field in h.state.partitions["p"].fields.values()}["f7"] == 1
+
+
+def test_columns_made_together_are_those_of_their_fields(h: Harness) -> None:
+    for names in (NAMES, NAMES[::2], [*NAMES[:50], "x"], NAMES[::-1]):
+        ended(h, h.send(h.publish(2, names)))
+        for chunk in h.state.partitions["p"].rows.chunks.values():
+            for wide in chunk.wide:
+                for name, (blocks, slots) in wide.columns():
+                    held = chunk.field[name]
+                    assert np.shares_memory(held[0], blocks), name
+                    assert np.shares_memory(held[1], slots), name
+
+
+def test_a_step_decodes_no_more_than_some_parts(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    real = wide_puts.fields_of
+
+    def fields_of(part: bytes) -> list[FieldSpec]:
+        decoded.append(part)
+        return real(part)
+
+    monkeypatch.setattr(wide_puts, "fields_of", fields_of)
+    put = in_parts(h.publish(2, NAMES))
+    assert put.block is not None
+    parts = [encode([])] * 1000 + put.block.parts
+    sequence = h.send(msgspec.structs.replace(put, block=msgspec.structs.replace(put.block, parts=parts)))
+    while h.reply(sequence) is None:
+        decoded.clear()
+        h.tick(h.now)
+        assert len(decoded) <= wide_puts.STEP
+    assert len(rows_of(h.reply(sequence))) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_known_put_is_prepared_again_if_another_put_comes_before_it(
+    h: Harness, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    ended(h, h.send(in_parts(h.publish(2, NAMES))))
+    sequence = h.send(in_parts(h.publish(2, NAMES)))
+    for _ in range(steps):
+        h.tick(h.now)
+    assert h.reply(sequence) is None
+    h.put(1, {"f7": tensor(shape=(9,))}, name="other")
+    looked: list[str] = []
+    real = Field.add
+    monkeypatch.setattr(Field, "add", lambda self, *rest: looked.append(self.name) or real(self, *rest))
+    while h.reply(sequence) is None:
+        looked.clear()
+        h.tick(h.now)
+    assert not looked
+    assert len(rows_of(h.reply(sequence))) == 2

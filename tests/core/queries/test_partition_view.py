@@ -1,0 +1,87 @@
+"""Lists of keys come in pages: whole ones, in order, whatever happens between two of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Harness, tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transfer_queue.core.queries import partition_view
+from transfer_queue.messages import ClearKeys, ClearPartition, ListKeys
+
+Listed = dict[str, dict[str, dict[str, Any]]]
+
+
+def pages(h: Harness, request: ListKeys, between: Any = lambda: None) -> tuple[Listed, int]:
+    """Everything that is listed, and in how many pages."""
+    listed: Listed = {}
+    count = 0
+    while True:
+        page = h.look(request)
+        count += 1
+        for name, keys in page.value.items():
+            assert not listed.get(name, {}).keys() & keys.keys()
+            listed.setdefault(name, {}).update(keys)
+        if not page.left:
+            return listed, count
+        between()
+        request = ListKeys(page.left, request.where, page.made, page.start)
+
+
+def put(h: Harness, partition: str, keys: list[str]) -> None:
+    """One row for each, tagged with its own key."""
+    h.ask(h.publish(len(keys), {"x": tensor()}, partition=partition, keys=keys, tags=[{"k": key} for key in keys]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    page_keys=st.integers(1, 5),
+    page_rows=st.integers(1, 7),
+    cleared=st.sets(st.integers(0, 30)),
+)
+def test_pages_together_are_the_list(sizes: list[int], page_keys: int, page_rows: int, cleared: set[int]) -> None:
+    h = Harness()
+    want: Listed = {}
+    for number, size in enumerate(sizes):
+        keys = [f"{number}.{i}" for i in range(size)]
+        put(h, f"p{number}", keys)
+        gone = [key for i, key in enumerate(keys) if i in cleared]
+        if gone:
+            h.ask(ClearKeys(f"p{number}", gone))
+        want[f"p{number}"] = {key: {"k": key} for key in keys if key not in gone}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition_view, "PAGE_KEYS", page_keys)
+        patch.setattr(partition_view, "SCANNED_ROWS", page_rows)
+        listed, count = pages(h, ListKeys())
+        assert listed == want
+        assert [list(keys) for keys in listed.values()] == [list(keys) for keys in want.values()]
+        assert count >= sum(map(len, want.values())) // page_keys
+        key = "0.0"
+        some, _ = pages(h, ListKeys(["p0", "nobody"], {"k": key}))
+        assert some == {"p0": {key: {"k": key}} if key in want["p0"] else {}}
+
+
+def test_what_happens_between_two_pages(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that were there all the time are listed once; a partition made anew is not taken for the one before."""
+    monkeypatch.setattr(partition_view, "PAGE_KEYS", 2)
+    put(h, "p", ["a", "b", "c", "d", "e"])
+
+    def change() -> None:
+        h.ask(ClearKeys("p", ["a", "d"]))
+        if "f" not in h.state.partitions["p"].keys:
+            put(h, "p", ["f"])
+
+    listed, _ = pages(h, ListKeys(["p"]), change)
+    assert list(listed["p"]) == ["a", "b", "c", "e", "f"]
+
+    def anew() -> None:
+        h.ask(ClearPartition("p"))
+        put(h, "p", ["new", "newer", "newest"])
+
+    put(h, "q", ["z"])
+    listed, _ = pages(h, ListKeys(["p", "q"]), anew)
+    assert listed == {"p": {"b": {"k": "b"}, "c": {"k": "c"}}, "q": {"z": {"k": "z"}}}

@@ -1,0 +1,43 @@
+"""Whole groups by order of reservation, against a count of their rows one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.core.ready.complete_groups import WholeRuns
+from transfer_queue.core.tables.group_table import Groups
+from transfer_queue.core.tables.row_table import CHUNK, Rows
+
+NONE = np.zeros(0, "i8")
+FAR = 1 << 40  # a position of a partition that has run for long
+
+PLACES = st.integers(0, 40) | st.integers(0, 40).map(lambda at: at + 3 * CHUNK - 20) | st.integers(FAR, FAR + 9)
+TURNS = st.lists(st.lists(PLACES, min_size=1, max_size=30, unique=True), max_size=8)
+
+
+@given(st.integers(1, 5), TURNS, st.booleans())
+def test_they_are_those_all_of_whose_rows_are_ready(size: int, turns: list[list[int]], asked: bool) -> None:
+    groups, whole, ready = Groups(Rows(), None), WholeRuns(size), set[int]()
+    if asked:
+        assert whole.grown_groups() == set()
+    for turn in turns:
+        off = [place for place in turn if place in ready]
+        on = [place for place in turn if place not in ready]
+        whole.change(np.array(on, "i8"), np.array(off, "i8"), groups)
+        ready ^= set(turn)
+        counts = Counter(place // size for place in ready)
+        full = sorted(group for group, count in counts.items() if count == size)
+        assert whole.counted() == counts
+        assert len(whole) == len(full)
+        assert whole.first(len(full) + 1) == full
+        assert whole.first(2) == full[:2]
+        assert all(whole.partial(group) == (count < size) for group, count in counts.items())
+        if asked:
+            assert {place // size for place in on} <= whole.grown_groups()
+    assert not whole.partial(7 * CHUNK)
+    whole.change(NONE, np.array(sorted(ready), "i8"), groups)
+    assert not whole.counts, "nothing is kept of groups without ready rows"

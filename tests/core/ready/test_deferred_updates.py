@@ -1,0 +1,98 @@
+"""Ready sets look at what was published when somebody asks for them, and are then as if they had at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Harness
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.core.ready import deferred_updates
+from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.tables.row_table import CHUNK
+
+SETS = [("t", ("x",)), ("u", ("x", "y")), ("v", ("y",)), ("w", ("z",))]
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("new"), st.integers(1, 4), st.sampled_from([("x",), ("x", "y"), ("z",)])),
+        st.tuples(st.just("more"), st.integers(1, 6), st.sampled_from([("x",), ("y", "z")])),
+        st.tuples(st.just("ask"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("claim"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("wait"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("clear"), st.integers(1, 3), st.none()),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=steps, grouped=st.booleans())
+def test_sets_that_were_left_behind_are_as_if_they_had_looked_at_once(
+    steps: list[tuple[str, int, Any]], grouped: bool
+) -> None:
+    """What each event leaves is checked by `invariants`, on copies of the sets that have looked."""
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(deferred_updates, "MOST_ENTRIES", 4)
+        limits.setattr(deferred_updates, "MOST_ROWS", 12)
+        h = Harness()
+        h.put(2)
+        partition, rows = h.state.partitions["p"], [0, 1]
+        for what, number, fields in steps:
+            if what == "new":
+                groups = {"groups": [f"g{len(rows) // 2}"] * number} if grouped else {}
+                rows += h.put(number, fields, **groups)
+            elif what == "more" and rows:
+                h.put(len(rows[::number]), fields, rows=rows[::number])
+            elif what == "clear":
+                h.clear(rows[::-number][:2])
+                rows = [row for row in rows if row not in rows[::-number][:2]]
+            elif what == "ask":
+                partition.ready_set(*SETS[number]).whole_groups(2, partition.groups)
+            elif what in ("claim", "wait"):
+                task, names = SETS[number]
+                h.claim(2 if what == "claim" else 9, task, names, wait=100 if what == "wait" else None)
+            assert len(partition.unseen._entries) <= 4
+        for task, names in SETS:
+            found, fresh = partition.ready_set(task, names), ReadySet(task, names)
+            fresh.unbuilt = list(partition.rows.chunks)
+            fresh.build(partition.rows)
+            assert found.positions().tolist() == fresh.positions().tolist()
+
+
+def test_a_put_touches_no_set_that_nobody_waits_for(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    h.put(4)
+    for number in range(20):
+        h.claim(1, f"task-{number}")
+    waiting = h.claim(2, "late", wait=100)
+    assert h.got(waiting) == [0, 1]
+    waiting = h.claim(20, "late", wait=100)
+    touched: list[tuple[str, list[int]]] = []
+    update = ReadySet.update
+
+    def noted(self: ReadySet, key: int, chunk: Any, at: np.ndarray, groups: Any) -> bool:
+        touched.append((self.task, at.tolist()))
+        return update(self, key, chunk, at, groups)
+
+    monkeypatch.setattr("transfer_queue.core.state.invariants._ready", lambda *_: None)  # which looks at all sets
+    monkeypatch.setattr(ReadySet, "update", noted)
+    for _ in range(6):
+        h.put(1)
+    assert touched == [("late", [row]) for row in range(4, 10)]
+    touched.clear()
+    h.put(1, rows=[3])
+    h.put(2)
+    h.claim(1, "task-7")
+    assert touched[:2] == [("late", [3]), ("late", [10, 11])]
+    assert touched[2] == ("task-7", [3, 4, 5, 6, 7, 8, 9, 10, 11])
+
+
+def test_rows_that_nobody_has_looked_at_are_one_run(h: Harness) -> None:
+    h.put(CHUNK - 3)
+    partition = h.state.partitions["p"]
+    partition.ready_set("t", ("x",))
+    for _ in range(6):
+        h.put(1)
+    assert [(entry.first, entry.last) for entry in partition.unseen._entries] == [(CHUNK - 3, CHUNK), (0, 3)]
+    assert partition.ready_set("t", ("x",)).total == CHUNK + 3

@@ -1,0 +1,210 @@
+"""Ready sets: kept up to date, dropped and rebuilt, read lazily; whole groups."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Harness, tensor
+
+from transfer_queue.core.ready.ready_sets import Ready, ReadySet
+from transfer_queue.core.state import partition as partition_module
+from transfer_queue.core.state.partition import MAX_READY_SETS
+from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.messages import Publish, ResetConsumption
+from transfer_queue.sampler.base import ReadyIndexes
+
+
+def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), partition: str = "p") -> Ready:
+    found = h.state.partitions[partition]
+    return found.offered(found.ready_set(task, fields))
+
+
+def fragmented(h: Harness) -> list[int]:
+    """Three chunks of a partition of which every third row lacks `y`; the ready ones for (x, y)."""
+    h.put(11, partition="q")
+    rows = h.put(3 * CHUNK)
+    with_y = [row for row in rows if row % 3]
+    h.put(len(with_y), ("y",), rows=with_y)
+    return with_y
+
+
+@pytest.mark.design("built-in samplers work on a lazy sequence of ready indexes")
+def test_lazy_sequence(h: Harness) -> None:
+    expected = fragmented(h)
+    ready = ready_of(h, fields=("x", "y"))
+    assert isinstance(ready, ReadyIndexes)
+    assert len(ready) == len(expected)
+    assert list(ready) == ready[:] == expected
+    for at in (0, 1, 2000, 5000, len(expected) - 1, -1, -len(expected), -4000):
+        assert ready[at] == expected[at]
+        assert type(ready[at]) is int
+    for at in (
+        slice(3), slice(0), slice(2000, 6000), slice(None, None, 700), slice(-5, None), slice(10, 3),
+        slice(None, None, -1), slice(5, None, -2), slice(9 * CHUNK), slice(4, 100, 7),
+    ):  # fmt: skip
+        assert ready[at] == expected[at], at
+    assert expected[77] in ready
+    assert 0 not in ready
+    assert ready.index(expected[3000]) == 3000
+    for outside in (len(expected), -len(expected) - 1):
+        with pytest.raises(IndexError):
+            ready[outside]
+
+
+def test_an_empty_sequence(h: Harness) -> None:
+    h.put(3, ("y",))
+    ready = ready_of(h)
+    assert (len(ready), list(ready), ready[:], ready[:5]) == (0, [], [], [])
+    with pytest.raises(IndexError):
+        ready[0]
+    assert list(ready.whole_groups(1)) == []
+
+
+def test_follows_every_change(h: Harness) -> None:
+    """Against a recount after each of many random changes; `check` compares the bitmap, this the rows."""
+    rng = random.Random(3)
+    produced: dict[int, set[str]] = {}
+    consumed: set[int] = set()
+    h.create()
+    for turn in range(60):
+        for names in (("x",), ("x", "y"), ("y",)):
+            expected = [row for row in sorted(produced) if set(names) <= produced[row] and row not in consumed]
+            if turn % 5 == 0 or names != ("y",):
+                assert list(ready_of(h, fields=names)) == expected
+        kind = rng.randrange(4)
+        if kind == 0 or not produced:
+            field = rng.choice(["x", "y"])
+            produced |= {row: {field} for row in h.put(rng.randrange(1, 900), (field,))}
+        elif kind == 1:
+            rows = rng.sample(sorted(produced), min(len(produced), 300))
+            h.put(len(rows), ("y", "x"), rows=rows)
+            for row in rows:
+                produced[row] |= {"x", "y"}
+        elif kind == 2:
+            consumed |= set(h.dealt(rng.randrange(1, 200)) or [])
+        else:
+            gone = rng.sample(sorted(produced), len(produced) // 4)
+            h.clear(gone)
+            for row in gone:
+                del produced[row]
+    h.ask(ResetConsumption("p", "t"))
+    assert list(ready_of(h)) == [row for row in sorted(produced) if "x" in produced[row]]
+
+
+@pytest.mark.design("least-recently-used ready sets are dropped and rebuilt")
+def test_least_recently_used_are_dropped(h: Harness) -> None:
+    h.put(5)
+    for number in range(MAX_READY_SETS):
+        ready_of(h, f"t{number}")
+    ready_of(h, "t0")
+    ready_of(h, "one more")
+    kept = [task for task, _ in h.state.partitions["p"].ready]
+    assert len(kept) == MAX_READY_SETS
+    assert "t0" in kept
+    assert "t1" not in kept
+    h.put(1)
+    assert list(ready_of(h, "t1")) == [0, 1, 2, 3, 4, 5], "it is built again"
+
+
+def test_what_a_parked_claim_waits_for_is_never_dropped(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_module, "MAX_READY_SETS", 4)
+    h.create()
+    waiting = {task: h.claim(2, task, wait=100) for task in "abcdefgh"}
+    for number in range(10):
+        ready_of(h, f"other{number}")
+    assert {task for task, _ in h.state.partitions["p"].ready} >= set("abcdefgh")
+    assert h.put(2) == [0, 1]
+    assert {task: h.got(sequence) for task, sequence in waiting.items()} == {task: [0, 1] for task in "abcdefgh"}
+    ready_of(h, "last")
+    assert len(h.state.partitions["p"].ready) == 4
+
+
+def test_whole_groups_by_order(h: Harness) -> None:
+    rows = h.put(10)
+    ready = ready_of(h)
+    assert list(ready.whole_groups(4)) == [rows[0:4], rows[4:8]]
+    assert list(ready.whole_groups(1)) == [[row] for row in rows]
+    h.clear([rows[1]])
+    assert list(ready.whole_groups(4)) == [rows[4:8]]
+    assert list(ready.whole_groups(2)) == [rows[2:4], rows[4:6], rows[6:8], rows[8:10]]
+    h.put(2)
+    assert list(ready_of(h).whole_groups(4)) == [rows[4:8], [8, 9, 10, 11]]
+
+
+def test_whole_groups_of_the_last_few_sizes_are_kept(h: Harness) -> None:
+    """Claims say how large groups are, and each size that is kept is counted with every put."""
+    h.put(60)
+    ready = ready_of(h)
+    for size in range(2, 40):
+        assert len(list(ready.whole_groups(size))) == 60 // size
+        assert len(list(ready.whole_groups(2))) == 30
+    kept = h.state.partitions["p"].ready_set("t", ("x",)).whole
+    assert list(kept) == [33, 34, 35, 36, 37, 38, 39, 2]
+    h.put(20)
+    assert [len(list(ready_of(h).whole_groups(size))) for size in (2, 3, 39)] == [40, 26, 2]
+
+
+def test_declared_groups_replace_those_by_order(h: Harness) -> None:
+    h.put(4)
+    ready = ready_of(h)
+    assert list(ready.whole_groups(2)) == [[0, 1], [2, 3]]
+    h.put(2, groups=["a", "a"])
+    assert list(ready_of(h).whole_groups(2)) == [[4, 5]]
+
+
+def test_rows_that_are_ready_may_join_a_group(h: Harness) -> None:
+    """The group is counted though its rows became ready before they were its members."""
+    h.put(4)
+    h.put(1, groups=["first"])
+    ready = ready_of(h)
+    assert list(ready.whole_groups(2)) == []
+    h.ask(h.publish(2, None, rows=[1, 3], groups=["b", "b"]))
+    assert list(ready.whole_groups(2)) == [[1, 3]]
+    h.clear([1])
+    assert list(ready.whole_groups(2)) == []
+
+
+def test_a_set_never_built_for_an_unknown_field(h: Harness) -> None:
+    h.put(2)
+    assert list(ready_of(h, fields=("nobody",))) == []
+    h.put(2, {"nobody": tensor()}, rows=[0, 1])
+    assert list(ready_of(h, fields=("nobody",))) == [0, 1]
+
+
+def test_contains() -> None:
+    ready: Any = ReadySet("t", ("x",))
+    assert 5 not in ready
+    ready.bits[0] = np.array([0, 1], "u1")
+    assert 1 in ready
+    assert 0 not in ready
+    assert 2 not in ready
+    assert CHUNK + 1 not in ready
+
+
+def test_tags_alone_make_nothing_ready(h: Harness) -> None:
+    h.ask(Publish("p", 2, keys=["a", "b"], tags=[{"n": 1}, None], pre_allocate=0))
+    assert len(ready_of(h)) == 0
+
+
+@pytest.mark.design("a claim costs what its batch costs")
+def test_a_claim_looks_only_where_its_rows_are(h: Harness) -> None:
+    """What a claim costs does not grow with the partition: the chunks before and after its rows are not read."""
+
+    class Counted(dict[int, Any]):
+        read: list[int]
+
+        def __getitem__(self, key: int) -> Any:
+            self.read.append(key)
+            return super().__getitem__(key)
+
+    rows = h.put(12 * CHUNK, ("y",))
+    h.put(40, ("x",), rows=rows[-40:])
+    ready = h.state.partitions["p"].ready_set("t", ("x", "y"))
+    counted = Counted(ready.bits)
+    counted.read = []
+    ready.bits = counted
+    assert ready_of(h, fields=("x", "y"))[:32] == rows[-40:-8]
+    assert counted.read == [11]

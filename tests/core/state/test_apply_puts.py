@@ -1,0 +1,93 @@
+"""New rows begin with all that their put brings, and are then as if they had been reserved first and put into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import DELETE, Harness, rows_of, tensor
+
+from transfer_queue.core.events.records import Published, RowsPut, RowsReserved
+from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.messages import CreatePartition, Drop, PartitionOptions, Reserve
+from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler
+
+SHAPES = [(3,), (5,), (3,)]
+
+
+def kinds(h: Harness) -> list[type]:
+    return [type(record) for record in h.records]
+
+
+def told(h: Harness) -> dict[str, Any]:
+    """All that there is to know of the partition but when it changed, and of its ready rows."""
+    partition = h.state.partitions["p"]
+    state = partition.state()
+    for name in ("version", "changes", "values"):  # versions and blocks are numbered otherwise
+        del state[name]
+    chunks = partition.rows.chunks.values()
+    return state | {
+        "slots": {name: [chunk.field[name][1].tolist() for chunk in chunks] for name in partition.fields},
+        "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
+        "whole": {key: {n: w.first(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()},
+        "changed": partition.changes.since(h.state.changes - 1)[0].tolist(),
+    }
+
+
+@pytest.mark.parametrize("count", [1, 3, CHUNK + 2])
+@pytest.mark.parametrize("named", ["keys", "groups", None])
+def test_a_put_of_new_rows_is_a_reservation_and_a_put_into_it(count: int, named: str | None) -> None:
+    sampler = PrioritySampler("n") if named == "keys" else GRPOGroupNSampler(2)
+    one, two = Harness(sampler), Harness(sampler)
+    group_size = {"n_samples_per_prompt": 2} if named != "keys" else {}
+    for h in (one, two):
+        h.put(CHUNK - 1, tags=[{"n": i % 7} for i in range(CHUNK - 1)])
+        h.claim(2, task="t", fields=["x"], **group_size)
+        h.claim(2, task="u", fields=["y"], **group_size)
+    names = [f"k{i}" for i in range(count)]
+    groups = [f"g{i // 2}" for i in range(count)] if named == "groups" else None
+    tags = [None if i % 5 == 1 else {"n": i / 3, "s": "new"} if i % 3 else {} for i in range(count)]
+    fields = {"x": tensor(), "y": tensor("int64", (SHAPES * count)[:count])}
+    began = len(one.records)
+    if named == "keys":
+        rows = one.put(count, fields, keys=names, tags=tags)
+        two.ask(Reserve("p", count, names, 0))
+    else:
+        rows = one.put(count, fields, groups=groups, tags=tags)
+        two.ask(Reserve("p", count, None, 0, groups))
+    two.ask(two.publish(count, fields, rows=rows, tags=tags))
+    made = kinds(one)[began:]
+    assert RowsPut in made
+    assert RowsReserved not in made
+    assert Published not in made
+    assert told(one) == told(two)
+    for h in (one, two):
+        h.claim(count - count % 2 or 2, task="u", fields=["y"], **group_size)
+    assert told(one) == told(two)
+
+
+def test_what_is_to_be_removed_is_not_there_at_first(h: Harness) -> None:
+    h.put(1)
+    rows = h.put(3, None, tags=[{"a": DELETE, "b": [1]}, {"a": DELETE}, None])
+    partition = h.state.partitions["p"]
+    assert kinds(h).count(RowsPut) == 1
+    assert partition.tags_of(partition.rows.positions_of(np.array(rows))) == [{"b": [1]}, {}, {}]
+
+
+def test_rows_that_were_pre_allocated_are_taken_first(h: Harness) -> None:
+    assert h.put(1, keys=["a"], pre_allocate=3) == [0]
+    assert h.put(4, keys=list("bcde")) == [1, 2, 3, 4]
+    assert RowsPut not in kinds(h)
+    assert h.put(2, keys=list("fg")) == [5, 6]
+    assert kinds(h).count(RowsPut) == 1
+
+
+def test_a_put_that_comes_late_to_a_dropped_group_tells_what_is_left(h: Harness) -> None:
+    h.ask(CreatePartition("p", 0, PartitionOptions(group_size=2)))
+    h.put(2, keys=["a", "b"], groups=["g", "h"])
+    h.ask(Drop("p", "bad", groups=["g"]))
+    reply = h.ask(h.publish(2, keys=["c", "d"], groups=["g", "h"], tags=[{"n": 1}, {"n": 2}]))
+    assert (reply.tags, reply.fields) == ([{}, {"n": 2}], [])
+    assert list(h.state.partitions["p"].keys) == ["b", "d"]
+    assert rows_of(reply) == [2, 3]

@@ -1,0 +1,250 @@
+"""Trees of the right checksum and the wrong content: each is refused in words, or is as good as a state can be."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Harness, column
+
+from transfer_queue.core import checkpoint_handler
+from transfer_queue.core.columns.schema import packed_texts
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.state import serialization
+from transfer_queue.errors import CheckpointError
+from transfer_queue.messages import (
+    Claim,
+    ClearPartition,
+    ClearRows,
+    CloseExtents,
+    CreatePartition,
+    Envelope,
+    ListKeys,
+    Lookup,
+    PartitionOptions,
+    ResetConsumption,
+    Seal,
+    Status,
+)
+from transfer_queue.sampler import SequentialSampler
+
+SEEDS = 400
+NUMBERS: tuple[Any, ...] = (
+    -1,
+    0,
+    1,
+    2,
+    7,
+    1 << 20,
+    1 << 40,
+    (1 << 62) + 1,
+    1 << 63,
+    2.5,
+    float("nan"),
+    True,
+    None,
+    "text",
+    b"",
+    [],
+    {},
+)
+
+
+def rich() -> Harness:
+    """A state with something of everything in it."""
+    h = Harness()
+    h.ask(CreatePartition("p", 0, PartitionOptions(free_when=["held"], keep_seconds=100.0)))
+    keys = [f"k{n}" for n in range(6)]
+    rows = h.put(6, ("x", "y"), keys=keys, tags=[{"n": n} for n in range(6)], groups=list("aabbcc"))
+    h.put(6, ("x",), rows=None, groups=list("ddeeff"))
+    h.claim(2, "t", batch_index=0, dp_rank=0)
+    h.lease(2, "u")
+    h.claim(2, "held")
+    h.ask(ClearRows("p", column(rows[4:5])))
+    h.create("q", pre_allocate=3)
+    h.put(2, ("z",), "q", keys=["a", "b"])
+    h.ask(Seal("q"))
+    h.tick(1.0)
+    return h
+
+
+def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of everything in a tree."""
+    if isinstance(tree, dict):
+        places: list[Any] = list(tree)
+    elif isinstance(tree, list):
+        places = list(range(len(tree)))
+    else:
+        return
+    for place in places:
+        yield tree, place
+        yield from nodes(tree[place])
+
+
+def mutated(tree: Any, choose: random.Random) -> str:
+    """Changes one thing of a tree; what, in words."""
+    container, place = choose.choice(list(nodes(tree)))
+    value = container[place]
+    if isinstance(value, np.ndarray) and len(value) and choose.random() < 0.8:
+        at = choose.randrange(len(value))
+        fresh = value.copy()
+        kind = np.iinfo(value.dtype)
+        fresh[at] = choose.choice(
+            [0, 1, 2, 3, int(value[at]) + (1 if value[at] < kind.max else -1), kind.min, kind.max]
+        )
+        container[place] = choose.choice([fresh, fresh, fresh[:-1], np.concatenate([fresh, fresh]), fresh.astype("f8")])
+        return f"{place!r}: row {at} of {value.dtype}"
+    how = choose.randrange(4)
+    if how == 0 and isinstance(container, dict):
+        del container[place]
+    elif how == 1 and isinstance(container, dict):
+        container[choose.choice([*container, "other", -1, 1 << 40])] = value
+    elif how == 2 and isinstance(container, list):
+        container.insert(choose.randrange(len(container) + 1), value)
+    elif isinstance(value, int) and choose.random() < 0.5:
+        container[place] = value + choose.choice([-1, 1])
+    else:
+        container[place] = choose.choice(NUMBERS)
+    return f"{place!r}: {value!r:.40} in {type(container).__name__}"
+
+
+def plain(tree: Any) -> Any:
+    """As it comes out of a file: tuples are lists, arrays are its own."""
+    if isinstance(tree, dict):
+        return {key: plain(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [plain(value) for value in tree]
+    return tree.copy() if isinstance(tree, np.ndarray) else tree
+
+
+def lived_in(tree: Any) -> None:
+    """A controller works with a state: whatever it is asked, nothing but errors of the tree comes."""
+    core = Controller(SequentialSampler(), restored=serialization.trusted(copy.deepcopy(tree)))
+    core.opened("c", 1)
+    requests: list[Any] = [ListKeys(), Status()]
+    for name, partition in list(core.state.partitions.items()):
+        rows = partition.rows.indexes_of(partition.rows.live_positions())
+        requests.append(Lookup(name, rows.tobytes(), fields=list(partition.fields)))
+        requests.append(Claim(name, "t", ["x"], 2, {"dp_rank": 0, "batch_index": 0}))
+        requests.append(Claim(name, "new", ["x"], 1, wait=5.0))
+        requests.append(CloseExtents(list(core.state.blocks.extents)))
+        requests.append(ClearRows(name, rows[:3].tobytes(), core.state.epoch))
+        requests.append(Seal(name))
+        requests.append(ResetConsumption(name, "t"))
+    requests += [ClearPartition(name) for name in core.state.partitions]
+    for sequence, request in enumerate(requests, 1):
+        core.handle("c", 1, Envelope(sequence, sequence - 1, request), 2.0)
+        core.next_deadline()
+    core.tick(1000.0)
+    core.closed("c", 1, 1000.0)
+    assert not core.state.row_count
+
+
+@pytest.fixture(scope="module")
+def tree() -> Any:
+    return plain(serialization.saved(rich().state))
+
+
+def test_the_tree_itself_is_trusted(tree: Any) -> None:
+    lived_in(tree)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_one_thing_changed(tree: Any, part: int) -> None:
+    """Either it is refused, in words, or a controller can live in it to the end."""
+    refused = 0
+    for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
+        changed = copy.deepcopy(tree)
+        what = mutated(changed, random.Random(seed))
+        try:
+            serialization.trusted(changed)
+        except CheckpointError:
+            refused += 1
+            continue
+        try:
+            lived_in(changed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {what} leads to {error!r}") from error
+    assert refused > SEEDS // 16
+
+
+def change(tree: Any, *path: Any, to: Any) -> Any:
+    """The tree with another value at a place."""
+    changed = copy.deepcopy(tree)
+    at = changed
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = to
+    return changed
+
+
+P = ("partitions", "p")
+CHUNK = (*P, "rows", "chunks", 0)
+BLOCKS = ("blocks", "chunks", 0, "columns")
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "words"),
+    [
+        (("next_index",), "seven", r"Expected `int`, got `str` - at `\$.next_index`"),
+        (("next_index",), 3, "not below the next one"),
+        (("next_block",), -1, ">= 0"),
+        (("next_block",), 1, "not below the next"),
+        ((*CHUNK, "size"), -5, "size"),
+        ((*CHUNK, "size"), 1 << 40, "<= 4096"),
+        ((*CHUNK, "capacity"), 1 << 60, "<= 4096"),
+        ((*CHUNK, "index"), np.zeros(16, "i4"), "Expected a column of <i8, got a column of int32"),
+        ((*CHUNK, "field", "x", 0), np.full(16, 99, "i8"), "cleared row|block that is not there"),
+        ((*CHUNK, "field", "x", 1), np.full(16, 99, "i4"), "is in no row"),
+        ((*BLOCKS, "offset"), np.zeros(16, "i8"), "two blocks overlap at byte 0 of unit 0"),
+        ((*BLOCKS, "nbytes"), np.full(16, -1, "i8"), "wrong nbytes|recount"),
+        ((*BLOCKS, "extent"), np.full(16, 77, "i8"), "extent 77 of unit 0, which nobody has"),
+        ((*BLOCKS, "schema"), np.full(16, 50, "i4"), "schema that is not there"),
+        ((*BLOCKS, "owner"), np.full(16, 7, "i8"), "a block of p is said to be another partition's"),
+        ((*P, "number"), 1 << 40, "made after the newest change"),
+        ((*P, "keys"), ["k"] * 5, "keys"),
+        ((*P, "keys"), packed_texts(["k"] * 5), "keys"),
+        ((*P, "keys", "values"), np.full(9, 0xC1, "u1"), "parted|malformed"),
+        ((*P, "keys", "ends"), np.array([-1], "i8"), "parted"),
+        ((*P, "options", 1), 0, "producers must be positive"),
+        ((*P, "nbytes"), 0, "bytes"),
+        ((*P, "births", "marks"), [[float("nan"), 0.0, 1]], "times"),
+        ((*P, "tasks"), {}, "task that p does not know"),
+        ((*P, "leases", "leases", 0, 3), float("inf"), "inf seconds"),
+        (("draining",), [9], "drained that is not there"),
+        (("later",), 1, "unknown field `later`"),
+    ],
+)
+def test_what_is_said(tree: Any, path: tuple[Any, ...], to: Any, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        serialization.trusted(change(tree, *path, to=to))
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "words"),
+    [
+        ("format", 2, "not of format 1"),
+        ("time", "noon", "Expected `float`"),
+        ("time", float("inf"), "float"),
+        ("sampler", {"name": "S"}, "missing required field"),
+        ("sampler", {"name": "S", "state": b"\xc1"}, "malformed|invalid|MessagePack"),
+        ("state", {}, "no state that this release knows"),
+        ("more", 1, "unknown field"),
+    ],
+)
+def test_what_is_around_the_state(tree: Any, name: str, to: Any, words: str) -> None:
+    """It is refused before anything is changed."""
+    h = rich()
+    before = h.state.snapshot()
+    whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}
+
+    def load() -> None:
+        h.state.apply(checkpoint_handler.record_of(h.controller, checkpoint_handler.built(whole)))
+
+    with pytest.raises(CheckpointError, match=words):
+        load()
+    assert h.state.snapshot() == before

@@ -1,0 +1,160 @@
+"""What the fixture of all core tests does not show of saving: tags stay encoded, order, what is no state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sameness
+from harness import Harness, column, through_file
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.core.columns import schema
+from transfer_queue.core.columns.schema import PIECE, packed_texts, unpacked_texts
+from transfer_queue.core.state import serialization, validation
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.validation import BrokenInvariant
+from transfer_queue.core.tables.row_table import CHUNK, Chunk
+from transfer_queue.errors import CheckpointError
+from transfer_queue.messages import ClearRows, ListKeys, Publish
+from transfer_queue.sampler import PrioritySampler
+
+
+def packed(chunk: Chunk) -> bool:
+    return chunk._packed is not None
+
+
+def test_tags_stay_encoded_until_one_is_looked_at(h: Harness) -> None:
+    """Also through a second saving; then those of one chunk alone are decoded."""
+    rows = h.put(CHUNK + 3, tags=[{"n": i} for i in range(CHUNK + 3)])
+    h.controller.state = through_file(through_file(h.state))
+    first, second = h.state.partitions["p"].rows.chunks.values()
+    assert packed(first)
+    assert packed(second)
+    assert h.state.partitions["p"].tags_of(np.array([CHUNK + 1])) == [{"n": CHUNK + 1}]
+    assert packed(first)
+    assert not packed(second)
+    h.ask(Publish("p", 1, column(rows[:1]), tags=[{"m": 1}], pre_allocate=0))
+    assert not packed(first)
+    assert h.state.partitions["p"].tags_of(np.array([0, 1])) == [{"n": 0, "m": 1}, {"n": 1}]
+
+
+def test_rows_are_added_to_a_chunk_whose_tags_are_encoded(h: Harness) -> None:
+    h.put(3, tags=[{"n": 1}] * 3)
+    h.restart()
+    h.put(100)
+    h.put(1, tags=[{"n": 2}])
+    assert h.state.partitions["p"].tags_of(np.array([2, 50, 103])) == [{"n": 1}, {}, {"n": 2}]
+
+
+def test_cleared_rows_lose_encoded_tags_and_keys(h: Harness) -> None:
+    rows = h.put(2, keys=["a", "b"], tags=[{"n": 1}, {"n": 2}])
+    h.restart()
+    h.ask(ClearRows("p", column(rows[:1])))
+    assert h.look(ListKeys()).value == {"p": {"b": {"n": 2}}}
+
+
+def test_keys_keep_the_order_in_which_they_were_made(h: Harness) -> None:
+    """Which need not be that of their rows."""
+    h.create(pre_allocate=0)
+    h.put(1, keys=["z"])
+    h.put(2, keys=["y", "a"])
+    partition = h.state.partitions["p"]
+    partition.keys = {key: partition.keys[key] for key in ["a", "z", "y"]}
+    again = through_file(h.state).partitions["p"]
+    assert list(again.keys) == ["a", "z", "y"]
+    assert again.keys_of(np.arange(3)) == ["z", "y", "a"]
+
+
+def test_watched_tags_are_columns_again() -> None:
+    h = Harness(PrioritySampler("n"))
+    rows = h.put(3, tags=[{"n": 1}, {"n": 3}, {"n": 2}])
+    h.restart()
+    assert h.dealt(2) == [rows[1], rows[2]]
+
+
+def test_capacity_is_configuration() -> None:
+    h = Harness(capacity=2)
+    h.put(2)
+    assert serialization.restored(serialization.saved(h.state), capacity=7).capacity == 7
+    h.restart()
+    assert h.state.capacity == 2
+
+
+@pytest.mark.parametrize("tree", [None, 7, [], {}, "state", {"next_index": 0}])
+def test_what_is_no_state(tree: Any) -> None:
+    with pytest.raises(CheckpointError, match="no state that this release knows"):
+        serialization.restored(tree)
+
+
+def test_what_lacks_something(h: Harness) -> None:
+    """As a state of another release would."""
+    h.put(2, keys=["a", "b"])
+    for name in serialization.saved(h.state)["partitions"]["p"]:
+        if name == "dtypes":
+            continue  # older releases had none; see test_fields
+        tree = serialization.saved(h.state)
+        del tree["partitions"]["p"][name]
+        with pytest.raises(CheckpointError, match=f"required field `{name}`"):
+            serialization.restored(tree)
+
+
+def test_a_forgotten_attribute_is_found(h: Harness) -> None:
+    """By the comparison that ends every test of the core."""
+    h.put(1)
+    one, other = State(), State()
+    one.later = 1  # type: ignore[attr-defined]
+    compared = [name for name in vars(other) if name not in sameness.LEFT_OUT[State]]
+    assert sameness.differences(one, other) == [f"state: has {[*compared, 'later']!r}, and then {compared!r}"]
+    again = through_file(h.state)
+    again.partitions["p"].rows.chunks[0].owner[0] = 5
+    assert "state.partitions.p.rows.chunks.0.owner" in sameness.differences(h.state, again)[0]
+
+
+@pytest.mark.parametrize("how", ["twice in a chunk", "in two chunks", "of another row", "not listed", "without a row"])
+def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> None:
+    """They are restored and checked a chunk at a time, as a call over a million keys lets no other thread run."""
+    count = 2 * CHUNK + 1
+    h.put(count, keys=[f"k{n}" for n in range(count)])
+    before = dict(h.state.partitions["p"].keys)
+    state = through_file(h.state)
+    partition = state.partitions["p"]
+    assert list(partition.keys.items()) == list(before.items())
+    validation.check(state)
+    chunks = [chunk.keys for chunk in partition.rows.chunks.values()]
+    if how == "twice in a chunk":
+        chunks[1][1] = chunks[1][0]
+    elif how == "in two chunks":
+        chunks[1][0] = chunks[0][0]
+    elif how == "of another row":
+        chunks[0][0], chunks[1][0] = chunks[1][0], chunks[0][0]
+    elif how == "not listed":
+        del partition.keys["k5"]
+    else:
+        partition.keys["other"] = 5
+    with pytest.raises(BrokenInvariant, match=r"keys of p are not those of its rows|a key of p is two rows'"):
+        validation.check(state)
+
+
+def test_keys_are_saved_in_pieces(h: Harness) -> None:
+    """No single call decodes all of them, or makes a dict of them, as no other thread could run meanwhile."""
+    count = 2 * PIECE + 1
+    h.put(count, keys=[f"k{n}" for n in range(count)])
+    partition = h.state.partitions["p"]
+    before = dict(partition.keys)
+    saved = partition.saved()
+    assert [len(piece) for piece in unpacked_texts(saved["keys"])] == [PIECE, PIECE, 1]
+    older = [text for piece in unpacked_texts(saved["keys"]) for text in piece]  # as older releases saved them
+    for keys in (saved["keys"], older):
+        partition._restore_keys(keys, np.array(saved["keyed"]))
+        assert list(partition.keys.items()) == list(before.items())
+
+
+@given(st.lists(st.text(max_size=3)), st.integers(1, 4))
+def test_any_texts_are_those_that_were_packed(texts: list[str], piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "PIECE", piece)
+        packed = packed_texts(texts)
+    assert [text for part in unpacked_texts(packed) for text in part] == texts

@@ -1,0 +1,307 @@
+"""Blocks and extents: who needs them, when they are handed back; units and writers; where values lie."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
+
+from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.tables.block_table import CHUNK, BlockTable
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
+from transfer_queue.messages import (
+    ClearKeys,
+    ClearPartition,
+    CloseExtents,
+    Done,
+    FieldSpec,
+    Lookup,
+    NewBlock,
+    RegisterUnit,
+    Topology,
+    WriterGone,
+)
+
+
+def needed(h: Harness) -> int:
+    return len(list(h.state.blocks.live_blocks()))
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def test_a_block_goes_with_its_last_value(h: Harness) -> None:
+    h.put(2, ("x", "y"))
+    assert needed(h) == 1
+    h.put(1, ("x",), rows=[0])
+    h.put(2, ("y",), rows=[0, 1])
+    assert needed(h) == 3
+    assert h.state.blocks.live_bytes == 3 * BYTES
+    h.put(1, ("x",), rows=[1])
+    assert needed(h) == 3, "the first block is not needed any more"
+    h.clear([0])
+    assert needed(h) == 2
+    h.clear([1])
+    assert needed(h) == 0
+    assert h.state.blocks.live_bytes == h.state.partitions["p"].nbytes == 0
+
+
+def test_interned_schemas_and_dims_go_too(h: Harness) -> None:
+    for number in range(20):
+        h.put(2, {"x": tensor("float32", (number,))})
+    h.put(20, ("y",), rows=range(20))
+    assert len(h.state.blocks.schemas.number) == 2
+    h.clear(range(40))
+    assert h.state.blocks.schemas.number == h.state.blocks.dims.number == {}
+    h.put(1)
+    assert len(h.state.blocks.dims.values) <= 21, "spare numbers are used again"
+
+
+def test_interned() -> None:
+    table: Interned[bytes] = Interned()
+    assert [table.add(value) for value in (b"a", b"b", b"a")] == [0, 1, 0]
+    table.drop(0)
+    assert table[0] == b"a"
+    table.drop(0)
+    assert table.add(b"c") == 0
+    assert (table[0], table[1]) == (b"c", b"b")
+
+
+def test_chunks_of_blocks() -> None:
+    table = BlockTable()
+    spec = [FieldSpec("x", "tensor", "int8", 0, False)]
+    for number in range(1, 2 * CHUNK + 10):
+        table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, spec, b""), 1, 1)
+    picked = np.array([1, CHUNK, 2 * CHUNK + 9, 5])
+    assert (table.column("offset", picked) == picked * 64).all()
+    assert table.column("generation", picked[:1]).tolist() == [3]
+    assert sorted(table.chunks) == [0, 1, 2]
+    table.release(np.arange(0, CHUNK))
+    assert sorted(table.chunks) == [1, 2]
+    assert table.extents[0, 1].blocks == CHUNK + 10
+    table.release(np.arange(CHUNK, 2 * CHUNK + 10))
+    assert (table.chunks, table.live_bytes, table.extents[0, 1].blocks) == ({}, 0, 0)
+
+
+# ---------------------------------------------------------------- extents
+
+
+def test_an_extent_is_freed_once_it_is_closed_and_empty(h: Harness) -> None:
+    h.put(1)
+    h.clear([0])
+    assert h.freed == [], "its writer may put more into it"
+    h.put(1)
+    h.put(1)
+    assert h.freed == []
+    h.clear([1])
+    assert h.freed == []
+    h.clear([2])
+    assert h.freed == [(0, 1)]
+    assert h.state.blocks.extents == {}
+
+
+def test_replacing_frees(h: Harness) -> None:
+    for _ in range(BLOCKS_AN_EXTENT):
+        h.put(1, keys=["a"])
+    assert h.freed == []
+    h.put(1, keys=["a"])
+    assert h.freed == [(0, 1)]
+    h.ask(ClearKeys("p", ["a"]))
+    h.ask(CloseExtents([(0, 2)]))
+    assert h.freed == [(0, 1), (0, 2)]
+
+
+def test_dropping_a_partition_frees(h: Harness) -> None:
+    for number in range(3 * BLOCKS_AN_EXTENT):
+        h.put(2, partition=f"p{number % 2}")
+    h.ask(ClearPartition("p0"))
+    assert h.freed == []
+    h.ask(ClearPartition("p1"))
+    assert sorted(h.freed) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_extents_in_which_nothing_lives_are_freed_at_their_close(h: Harness) -> None:
+    h.put(1)
+    h.ask(CloseExtents([(0, 1), (0, 1), (0, 77)]))
+    assert h.freed == [(0, 77)]
+    h.clear([0])
+    assert h.freed == [(0, 77), (0, 1)]
+
+
+def test_nobody_closes_or_fills_anothers_extent(h: Harness) -> None:
+    h.put(1)
+    with pytest.raises(ProtocolError, match="to another writer"):
+        h.ask(CloseExtents([(0, 1)]), "thief")
+    request = h.publish(1, name="thief")
+    with pytest.raises(ProtocolError, match="to another writer"):
+        h.ask(type(request)("p", 1, block=request.block, closes=[(0, 1)], pre_allocate=0), "thief")
+    with pytest.raises(ProtocolError, match="to another writer"):
+        h.ask(h.publish(1), "thief")
+    assert h.state.partitions["p"].rows.count == 1
+
+
+def test_nothing_is_put_into_a_closed_extent(h: Harness) -> None:
+    h.put(1)
+    h.ask(CloseExtents([(0, 1)]))
+    with pytest.raises(ProtocolError, match="closed"):
+        h.put(1)
+
+
+def test_extents_of_a_unit_that_is_away_are_freed_when_it_is_back(h: Harness) -> None:
+    h.put(1)
+    h.disconnect("unit-0")
+    h.ask(CloseExtents([(0, 1)]))
+    h.clear([0])
+    assert h.freed == []
+    h.connect("unit-0")
+    assert h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0") == Done(0)
+    assert h.freed == [(0, 1)]
+
+
+# ---------------------------------------------------------------- units and writers
+
+
+def test_units_are_known_by_their_arena(h: Harness) -> None:
+    assert h.ask(RegisterUnit("second.sock", "/other"), "unit-1") == Done(1)
+    assert h.ask(RegisterUnit("moved.sock", "/arena"), "unit-0") == Done(0)
+    reply = h.ask(Topology())
+    assert [(u.unit, u.address, u.arena) for u in reply.units] == [
+        (0, "moved.sock", "/arena"),
+        (1, "second.sock", "/other"),
+    ]
+    assert reply.config == "{}"
+
+
+def test_a_writer_proven_dead_puts_no_more(h: Harness) -> None:
+    h.put(1)
+    late = h.publish(1)
+    h.ask(WriterGone("w", 0, [1, 5]), "unit-0")
+    assert h.freed == [(0, 5)], "what nobody wrote to comes back at once"
+    with pytest.raises(ProtocolError, match="proven dead"):
+        h.ask(late)
+    assert h.lookup([0], ["x"])[0]["x"][1] == 0, "what it published stays"
+    h.clear([0], "p")
+    assert h.freed == [(0, 5), (0, 1)]
+    assert h.put(1, name="other") == [1]
+
+
+def test_a_parked_put_of_a_dead_writer_fails() -> None:
+    h = Harness(capacity=1)
+    h.put(1, name="alive")
+    sequence = h.send(h.publish(1, wait=10))
+    h.ask(WriterGone("w", 0, [2]), "unit-0")
+    h.ask(ClearPartition("p"), "alive")
+    with pytest.raises(ProtocolError, match="proven dead"):
+        h.result(sequence)
+
+
+def test_only_the_unit_proves_a_writer_dead(h: Harness) -> None:
+    h.put(1)
+    for name in ("w", "unit-1"):
+        with pytest.raises(ProtocolError, match="only the unit itself"):
+            h.ask(WriterGone("w", 0, [1]), name)
+    h.disconnect("unit-0")
+    h.connect("unit-0")
+    with pytest.raises(ProtocolError):
+        h.ask(WriterGone("w", 0, [1]), "unit-0")
+    h.put(1)
+
+
+def test_few_dead_writers_are_remembered(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer_queue.core.state.state.MAX_FENCED", 3)
+    for number in range(5):
+        h.ask(WriterGone(f"w{number}", 0, []), "unit-0")
+    assert list(h.state.fenced) == ["w2", "w3", "w4"]
+
+
+# ---------------------------------------------------------------- lookups
+
+
+def test_values_of_several_blocks(h: Harness) -> None:
+    h.put(3, ("x", "y"), keys=["a", "b", "c"])
+    h.put(2, ("y",), keys=["c", "a"])
+    found = h.lookup([2, 0, 1, 2], ["y", "x"])
+    first, second = found[2]["x"][0], found[0]["y"][0]
+    assert first != second
+    assert found == [
+        {"y": (second, 0), "x": (first, 2)},
+        {"y": (second, 1), "x": (first, 0)},
+        {"y": (first, 1), "x": (first, 1)},
+        {"y": (second, 0), "x": (first, 2)},
+    ]
+
+
+def test_fields_that_lie_together_share_a_placement(h: Harness) -> None:
+    h.put(2, ("x", "y", "z"))
+    h.put(2, ("y",), rows=[0, 1])
+    reply = h.ask(Lookup("p", column([0, 1]), fields=["x", "y", "z"]))
+    assert [placement.fields for placement in reply.placements] == [["x", "z"], ["y"]]
+    assert [t.name for t in reply.types] == ["x", "y", "z"]
+    assert len(reply.blocks.schemas) == len(reply.blocks.dims_values) == 2
+    assert np.frombuffer(reply.blocks.rows, "<i4").tolist() == [2, 2]
+
+
+def test_lookup_by_keys(h: Harness) -> None:
+    h.put(2, ("x", "y"), keys=["a", "b"])
+    h.put(1, ("y", "z"), keys=["c"])
+    every = h.ask(Lookup("p", keys=["c", "nobody", "a", "c"]))
+    assert (every.count, [t.name for t in every.types]) == (3, ["y"])
+    assert [row["y"][1] for row in places(every)] == [0, 0, 0]
+    some = h.ask(Lookup("p", keys=["b", "a"], fields=["y", "nobody", "x", "y"]))
+    assert [t.name for t in some.types] == ["y", "x"]
+    assert h.ask(Lookup("p", keys=["a"], fields=["z"])).count == -1, "none of the fields asked for"
+    h.put(1, ("w",), keys=["d"])
+    nothing = h.ask(Lookup("p", keys=["a", "d"]))
+    assert (nothing.count, nothing.types) == (2, []), "no field in common"
+    for missing in (Lookup("p", keys=["q"]), Lookup("p", keys=[]), Lookup("nobody", keys=["a"])):
+        assert h.ask(missing).count == 0
+
+
+def test_lookup_by_rows(h: Harness) -> None:
+    h.put(2, ("x", "y"))
+    h.put(1, ("x",))
+    h.put(1, None, tags=[{}])
+    assert list(h.lookup([0, 2], None)[0]) == ["x"]
+    with pytest.raises(StorageKeyNotFoundError, match=r"'y' is not produced for 1 of 2.*\[2\]"):
+        h.lookup([0, 2], ["x", "y"])
+    with pytest.raises(StorageKeyNotFoundError, match="'nobody'"):
+        h.lookup([0], ["nobody"])
+    with pytest.raises(StorageKeyNotFoundError, match=r"\[55\]"):
+        h.lookup([0, 55], ["x"])
+    with pytest.raises(StorageKeyNotFoundError):
+        h.lookup([0], ["x"], "nobody")
+    for nothing, count in ((Lookup("p", column([3])), 1), (Lookup("p", b""), 0), (Lookup("nobody", b""), 0)):
+        assert (h.ask(nothing).count, h.ask(nothing).placements) == (count, [])
+    assert h.ask(Lookup("p", column([0]), fields=[])).count == 1
+
+
+def test_objects_and_ragged_values(h: Harness) -> None:
+    h.put(2, {"o": OBJECT, "x": tensor("int16", [(1,), (2,)])})
+    reply = h.ask(Lookup("p", column([1, 0]), fields=["x", "o"]))
+    assert reply.blocks.schemas == [
+        [FieldSpec("o", "object", "object", 1, True), FieldSpec("x", "tensor", "int16", 1, True)]
+    ]
+    assert [np.frombuffer(dims, "<i8").tolist() for dims in reply.blocks.dims_values] == [[9, 9, 1, 2]]
+
+
+# ---------------------------------------------------------------- hostile
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        WriterGone("w", 9, [1]),
+        CloseExtents([(-1, -1)]),
+        CloseExtents([(0, 1 << 62)]),
+        Lookup("p", b"\xff" * 8, fields=["x"]),
+        Lookup("p", column([-1, 1 << 62])),
+    ],
+    ids=repr,
+)
+def test_strange_requests_cost_an_answer(h: Harness, request_: object) -> None:
+    h.put(1)
+    with contextlib.suppress(ProtocolError, InvalidArgumentError, StorageKeyNotFoundError):
+        h.ask(request_)  # type: ignore[arg-type]
+    assert h.put(1) == [1]

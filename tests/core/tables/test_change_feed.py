@@ -1,0 +1,440 @@
+"""Watching a partition: what is told, to whom, when, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import msgspec
+import numpy as np
+import pytest
+from harness import DELETE, Harness, column, tensor
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.change_feed import same
+from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.messages import (
+    Cancel,
+    ChangeReply,
+    ClearKeys,
+    ClearPartition,
+    Done,
+    ListKeys,
+    Publish,
+    Reserve,
+    ResetConsumption,
+    Seal,
+    Watch,
+)
+
+READY = {"status": "ready"}
+Ext = msgspec.msgpack.Ext
+
+
+def tag(h: Harness, partition: str = "p", **tags: dict[str, Any]) -> None:
+    """Puts tags under keys."""
+    h.ask(Publish(partition, len(tags), keys=list(tags), tags=list(tags.values()), pre_allocate=0))
+
+
+def watch(h: Harness, since: int | None = None, where: Any = None, wait: float | None = 10.0, name: str = "r") -> int:
+    """Client `name` asks; gives its sequence."""
+    return h.send(Watch("p", since, where or {}, wait), name)
+
+
+def told(h: Harness, sequence: int, name: str = "r") -> ChangeReply:
+    """What a watch got; it must be answered."""
+    reply = h.result(sequence, name)
+    assert isinstance(reply, ChangeReply), "the watch is still parked"
+    return reply
+
+
+def now(h: Harness, since: int | None = None, where: Any = None) -> ChangeReply:
+    """What a watch is told that does not wait."""
+    reply = h.look(Watch("p", since, where or {}))
+    assert isinstance(reply, ChangeReply)
+    return reply
+
+
+def numbers(data: bytes) -> list[int]:
+    return np.frombuffer(data, "<i8").tolist()
+
+
+def tags_by_key(reply: ChangeReply) -> dict[str | None, dict[str, Any]]:
+    keys = reply.keys or []
+    return dict(zip(keys, reply.tags or [{} for _ in keys], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (1, 1, True), (1, 1.0, True), (1.5, 1, False), (2**63, float(2**63), True), (2**53 + 1, float(2**53), False),
+        (True, True, True), (True, 1, False), (1, True, False), (False, 0.0, False), (0, None, False),
+        (None, None, True), (float("nan"), float("nan"), True), ("a", "a", True), ("a", b"a", False), ("1", 1, False),
+        ([1, 2], [1.0, 2], True), ([1], [True], False), ([1], [1, 2], False), ([], {}, False),
+        ({"a": [1]}, {"a": [1.0]}, True), ({"a": 1}, {"a": 1, "b": 2}, False), ({"a": 1}, {"b": 1}, False),
+        (Ext(65, b"x"), Ext(65, b"x"), True), (Ext(65, b"x"), Ext(65, b"y"), False), (Ext(65, b"x"), b"x", False),
+    ],
+)  # fmt: skip
+def test_equal_values(one: Any, other: Any, equal: bool) -> None:
+    assert same(one, other) is equal
+    assert same(other, one) is equal
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def test_the_first_question_tells_all_that_is_there(h: Harness) -> None:
+    tag(h, a=READY, b={"status": "running"}, c={"status": "ready", "n": 3})
+    reply = now(h, None, READY)
+    assert numbers(reply.rows) == [0, 2]
+    assert tags_by_key(reply) == {"a": READY, "c": {"status": "ready", "n": 3}}
+    assert reply.version == h.state.partitions["p"].version
+    assert reply.changed
+    assert reply.complete
+    assert not reply.sealed
+    assert not reply.dropped
+
+
+def test_later_questions_tell_what_changed_since(h: Harness) -> None:
+    tag(h, a={"n": 1}, b={"n": 1})
+    version = now(h).version
+    assert now(h, version) == ChangeReply(version)
+    tag(h, b={"n": 2})
+    h.put(1, ["x"], rows=[0])
+    reply = now(h, version)
+    assert tags_by_key(reply) == {"b": {"n": 2}, "a": {"n": 1}}, "in order of change, though rows are a, b"
+    first, second = numbers(reply.versions)
+    assert version < first < second == reply.version
+    assert tags_by_key(now(h, first)) == {"a": {"n": 1}}
+
+
+def test_several_changes_of_a_row_are_told_once(h: Harness) -> None:
+    tag(h, a={"n": 1})
+    version = now(h).version
+    tag(h, a={"n": 2})
+    tag(h, a={"n": 3, "old": DELETE})
+    assert tags_by_key(now(h, version)) == {"a": {"n": 3}}
+
+
+def test_every_entry_must_match(h: Harness) -> None:
+    tag(h, a={"s": 1, "t": 1}, b={"s": 1}, c={"s": 1.0, "t": True}, d={"s": [1], "t": 1})
+    assert set(tags_by_key(now(h, None, {"s": 1, "t": 1}))) == {"a"}
+    assert set(tags_by_key(now(h, None, {"s": 1}))) == {"a", "b", "c"}
+    assert set(tags_by_key(now(h, None, {"t": None}))) == set(), "an entry that is not there is not None"
+
+
+def test_rows_without_keys_and_tags_are_told_too(h: Harness) -> None:
+    h.put(2)
+    reply = now(h)
+    assert (numbers(reply.rows), reply.keys, reply.tags) == ([0, 1], None, None)
+    assert not now(h, None, READY).changed
+
+
+def test_reserved_rows_are_told_once_they_have_something(h: Harness) -> None:
+    h.create(pre_allocate=2)
+    h.ask(Reserve("p", 1, None, 0))
+    assert not now(h).changed
+    h.ask(Reserve("p", 1, ["a"], 0))
+    assert tags_by_key(now(h)) == {"a": {}}
+    version = now(h).version
+    h.put(1, None, rows=[0], groups=["g"])
+    assert not now(h, version).changed, "a group is neither a tag nor a field"
+    h.put(1, rows=[0])
+    assert numbers(now(h, version).rows) == [0]
+
+
+def test_clears_are_told_with_their_keys(h: Harness) -> None:
+    tag(h, a=READY, b={}, c=READY)
+    h.put(1)
+    version = now(h).version
+    h.ask(ClearKeys("p", ["a"]))
+    h.clear([3])
+    reply = now(h, version, READY)
+    assert (numbers(reply.rows), numbers(reply.cleared), reply.cleared_keys) == ([], [0, 3], ["a", None])
+    assert numbers(reply.cleared_versions) == [version + 1, version + 2]
+    assert numbers(now(h, version + 1).cleared) == [3]
+    assert numbers(now(h).cleared) == [], "who knows of nothing need not be told"
+
+
+def test_a_key_that_was_cleared_and_put_anew(h: Harness) -> None:
+    tag(h, a={"n": 1})
+    version = now(h).version
+    h.ask(ClearKeys("p", ["a"]))
+    tag(h, a={"n": 2})
+    reply = now(h, version)
+    assert (numbers(reply.cleared), numbers(reply.rows)) == ([0], [1])
+    assert numbers(reply.cleared_versions) < numbers(reply.versions)
+
+
+def test_rows_that_nobody_was_told_of_are_no_news_when_they_go(h: Harness) -> None:
+    h.create(pre_allocate=3)
+    version = now(h).version
+    h.clear([1])
+    assert not now(h, version).changed
+
+
+def test_forgotten_clears_make_an_answer_incomplete(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfer_queue.core.tables.change_feed.MAX_CLEARED", 4)
+    h.put(10)
+    version = now(h).version
+    h.clear([0, 1])
+    h.clear([2, 3])
+    assert now(h, version).complete
+    h.clear([4])
+    assert (now(h, version).complete, numbers(now(h, version).cleared)) == (False, [2, 3, 4])
+    assert now(h, version + 1).complete
+    h.clear([5, 6, 7, 8, 9])
+    reply = now(h, version + 3)
+    assert (reply.changed, reply.complete, reply.rows) == (True, False, b"")
+    assert now(h).complete
+    assert not now(h, reply.version).changed
+
+
+def test_a_seal_is_told_once(h: Harness) -> None:
+    h.create(producers=2)
+    version = now(h).version
+    h.ask(Seal("p"))
+    assert not now(h, version).changed
+    h.ask(Seal("p"))
+    reply = now(h, version)
+    assert reply.changed
+    assert reply.sealed
+    assert now(h).changed
+    assert now(h, reply.version) == ChangeReply(reply.version, sealed=True)
+
+
+def test_who_knew_a_dropped_partition_is_told_so_even_when_it_is_there_again(h: Harness) -> None:
+    tag(h, a={})
+    version = now(h).version
+    h.ask(ClearPartition("p"))
+    assert now(h, version) == ChangeReply(-1, changed=True, dropped=True)
+    assert now(h) == now(h, -1) == ChangeReply(-1)
+    tag(h, b={})
+    assert now(h, version).dropped
+    assert set(tags_by_key(now(h, -1))) == {"b"}
+    assert not now(h, now(h).version).dropped
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_a_watch_waits_for_the_row_that_matches(h: Harness) -> None:
+    tag(h, a={"status": "running"})
+    first, other = watch(h, None, READY), watch(h, None, {"status": "done"})
+    tag(h, b={"status": "running"})
+    assert h.parked(first, "r")
+    tag(h, a=READY)
+    assert tags_by_key(told(h, first)) == {"a": READY}
+    assert h.parked(other, "r")
+
+
+def test_a_row_that_has_a_key_before_its_tag_is_told_with_the_tag(h: Harness) -> None:
+    sequence = watch(h, None, READY)
+    h.ask(Reserve("p", 1, ["a"], 0))
+    assert h.parked(sequence, "r")
+    tag(h, a=READY)
+    assert tags_by_key(told(h, sequence)) == {"a": READY}
+
+
+def test_all_who_wait_are_told_each_since_his_own_version(h: Harness) -> None:
+    tag(h, a={"n": 1})
+    version = now(h).version
+    names = [f"r{i}" for i in range(5)]
+    sequences = [watch(h, version, name=name) for name in names]
+    tag(h, b={"n": 1})
+    answers = [told(h, sequence, name) for sequence, name in zip(sequences, names, strict=True)]
+    assert all(answer == answers[0] for answer in answers)
+    assert tags_by_key(answers[0]) == {"b": {"n": 1}}
+    tag(h, c={"n": 2})
+    assert set(tags_by_key(now(h, answers[0].version))) == {"c"}
+
+
+def test_what_no_sample_changed_by_answers_nobody(h: Harness) -> None:
+    tag(h, a={})
+    h.put(2)
+    sequence = watch(h, now(h).version)
+    assert h.dealt(2) == [1, 2]
+    h.ask(ResetConsumption("p"))
+    assert h.parked(sequence, "r")
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_clear_and_seal_and_drop_answer_who_waits(h: Harness, begins: bool) -> None:
+    tag(h, a={}, b={})
+    since = None if begins else now(h).version
+    sequence = watch(h, since, READY)
+    h.ask(ClearKeys("p", ["a"]))
+    assert h.parked(sequence, "r") == begins, "who was told of no row yet need not know that one is gone"
+    if not begins:
+        assert told(h, sequence).cleared_keys == ["a"]
+        sequence = watch(h, now(h).version, READY)
+    h.ask(Seal("p"))
+    assert told(h, sequence).sealed
+    sequence = watch(h, now(h).version, READY)
+    h.ask(ClearPartition("p"))
+    assert told(h, sequence) == ChangeReply(-1, changed=True, dropped=True)
+
+
+def test_an_unknown_partition_is_waited_for(h: Harness) -> None:
+    first = watch(h)
+    second = watch(h, -1, READY)
+    h.create()
+    assert h.parked(first, "r")
+    tag(h, a={})
+    assert tags_by_key(told(h, first)) == {"a": {}}
+    assert h.parked(second, "r")
+    h.ask(ClearPartition("p"))
+    assert told(h, second).dropped
+    third = watch(h, -1)
+    tag(h, b={})
+    assert tags_by_key(told(h, third)) == {"b": {}}
+
+
+def test_a_wait_ends_with_an_empty_answer(h: Harness) -> None:
+    unknown = watch(h, wait=5)
+    assert h.controller.next_deadline() == 5
+    h.tick(5)
+    assert told(h, unknown) == ChangeReply(-1)
+    tag(h, a={})
+    sequence = watch(h, None, READY, wait=5)
+    tag(h, b={})
+    h.tick(10)
+    assert told(h, sequence) == ChangeReply(h.state.partitions["p"].version)
+    assert h.controller.counters["failures"] == 0
+    assert not h.state.waiting.watches
+
+
+def test_who_does_not_wait_is_answered_at_once(h: Harness) -> None:
+    assert told(h, watch(h, wait=None)) == told(h, watch(h, wait=0.0)) == ChangeReply(-1)
+
+
+def test_a_put_that_waited_for_room_is_told(h: Harness) -> None:
+    h = Harness(capacity=1)
+    h.put(1)
+    sequence = watch(h, None, READY)
+    put = h.send(Publish("p", 1, keys=["a"], tags=[READY], pre_allocate=0, wait=10.0))
+    assert h.reply(put) is None
+    h.clear([0])
+    assert tags_by_key(told(h, sequence)) == {"a": READY}
+
+
+# ---------------------------------------------------------------- connections
+
+
+def test_a_watch_ends_with_its_connection(h: Harness) -> None:
+    sequence = watch(h)
+    h.disconnect("r")
+    assert not h.parked(sequence, "r")
+    tag(h, a={})
+    assert h.reply(sequence, "r") is None
+
+
+def test_the_same_watch_on_a_new_connection_attaches_again(h: Harness) -> None:
+    sequence = watch(h)
+    old = h.clients["r"].peer
+    new = h.connect("r")
+    h.send(Watch("p", None, {}, 10.0), "r", sequence)
+    h.disconnect("r", old)
+    tag(h, a={})
+    assert (new, sequence) in h.replies
+    assert (old, sequence) not in h.replies
+
+
+def test_a_retry_of_a_watch_whose_answer_was_lost_loses_nothing(h: Harness) -> None:
+    sequence = watch(h)
+    tag(h, a={})
+    h.disconnect("r")
+    h.connect("r")
+    tag(h, b={})
+    h.send(Watch("p", None, {}, 10.0), "r", sequence)
+    assert set(tags_by_key(told(h, sequence))) == {"a", "b"}
+
+
+def test_a_cancelled_watch_waits_no_longer(h: Harness) -> None:
+    sequence = watch(h)
+    assert h.ask(Cancel(sequence), "r") == Done(True)
+    with pytest.raises(WaitTimeoutError, match="cancelled"):
+        h.result(sequence, "r")
+    assert not h.state.waiting.watches
+
+
+def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) -> None:
+    sequences = [watch(h, where=where) for where in (READY, {"n": 1})]
+    again = Harness()
+    for record in h.records[1:]:
+        again.controller.apply(record)
+    again.take([])
+    tag(again, a=READY)
+    assert again.parked(sequences[0], "r"), "it is nobody's yet"
+    again.client("r").sequence = sequences[-1]
+    for sequence, where in zip(sequences, (READY, {"n": 1}), strict=True):
+        again.send(Watch("p", None, where, 10.0), "r", sequence)
+    assert tags_by_key(told(again, sequences[0])) == {"a": READY}
+    assert again.parked(sequences[1], "r")
+    tag(again, b={"n": 1})
+    assert tags_by_key(told(again, sequences[1])) == {"b": {"n": 1}}
+
+
+# ---------------------------------------------------------------- cost
+
+
+def test_a_put_costs_those_who_watch_only_its_own_rows(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    h.put(300, None, tags=[{"n": 0}] * 300)
+    names = [f"r{i}" for i in range(50)]
+    for name in names:
+        watch(h, None, READY, name=name)
+    looked: list[int] = []
+    tags_of = Partition.tags_of
+
+    def counted(partition: Partition, positions: np.ndarray) -> Any:
+        looked.append(len(positions))
+        return tags_of(partition, positions)
+
+    monkeypatch.setattr(Partition, "tags_of", counted)
+    for i in range(20):
+        h.put(2, None, rows=[i, 299 - i], tags=[{"n": 1}] * 2)
+    assert sum(looked) == 40
+    assert all(h.parked(1, name) for name in names)
+
+
+def test_chunks_without_news_are_not_looked_at(h: Harness) -> None:
+    h.put(2 * CHUNK + 5)
+    partition = h.state.partitions["p"]
+    version = partition.version
+    h.put(1, rows=[CHUNK + 7])
+    kept = {key: partition.rows.chunks[key].changed for key in (0, 2)}
+    for key in kept:
+        partition.rows.chunks[key].changed = None  # type: ignore[assignment]
+    positions, versions = partition.changes.since(version)
+    assert (positions.tolist(), versions.tolist()) == ([CHUNK + 7], [version + 1])
+    for key, changed in kept.items():
+        partition.rows.chunks[key].changed = changed
+    assert len(partition.changes.since(0)[0]) == 2 * CHUNK + 5
+
+
+def test_a_chunk_that_is_cleared_takes_its_versions_along(h: Harness) -> None:
+    h.put(CHUNK + 1)
+    h.clear(range(CHUNK))
+    assert list(h.state.partitions["p"].changes.newest) == [1]
+    assert numbers(now(h).rows) == [CHUNK]
+
+
+# ---------------------------------------------------------------- lists
+
+
+def test_keys_by_tag(h: Harness) -> None:
+    tag(h, a=READY, b={}, c=READY)
+    tag(h, "q", d={"n": 1})
+    h.create("empty")
+    assert h.look(ListKeys(["p"], READY)).value == {"p": {"a": READY, "c": READY}}
+    assert h.look(ListKeys(None, {"n": 1.0})).value == {"p": {}, "q": {"d": {"n": 1}}, "empty": {}}
+    assert h.look(ListKeys(["p"])).value == {"p": {"a": READY, "b": {}, "c": READY}}
+    assert h.look(ListKeys(["unknown"], READY)).value == {}
+
+
+def test_a_watch_names_its_rows_as_a_list_does(h: Harness) -> None:
+    h.ask(h.publish(2, {"x": tensor()}, keys=["a", "b"], tags=[READY, {}]))
+    assert tags_by_key(now(h, None, READY)) == h.look(ListKeys(["p"], READY)).value["p"]
+    assert harness.rows_of(h.ask(h.publish(1, rows=[1]))) == [1]
+    assert column([1]) == now(h, now(h).version - 1).rows

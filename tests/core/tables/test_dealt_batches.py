@@ -1,0 +1,346 @@
+"""Dealt batches: rank-consistent and balanced; late, out of order, partly cleared, gone, forgotten."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from harness import Harness, rows_of
+
+from transfer_queue.core.state.state import State
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
+from transfer_queue.messages import ClearPartition, Failure, ResetConsumption, Seal
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler.base import Share
+
+
+@pytest.fixture(params=[RankAwareSampler, lambda: GRPOGroupNSampler(2)], ids=["rank_aware", "grpo"])
+def ranks(request: pytest.FixtureRequest) -> Harness:
+    return Harness(request.param())
+
+
+# ---------------------------------------------------------------- rank-consistent
+
+
+def test_everybody_gets_the_same(ranks: Harness) -> None:
+    ranks.put(8)
+    first = ranks.dealt(2, dp_rank=0, batch_index=0)
+    assert first == [0, 1]
+    for _ in range(3):
+        assert ranks.dealt(2, dp_rank=0, batch_index=0) == first
+    assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
+    assert ranks.dealt(2, dp_rank=0, batch_index=1) == [4, 5]
+    assert ranks.dealt(2, "other", dp_rank=0, batch_index=0) == [0, 1]
+    assert ranks.controller.counters["dealt_rows"] == 8
+
+
+def test_out_of_order_and_late(ranks: Harness) -> None:
+    ranks.put(6)
+    third = ranks.dealt(2, dp_rank=0, batch_index=7)
+    first = ranks.dealt(2, dp_rank=0, batch_index=0)
+    assert (third, first) == ([0, 1], [2, 3])
+    ranks.put(100)
+    assert ranks.dealt(2, dp_rank=0, batch_index=7) == third
+    assert ranks.dealt(2, dp_rank=0, batch_index=0) == first
+    assert ranks.dealt(2, dp_rank=0, batch_index=3) == [4, 5]
+
+
+def test_a_late_replica_is_served_though_nothing_is_ready(ranks: Harness) -> None:
+    ranks.put(2)
+    assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
+    assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
+    assert ranks.dealt(2, dp_rank=0, batch_index=1) == []
+
+
+def test_replicas_that_wait_are_met_together(ranks: Harness) -> None:
+    waiting = [(ranks.claim(2, wait=10, name=name, dp_rank=1, batch_index=4), name) for name in "abc"]
+    other = ranks.claim(2, wait=10, name="d", dp_rank=0, batch_index=4)
+    ranks.put(2)
+    assert [ranks.got(sequence, name) for sequence, name in waiting] == [[0, 1]] * 3
+    assert ranks.parked(other, "d")
+    ranks.put(2)
+    assert ranks.got(other, "d") == [2, 3]
+
+
+@pytest.mark.design("the same key asked with another batch_size is a ValueError")
+def test_another_batch_size_is_an_error(ranks: Harness) -> None:
+    ranks.put(6)
+    waiting = ranks.claim(8, wait=10, name="late", dp_rank=0, batch_index=0)
+    ranks.dealt(2, dp_rank=0, batch_index=0)
+    with pytest.raises(InvalidArgumentError, match="dealt with batch_size 2 and is asked with 4"):
+        ranks.dealt(4, dp_rank=0, batch_index=0)
+    with pytest.raises(InvalidArgumentError, match="asked with 8"):
+        ranks.result(waiting, "late")
+    assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
+
+
+@pytest.mark.design(
+    "a dealt batch is kept until all its rows are cleared or its partition is dropped",
+    "a later ask for a batch that is gone is an error and never fresh rows",
+)
+def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
+    ranks.put(6)
+    ranks.dealt(2, dp_rank=0, batch_index=0)
+    ranks.clear([0, 1])
+    for _ in range(2):
+        with pytest.raises(BatchGoneError, match=r"batch 0 of dp_rank 0.*not replaced"):
+            ranks.dealt(2, dp_rank=0, batch_index=0)
+    assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
+    assert ranks.dealt(2, dp_rank=0, batch_index=1) == [4, 5]
+    dealt = ranks.state.partitions["p"].dealt["t"]
+    assert {rank: issued.state() for rank, issued in dealt.issued.items()} == {0: [(0, 1)], 1: [(0, 0)]}
+
+
+@pytest.mark.design("issued batch indexes are kept as intervals")
+def test_issued_batches_take_bounded_space(ranks: Harness) -> None:
+    for number in range(50):
+        ranks.put(2)
+        ranks.clear(ranks.dealt(2, dp_rank=0, batch_index=number) or [])
+    dealt = ranks.state.partitions["p"].dealt["t"]
+    assert (dealt.batches, dealt.by_key, dealt.issued[0].state()) == ({}, {}, [(0, 49)])
+    with pytest.raises(BatchGoneError):
+        ranks.dealt(2, dp_rank=0, batch_index=25)
+
+
+def test_partly_cleared(ranks: Harness) -> None:
+    ranks.put(4, tags=[{"n": number} for number in range(4)])
+    ranks.dealt(4, dp_rank=0, batch_index=0)
+    ranks.clear([1, 2])
+    sequence = ranks.claim(4, dp_rank=0, batch_index=0)
+    reply = ranks.result(sequence, "r")
+    assert rows_of(reply) == [0, 1, 2, 3]
+    assert reply.tags == [{"n": 0}, {}, {}, {"n": 3}]
+    with pytest.raises(StorageKeyNotFoundError, match=r"\[1, 2\]"):
+        ranks.lookup(rows_of(reply), ["x"])
+
+
+def test_a_dropped_partition_begins_anew(ranks: Harness) -> None:
+    ranks.put(4)
+    ranks.dealt(2, dp_rank=0, batch_index=0)
+    ranks.ask(ClearPartition("p"))
+    assert ranks.dealt(2, dp_rank=0, batch_index=0) == []
+    ranks.put(4)
+    assert ranks.dealt(2, dp_rank=0, batch_index=0) == [4, 5]
+
+
+@pytest.mark.design("reset_consumption forgets that task's dealt batches")
+def test_a_reset_forgets(ranks: Harness) -> None:
+    ranks.put(4)
+    ranks.dealt(2, dp_rank=0, batch_index=0)
+    ranks.dealt(2, dp_rank=1, batch_index=0)
+    ranks.dealt(4, "u", dp_rank=0, batch_index=0)
+    ranks.ask(ResetConsumption("p", "t"))
+    assert ranks.dealt(4, dp_rank=1, batch_index=0) == [0, 1, 2, 3]
+    assert ranks.dealt(4, "u", dp_rank=0, batch_index=0) == [0, 1, 2, 3]
+    ranks.clear([0, 1, 2, 3])
+    ranks.ask(ResetConsumption("p", "t"))
+    assert ranks.dealt(4, dp_rank=1, batch_index=0) == []
+
+
+@pytest.mark.design("a replica that lags still gets its last batch")
+def test_the_last_batch_is_there_for_who_lags(ranks: Harness) -> None:
+    ranks.put(4)
+    ranks.dealt(4, dp_rank=0, batch_index=0)
+    ranks.ask(Seal("p"))
+    assert ranks.dealt(4, dp_rank=0, batch_index=0) == [0, 1, 2, 3]
+    assert ranks.dealt(4, dp_rank=0, batch_index=1) is None
+    assert ranks.dealt(4, dp_rank=0, batch_index=0, finite=True) == [0, 1, 2, 3]
+
+
+def test_the_rest_is_kept_too(ranks: Harness) -> None:
+    ranks.put(6)
+    ranks.dealt(4, dp_rank=0, batch_index=0)
+    ranks.ask(Seal("p"))
+    assert ranks.dealt(4, dp_rank=0, batch_index=1) == [4, 5]
+    assert ranks.dealt(4, dp_rank=0, batch_index=1) == [4, 5]
+    assert ranks.dealt(4, dp_rank=0, batch_index=2) is None
+
+
+def test_a_probe_deals_nothing(ranks: Harness) -> None:
+    waiting = ranks.claim(2, wait=10, probe=True, dp_rank=0, batch_index=0)
+    ranks.put(2)
+    assert ranks.got(waiting) == []
+    assert ranks.dealt(2, dp_rank=1, batch_index=0) == [0, 1]
+    assert ranks.dealt(2, probe=True, wait=10, dp_rank=1, batch_index=0) == []
+
+
+@pytest.mark.parametrize("missing", ["dp_rank", "batch_index"])
+def test_rank_aware_needs_both(missing: str) -> None:
+    h = Harness(RankAwareSampler())
+    sampling = {name: 0 for name in ("dp_rank", "batch_index") if name != missing}
+    with pytest.raises(InvalidArgumentError, match=missing):
+        h.dealt(1, **sampling)
+
+
+def test_a_claim_may_name_a_built_in_sampler(h: Harness) -> None:
+    h.put(8)
+    assert h.dealt(2, sampler="RankAwareSampler", dp_rank=0, batch_index=0) == [0, 1]
+    assert h.dealt(2, sampler="RankAwareSampler", dp_rank=0, batch_index=0) == [0, 1]
+    assert h.dealt(1) == [2]
+    assert h.dealt(4, sampler="GRPOGroupNSampler", n_samples_per_prompt=4) == [4, 5, 6, 7]
+    waiting = h.claim(2, sampler="RankAwareSampler", dp_rank=1, batch_index=0, wait=10)
+    h.put(1)
+    assert h.got(waiting) == [3, 8]
+
+
+# ---------------------------------------------------------------- balanced
+
+
+def balanced(size: int = 1, ranks: int = 2) -> Harness:
+    return Harness(SeqlenBalancedSampler(size, ranks))
+
+
+def lengths(*values: int) -> list[dict[str, int]]:
+    return [{"total_lengths": value} for value in values]
+
+
+@pytest.mark.design("a balanced deal takes all ranks' shares out of the ready set at once")
+def test_one_deal_takes_all_shares() -> None:
+    h = balanced()
+    h.put(6, tags=lengths(9, 1, 5, 5, 7, 7))
+    assert h.dealt(2, dp_rank=1, batch_index=0) is not None
+    assert h.state.partitions["p"].tasks["t"] == 4
+    shares = [h.dealt(2, dp_rank=rank, batch_index=0) for rank in (0, 1)]
+    assert sorted(itertools.chain(*(share or [] for share in shares))) == [0, 1, 2, 3]
+    assert sorted(map(sorted, (share or [] for share in shares))) == [[0, 1], [2, 3]], "9 + 1 and 5 + 5"
+    assert h.dealt(2, dp_rank=0, batch_index=1) == [], "two rows are too few for two ranks"
+
+
+def test_other_ranks_that_wait_are_met_by_the_deal() -> None:
+    h = balanced(1, 4)
+    waiting = [(h.claim(2, wait=10, name=f"c{rank}", dp_rank=rank, batch_index=0), f"c{rank}") for rank in (3, 1, 0, 2)]
+    next_ = h.claim(2, wait=10, name="next", dp_rank=0, batch_index=1)
+    h.put(7)
+    assert all(h.parked(sequence, name) for sequence, name in waiting)
+    h.put(1)
+    assert sorted(row for s, n in waiting for row in h.got(s, n) or []) == list(range(8))
+    assert h.parked(next_, "next")
+
+
+def test_rank_0_may_be_meant_without_being_named() -> None:
+    h = balanced()
+    second = h.claim(2, wait=10, name="b", dp_rank=1, batch_index=0)
+    first = h.claim(2, wait=10, name="a", batch_index=0)
+    h.put(4)
+    assert sorted([*(h.got(first, "a") or []), *(h.got(second, "b") or [])]) == [0, 1, 2, 3]
+
+
+def test_a_waiting_rank_with_another_batch_size_is_told() -> None:
+    h = balanced()
+    odd = h.claim(1, wait=10, name="odd", dp_rank=1, batch_index=0)
+    h.put(1)
+    assert h.parked(odd, "odd")
+    late = h.claim(3, wait=10, name="late", dp_rank=0, batch_index=0)
+    h.put(1)
+    assert h.got(odd, "odd") is not None
+    with pytest.raises(InvalidArgumentError, match="batch_size 1 and is asked with 3"):
+        h.result(late, "late")
+
+
+def test_without_batch_index_the_deal_is_the_callers() -> None:
+    h = balanced(2, 2)
+    h.put(6)
+    assert h.dealt(2) == [0, 1]
+    assert h.dealt(2, dp_rank=1) == [2, 3]
+    assert h.state.partitions["p"].dealt == {}
+    h.ask(Seal("p"))
+    assert h.dealt(4) == [4, 5]
+    assert h.dealt(4) is None
+
+
+def test_after_a_seal_every_rank_gets_as_many() -> None:
+    h = balanced(2, 2)
+    h.put(14)
+    assert [len(h.dealt(4, dp_rank=rank, batch_index=0) or []) for rank in (0, 1)] == [4, 4]
+    h.ask(Seal("p"))
+    assert [len(h.dealt(4, dp_rank=rank, batch_index=1) or []) for rank in (1, 0)] == [2, 2]
+    assert [h.dealt(4, dp_rank=rank, batch_index=2) for rank in (0, 1)] == [None, None]
+
+
+def test_a_waiting_end_reaches_all_ranks() -> None:
+    h = balanced(1, 2)
+    h.put(3)
+    waiting = [(h.claim(2, wait=10, name=f"c{rank}", dp_rank=rank, batch_index=0), f"c{rank}") for rank in (0, 1)]
+    last = [(h.claim(2, wait=10, name=f"l{rank}", dp_rank=rank, batch_index=1), f"l{rank}") for rank in (0, 1)]
+    h.ask(Seal("p"))
+    assert sorted(len(h.got(s, n) or []) for s, n in waiting) == [1, 1]
+    assert [h.got(s, n) for s, n in last] == [None, None]
+
+
+def test_balanced_refusals() -> None:
+    h = balanced(2, 2)
+    for count, sampling in ((2, {"dp_rank": 2, "batch_index": 0}), (1, {"batch_index": 0}), (3, {})):
+        with pytest.raises(InvalidArgumentError):
+            h.dealt(count, **sampling)
+    h.put(4, tags=[{}, {}, {"total_lengths": "long"}, {}])
+    waiting = h.claim(4, wait=10, batch_index=0)
+    with pytest.raises(InvalidArgumentError, match="row 2 must be a finite number"):
+        h.dealt(2, batch_index=0)
+    h.put(4)
+    with pytest.raises(InvalidArgumentError, match="row 2"):
+        h.result(waiting, "r")
+    assert h.state.partitions["p"].tasks == {}
+
+
+# ---------------------------------------------------------------- a user's own deal
+
+
+class Backwards(RankAwareSampler):
+    """A user's deal: the newest rows; `_sample` stands as it is."""
+
+    wrong = ""
+
+    def deal(self, ready_indexes, batch_size, **config):  # type: ignore[no-untyped-def]
+        rank, _ = self.deal_key(config)
+        rows = ready_indexes[:][::-1][:batch_size]
+        if self.wrong == "raise":
+            raise KeyError("oops")
+        if self.wrong == "foreign":
+            rows = [10**6]
+        return {rank + (self.wrong == "other"): (rows, rows)}
+
+
+def test_a_users_deal() -> None:
+    sampler = Backwards()
+    h = Harness(sampler)
+    h.put(3)
+    for wrong, text in (("raise", "KeyError: 'oops'"), ("foreign", "1000000"), ("other", "returned no share")):
+        sampler.wrong = wrong
+        with pytest.raises(SamplerError, match=text):
+            h.dealt(2, dp_rank=0, batch_index=0)
+    sampler.wrong = ""
+    assert h.state.partitions["p"].tasks == {}
+    assert h.dealt(2, dp_rank=0, batch_index=0) == [2, 1]
+    assert h.dealt(2, dp_rank=0, batch_index=0) == [2, 1]
+    waiting = h.claim(2, wait=10, dp_rank=1, batch_index=0)
+    assert not isinstance(h.reply(waiting, "r"), Failure)
+    h.put(1)
+    assert h.got(waiting) == [3, 0]
+
+
+@pytest.mark.design("a Dealt record carries the outcome; replay never calls a sampler")
+def test_replay_calls_no_sampler() -> None:
+    """The state that a replay makes has every deal, though no sampler is there to ask."""
+
+    class Once(RankAwareSampler):
+        """Deals in live operation alone."""
+
+        live = True
+
+        def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+            assert self.live
+            return super().deal(ready_indexes, batch_size, **config)
+
+    sampler = Once()
+    h = Harness(sampler)
+    h.put(4)
+    rows = h.dealt(2, dp_rank=1, batch_index=3)
+    sampler.live = False
+    state = State()
+    for record in h.records:
+        state.apply(record)
+    batch = state.partitions["p"].dealt["t"].find(1, 3)
+    assert batch is not None
+    assert batch.rows.tolist() == rows

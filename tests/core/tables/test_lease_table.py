@@ -1,0 +1,580 @@
+"""Leases: rows are claimed until they are acknowledged, and delivered again where they are not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from harness import Harness, column, rows_of, through_file
+
+from transfer_queue.core.claims.lease_deadlines import LEAST, Deadlines
+from transfer_queue.core.state import invariants, validation
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
+from transfer_queue.messages import (
+    Ack,
+    Cancel,
+    CheckConsumption,
+    ClaimReply,
+    ClearPartition,
+    ConsumptionStatus,
+    Explain,
+    RankGone,
+    Renew,
+    ResetConsumption,
+    Seal,
+    Status,
+    TaskProgress,
+)
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler.base import BaseSampler
+
+
+def task(h: Harness) -> TaskProgress:
+    (found,) = [t for t in h.look(Status()).partitions[0].tasks if t.name == "t"]
+    return found
+
+
+def deliveries(reply: ClaimReply) -> list[int] | None:
+    return None if reply.deliveries is None else np.frombuffer(reply.deliveries, "<i4").tolist()
+
+
+def renewed(h: Harness, *replies: ClaimReply) -> list[bool]:
+    return h.ask(Renew([("p", reply.token) for reply in replies]), "r").value
+
+
+def consumed(h: Harness) -> list[int]:
+    reply = h.look(ConsumptionStatus("p", "t"))
+    return np.frombuffer(reply.matrix, "i1").tolist()
+
+
+# ---------------------------------------------------------------- one consumer
+
+
+def test_rows_are_claimed_until_the_ack(h: Harness) -> None:
+    h.put(4)
+    first, second = h.lease(2), h.lease(2)
+    assert (rows_of(first), rows_of(second)) == ([0, 1], [2, 3])
+    assert 0 < first.token < second.token
+    assert h.dealt(1) == []
+    assert consumed(h) == [0, 0, 0, 0]
+    assert (task(h).consumed, task(h).claimed, task(h).consumed_ever) == (0, 4, 0)
+    assert h.ack(first)
+    assert consumed(h) == [1, 1, 0, 0]
+    assert (task(h).consumed, task(h).claimed, task(h).consumed_ever) == (2, 2, 2)
+    assert not h.look(CheckConsumption("p", "t")).value
+    assert h.ack(second)
+    assert h.look(CheckConsumption("p", "t")).value
+    assert not h.ack(second), "it counts once"
+
+
+def test_without_a_lease_rows_are_consumed_as_ever(h: Harness) -> None:
+    h.put(2)
+    reply = h.result(h.claim(2), "r")
+    assert (reply.token, reply.deliveries) == (0, None)
+    assert consumed(h) == [1, 1]
+    assert not h.ack(reply)
+    assert not h.nack(reply)
+
+
+def test_an_expired_lease_makes_its_rows_ready_again(h: Harness) -> None:
+    h.put(2)
+    lost = h.lease(2, lease=10.0)
+    waits = h.claim(2, name="other", wait=100.0, lease=5.0)
+    assert deliveries(lost) is None
+    h.tick(9.9)
+    assert h.parked(waits, "other")
+    h.tick(10.0)
+    again = h.result(waits, "other")
+    assert rows_of(again) == [0, 1]
+    assert deliveries(again) == [2, 2]
+    assert again.token > lost.token
+    assert not h.ack(lost), "a late ack counts for nothing"
+    assert consumed(h) == [0, 0]
+    assert h.ack(again, name="other")
+    assert consumed(h) == [1, 1]
+
+
+def test_a_nack_gives_back_at_once_and_may_not_count(h: Harness) -> None:
+    h.put(2)
+    assert h.nack(h.lease(2))
+    again = h.lease(2)
+    assert deliveries(again) == [2, 2]
+    assert h.nack(again, delivered=False)
+    assert not h.nack(again)
+    assert deliveries(h.lease(2)) == [2, 2]
+
+
+def test_a_renewed_lease_goes_on(h: Harness) -> None:
+    h.put(2)
+    reply = h.lease(2, lease=10.0)
+    for now in (8.0, 16.0, 24.0):
+        h.tick(now)
+        assert renewed(h, reply) == [True]
+    assert h.controller.next_deadline() is not None
+    h.tick(33.9)
+    assert h.dealt(1) == []
+    h.tick(34.0)
+    assert renewed(h, reply) == [False]
+    assert h.dealt(2) == [0, 1]
+    assert h.controller.next_deadline() is None
+
+
+def test_parts_are_acknowledged_and_given_back(h: Harness) -> None:
+    h.put(4)
+    reply = h.lease(4)
+    assert h.ack(reply, [0, 2])
+    assert not h.ack(reply, [0, 2])
+    assert h.nack(reply, [1])
+    assert consumed(h) == [1, 0, 1, 0]
+    again = h.lease(1)
+    assert rows_of(again) == [1]
+    h.tick(10.0)
+    last = h.lease(2)
+    assert (rows_of(last), deliveries(last)) == ([1, 3], [3, 2])
+    assert not h.ack(reply, [3, 99])
+
+
+def test_a_lost_reply_is_given_again_with_its_token(h: Harness) -> None:
+    h.put(2)
+    sequence = h.claim(2, lease=10.0)
+    first = h.result(sequence, "r")
+    h.disconnect("r")
+    h.connect("r")
+    request = h.claim(2)  # another sequence: nothing is there
+    assert h.got(request) == []
+    h.send(Renew([]), "r", sequence)
+    assert h.result(sequence, "r") == first
+    assert consumed(h) == [0, 0], "that its client has gone for a while ends no lease"
+
+
+def test_a_fetch_that_is_cancelled_as_it_is_met_loses_nothing(h: Harness) -> None:
+    sequence = h.claim(2, wait=100.0, lease=1000.0)
+    h.put(2)
+    h.ask(Cancel(sequence), "r")
+    again = h.lease(2)
+    assert rows_of(again) == [0, 1]
+    assert deliveries(again) is None, "nobody has seen them"
+    h.ask(Cancel(sequence), "r")
+    assert h.ack(again)
+
+
+def test_tokens_never_go_back(h: Harness) -> None:
+    h.put(2)
+    tokens = []
+    for event in (ResetConsumption("p"), ClearPartition("p"), None):
+        tokens.append(h.lease(2).token)
+        if event is not None:
+            h.ask(event)
+        if isinstance(event, ClearPartition):
+            h.put(2)
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("lease", [0.0, -1.0])
+def test_a_lease_that_cannot_be_is_an_error(h: Harness, lease: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="lease must be seconds"):
+        h.lease(1, lease=lease)
+
+
+def test_leases_of_a_restored_state_run_anew(h: Harness) -> None:
+    h.put(4)
+    first, second = h.lease(2, lease=10.0), h.lease(2, lease=10.0)
+    deadlines = Deadlines(h.state)
+    assert deadlines.next() == -math.inf
+    assert deadlines.renew("p", second.token, 95.0)
+    assert list(deadlines.due(100.0)) == []
+    assert deadlines.next() == 110.0
+    assert deadlines.renew("p", first.token, 105.0)
+    partition, due = next(deadlines.due(114.0))
+    assert (partition.name, due.token) == ("p", second.token)
+
+
+def test_deadlines_of_what_is_acknowledged_do_not_pile_up(h: Harness) -> None:
+    h.put(1)
+    lease = h.state.partitions["p"].leases.by_token[h.lease(1).token]
+    for _ in range(3 * LEAST):
+        h.controller.deadlines.begin("p", lease, h.now)
+    assert len(h.controller.deadlines._heap) <= LEAST + 1
+
+
+# ---------------------------------------------------------------- what ends leases
+
+
+@pytest.mark.parametrize("sampler", [None, RankAwareSampler()])
+def test_a_reset_fences(sampler: BaseSampler | None) -> None:
+    h = Harness(sampler)
+    h.put(2)
+    reply = h.lease(2, dp_rank=0, batch_index=0)
+    h.ask(ResetConsumption("p", "t"))
+    assert not h.ack(reply)
+    assert renewed(h, reply) == [False]
+    again = h.lease(2, dp_rank=0, batch_index=0)
+    assert (rows_of(again), deliveries(again)) == ([0, 1], None)
+    h.tick(10.0)
+    assert deliveries(h.lease(2, dp_rank=0, batch_index=0)) == [2, 2]
+
+
+def test_cleared_rows_and_partitions_end_leases(h: Harness) -> None:
+    h.put(3)
+    reply = h.lease(3)
+    h.clear([0])
+    assert h.ack(reply, [0, 1])
+    h.clear([2])
+    assert not h.ack(reply)
+    assert renewed(h, reply) == [False]
+    h.put(1)
+    other = h.lease(1)
+    h.ask(ClearPartition("p"))
+    h.put(1)
+    assert not h.ack(other)
+    h.tick(100.0)
+    assert h.dealt(1) == [4]
+
+
+# ---------------------------------------------------------------- kept batches
+
+
+@pytest.fixture
+def ranks() -> Harness:
+    return Harness(RankAwareSampler())
+
+
+def test_a_kept_batch_comes_again_under_its_key_alone(ranks: Harness) -> None:
+    h = ranks
+    h.put(4)
+    lost = h.lease(2, dp_rank=0, batch_index=0)
+    h.tick(10.0)
+    assert h.dealt(4, dp_rank=0, batch_index=1) == []
+    assert h.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
+    again = h.lease(2, dp_rank=0, batch_index=0)
+    assert (rows_of(again), deliveries(again)) == ([0, 1], [2, 2])
+    assert not h.ack(lost)
+    assert h.ack(again)
+    over = h.lease(2, dp_rank=0, batch_index=0)
+    assert (rows_of(over), over.token) == ([0, 1], 0)
+
+
+def test_the_first_ack_finishes_a_share(ranks: Harness) -> None:
+    h = ranks
+    h.put(2)
+    one, two = (h.lease(2, name=name, dp_rank=0, batch_index=0) for name in ("a", "b"))
+    assert rows_of(one) == rows_of(two) == [0, 1]
+    assert one.token != two.token
+    assert h.ack(two)
+    assert not h.ack(one), "no error, but it counts for nothing"
+    assert consumed(h) == [1, 1]
+    assert renewed(h, one, two) == [False, False]
+
+
+def test_replicas_are_waited_for(ranks: Harness) -> None:
+    h = ranks
+    h.put(2)
+    one, two = (h.lease(2, name=name, replicas=2, dp_rank=0, batch_index=0) for name in ("a", "b"))
+    assert h.ack(one)
+    assert not h.ack(one), "an ack of the same token is none of another replica"
+    assert consumed(h) == [0, 0]
+    h.tick(10.0)
+    assert not h.ack(two)
+    again = h.lease(2, name="b", replicas=2, dp_rank=0, batch_index=0)
+    assert deliveries(again) == [2, 2]
+    assert h.ack(again, [0])
+    assert consumed(h) == [1, 0]
+    assert h.ack(again)
+    assert consumed(h) == [1, 1]
+
+
+def test_a_delivery_counts_once_for_all_replicas(ranks: Harness) -> None:
+    h = ranks
+    h.put(2)
+    h.lease(2, name="a", dp_rank=0, batch_index=0)
+    h.tick(5.0)
+    h.lease(2, name="b", dp_rank=0, batch_index=0)
+    h.tick(10.0)
+    assert deliveries(h.lease(2, name="c", lease=1.0, dp_rank=0, batch_index=0)) is None, "b still has it"
+    h.tick(15.0)
+    assert deliveries(h.lease(2, name="d", dp_rank=0, batch_index=0)) == [2, 2]
+
+
+def test_who_asks_without_a_lease_consumes(ranks: Harness) -> None:
+    h = ranks
+    h.put(2)
+    leased = h.lease(2, dp_rank=0, batch_index=0)
+    assert h.dealt(2, name="other", dp_rank=0, batch_index=0) == [0, 1]
+    assert consumed(h) == [1, 1]
+    assert not h.ack(leased)
+
+
+def test_shares_of_all_ranks_wait_for_their_acks() -> None:
+    h = Harness(SeqlenBalancedSampler(dp_size=2))
+    h.put(4, tags=[{"total_lengths": 1}] * 4)
+    mine = h.lease(2, dp_rank=0, batch_index=0)
+    assert (task(h).claimed, task(h).consumed) == (4, 0)
+    assert h.ack(mine)
+    assert (task(h).claimed, task(h).consumed) == (2, 2)
+    other = h.lease(2, name="b", dp_rank=1, batch_index=0)
+    assert not set(rows_of(other)) & set(rows_of(mine))
+    h.tick(100.0)
+    assert rows_of(h.lease(2, name="b", dp_rank=1, batch_index=0)) == rows_of(other)
+
+
+def test_the_rows_of_a_rank_that_is_gone_are_anybodys(ranks: Harness) -> None:
+    h = ranks
+    h.put(6)
+    acked = h.lease(2, dp_rank=1, batch_index=0)
+    h.ack(acked)
+    lost = h.lease(2, dp_rank=1, batch_index=1)
+    h.ask(Seal("p"))
+    mine = h.lease(2, name="a", dp_rank=0, batch_index=0)
+    h.ack(mine)
+    waits = h.claim(2, name="a", wait=1000.0, lease=10.0, dp_rank=0, batch_index=1)
+    assert h.parked(waits, "a"), "what may come back is not the end"
+    h.tick(50.0)
+    assert h.parked(waits, "a")
+    assert h.ask(RankGone("p", "t", 1)).value == 2
+    again = h.result(waits, "a")
+    assert (rows_of(again), deliveries(again)) == (rows_of(lost), [2, 2])
+    assert not h.ack(lost)
+    assert h.ack(again, name="a")
+    assert h.dealt(2, name="a", dp_rank=0, batch_index=2) is None, "nothing is owed to who is gone"
+    assert h.dealt(2, dp_rank=1, batch_index=0) == rows_of(acked), "what it has acknowledged stays its own"
+    with pytest.raises(BatchGoneError, match="declared gone"):
+        h.lease(2, dp_rank=1, batch_index=1)
+    assert h.ask(RankGone("p", "t", 1)).value == 0
+
+
+def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) -> None:
+    """The oldest first, also if the first lease of a batch has ended and another of it goes on."""
+    ranks.put(4)
+    first = ranks.lease(2, dp_rank=0, batch_index=0, replicas=2)
+    tokens = [ranks.lease(2, dp_rank=0, batch_index=batch, name="s", replicas=2).token for batch in (1, 0)]
+    ranks.nack(first)
+    for state in (ranks.state, through_file(ranks.state)):
+        assert [lease.token for lease in state.partitions["p"].leases.of_rank("t", 0)] == tokens
+
+
+def test_a_rank_is_gone_in_the_middle_of_a_lease(ranks: Harness) -> None:
+    h = ranks
+    h.put(4)
+    lost = h.lease(4, dp_rank=1, batch_index=0)
+    h.ack(lost, [0])
+    assert h.ask(RankGone("p", "t", 1)).value == 3
+    assert not h.ack(lost)
+    again = h.lease(3, dp_rank=0, batch_index=0)
+    assert (rows_of(again), deliveries(again)) == ([1, 2, 3], [2, 2, 2])
+    with pytest.raises(UnknownPartitionError):
+        h.ask(RankGone("none", "t", 1))
+
+
+def test_replicas_need_a_kept_batch(h: Harness) -> None:
+    with pytest.raises(InvalidArgumentError, match="leave replicas out"):
+        h.lease(1, replicas=2)
+    with pytest.raises(InvalidArgumentError, match="replicas must be 1 or more"):
+        h.lease(1, replicas=0)
+    with pytest.raises(InvalidArgumentError, match="of a claim with a lease"):
+        h.result(h.claim(1, replicas=1), "r")
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_groups_are_acknowledged_whole() -> None:
+    h = Harness(GRPOGroupNSampler(2))
+    h.put(4)
+    reply = h.lease(4)
+    for split in ([0], [1, 2], [0, 1, 3]):
+        with pytest.raises(InvalidArgumentError, match="whole groups"):
+            h.ack(reply, split)
+        with pytest.raises(InvalidArgumentError, match="whole groups"):
+            h.nack(reply, split)
+    assert h.ack(reply, [2, 3])
+    h.tick(10.0)
+    assert rows_of(h.lease(2)) == [0, 1]
+
+
+def test_groups_of_other_claims_do_not_come_apart() -> None:
+    h = Harness(GRPOGroupNSampler(2))
+    h.put(4, groups=["a", "b", "a", "b"])
+    reply = h.lease(4)
+    assert rows_of(reply) == [0, 2, 1, 3]
+    with pytest.raises(InvalidArgumentError):
+        h.ack(reply, [0, 1])
+    h.clear([1])
+    assert h.ack(reply, [3]), "of what is left of its group it is the whole"
+    h.tick(10.0)
+    assert rows_of(h.lease(2)) == [0, 2]
+
+
+def test_a_claimed_row_is_not_the_end() -> None:
+    for sampler in (None, GRPOGroupNSampler(2), RankAwareSampler()):
+        h = Harness(sampler)
+        h.put(4)
+        h.ask(Seal("p"))
+        reply = h.lease(2, dp_rank=0, batch_index=0)
+        assert h.ack(h.lease(2, dp_rank=0, batch_index=1))
+        waits = h.claim(2, wait=100.0, dp_rank=0, batch_index=2)
+        assert h.parked(waits)
+        assert h.ack(reply)
+        assert h.got(waits) is None
+
+
+# ---------------------------------------------------------------- poison
+
+
+def test_what_is_never_acknowledged_is_set_aside(h: Harness) -> None:
+    h.create(max_deliveries=3)
+    h.put(2)
+    h.ask(Seal("p"))
+    for delivery in (1, 2, 3):
+        reply = h.lease(2)
+        assert deliveries(reply) == (None if delivery == 1 else [delivery] * 2)
+        h.ack(reply, [1]) if delivery == 3 else h.nack(reply)
+    h.nack(reply)
+    assert h.dealt(1) is None
+    assert h.look(Status()).partitions[0].passed == {"t": {"poison": 1}}
+    assert (
+        "passed over for task 't': poison (delivered 3 times, never acknowledged)" in h.look(Explain("p", row=0)).value
+    )
+    assert h.look(CheckConsumption("p", "t")).value
+    h.ask(ResetConsumption("p"))
+    assert deliveries(h.lease(2)) is None
+
+
+def test_the_system_says_how_often_where_the_partition_does_not(h: Harness) -> None:
+    h.controller.max_deliveries = 1
+    h.put(1)
+    h.create("q", max_deliveries=0)
+    h.put(1, partition="q")
+    for partition in "pq":
+        h.nack(h.lease(1, partition=partition), partition=partition)
+    assert h.dealt(1) == []
+    for _ in range(20):
+        h.nack(h.lease(1, partition="q"), partition="q")
+    assert deliveries(h.lease(1, partition="q")) == [22]
+
+
+def test_poison_takes_its_group_with_it() -> None:
+    h = Harness(GRPOGroupNSampler(2))
+    h.create(max_deliveries=2)
+    h.put(4)
+    h.nack(h.lease(2))
+    h.tick(0.0)
+    h.nack(h.lease(4), [0, 1])
+    assert h.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
+
+
+def test_a_kept_batch_that_is_set_aside_is_an_error(ranks: Harness) -> None:
+    h = ranks
+    h.create(max_deliveries=2)
+    h.put(4)
+    for _ in range(2):
+        h.nack(h.lease(2, dp_rank=0, batch_index=0))
+    with pytest.raises(BatchGoneError, match="too often without an ack"):
+        h.lease(2, dp_rank=0, batch_index=0)
+    assert rows_of(h.lease(2, dp_rank=0, batch_index=1)) == [2, 3]
+    assert h.ask(RankGone("p", "t", 0)).value == 2
+
+
+def test_poison_of_a_rank_that_is_gone(ranks: Harness) -> None:
+    h = ranks
+    h.create(max_deliveries=1)
+    h.put(2)
+    h.lease(2, dp_rank=0, batch_index=0)
+    assert h.ask(RankGone("p", "t", 0)).value == 0
+    assert h.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
+
+
+# ---------------------------------------------------------------- beside other abilities
+
+
+@pytest.mark.parametrize("sampler", [None, RankAwareSampler()])
+def test_an_ack_frees(sampler: BaseSampler | None) -> None:
+    h = Harness(sampler)
+    h.create(free_when=["t"])
+    h.put(4)
+    reply = h.lease(2, dp_rank=0, batch_index=0)
+    more = h.lease(2, dp_rank=0, batch_index=1)
+    h.disconnect("r")
+    assert h.state.partitions["p"].row_count == 4, "who has gone may still acknowledge"
+    h.connect("r")
+    assert h.ack(reply)
+    assert h.state.partitions["p"].row_count == 2
+    assert not h.ack(reply)
+    h.tick(10.0)
+    again = h.lease(2, name="a", dp_rank=0, batch_index=1)
+    assert rows_of(again) == rows_of(more)
+    assert h.ack(again, name="a")
+    assert h.state.partitions["p"].row_count == 0
+
+
+def test_replicas_of_the_partition_count_for_leases() -> None:
+    h = Harness(RankAwareSampler())
+    h.create(free_when=["t"], replicas=2)
+    h.put(2)
+    one, two = (h.lease(2, name=name, dp_rank=0, batch_index=0) for name in ("a", "b"))
+    assert h.ack(one)
+    assert h.state.partitions["p"].row_count == 2
+    assert h.ack(two)
+    assert h.state.partitions["p"].row_count == 0
+
+
+def test_a_reader_without_a_lease_holds_what_another_has_acknowledged(ranks: Harness) -> None:
+    h = ranks
+    h.create(free_when=["t"])
+    h.put(2)
+    reply = h.lease(2, dp_rank=0, batch_index=0)
+    assert h.dealt(2, name="plain", dp_rank=0, batch_index=0) == [0, 1]
+    assert not h.ack(reply)
+    assert h.state.partitions["p"].row_count == 2
+    h.disconnect("plain")
+    assert h.state.partitions["p"].row_count == 0
+
+
+class Both(BaseSampler):
+    """Gives two rows, and takes another one out with the first of them."""
+
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        ready = list(ready_indexes)
+        return ready[:2], [ready[0], ready[2]]
+
+
+def test_a_users_sampler_claims_what_it_gives_and_consumes_the_rest() -> None:
+    h = Harness(Both())
+    h.put(3)
+    reply = h.lease(3)
+    assert rows_of(reply) == [0, 1]
+    assert consumed(h) == [0, 0, 1]
+    assert task(h).claimed == 1
+    assert h.ack(reply)
+    assert consumed(h) == [1, 0, 1]
+
+
+def test_explain_says_who_has_a_row(ranks: Harness) -> None:
+    h = ranks
+    h.put(2)
+    h.lease(2, name="trainer", dp_rank=3, batch_index=5)
+    words = h.look(Explain("p", row=0, task="t")).value
+    assert "was dealt to task 't' in batch 5 of dp_rank 3 under a lease of trainer, and is not acknowledged" in words
+    h.tick(10.0)
+    words = h.look(Explain("p", row=0, task="t")).value
+    assert "is under no lease now, and not acknowledged yet (1 earlier deliveries were not, either)" in words
+    words = h.look(Explain("p", task="t", fields=["x"])).value
+    assert "2 of which are not acknowledged yet (among them batch 5 of dp_rank 3)" in words
+
+
+def test_the_invariants_see_what_is_wrong(h: Harness) -> None:
+    h.put(2)
+    reply = h.lease(2)
+    partition = h.state.partitions["p"]
+    lease = partition.leases.by_token[reply.token]
+    for rows, words in (([0], "under no lease"), ([0, 1, 2], "not claimed")):
+        h.put(1)
+        kept, lease.rows = lease.rows, np.array(rows, "i8")
+        with pytest.raises(validation.BrokenInvariant, match=words):
+            invariants.check(h.state)
+        lease.rows = kept
+    partition.claimed["t"] += 1
+    with pytest.raises(validation.BrokenInvariant, match="miscounts what it claimed"):
+        invariants.check(h.state)
+    partition.claimed["t"] -= 1
+    assert h.ask(Ack("p", reply.token, column([0, 1]))).value

@@ -1,0 +1,154 @@
+"""Samples that are dropped for a reason, and those that nobody is left to put."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Harness, column
+
+from transfer_queue.core.tables import retention_log
+from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
+from transfer_queue.messages import Drop, Explain, Lookup, Publish, Reserve, Seal, Status
+from transfer_queue.sampler import GRPOGroupNSampler
+
+
+def dropped(h: Harness) -> dict[str, int]:
+    return h.look(Status()).partitions[0].dropped
+
+
+def groups(*names: str) -> list[str]:
+    return [name for name in names for _ in range(2)]
+
+
+class TestDrop:
+    def test_whole_groups_go_and_are_counted(self):
+        h = Harness(GRPOGroupNSampler(2))
+        rows = h.put(6, groups=groups("a", "b", "c"))
+        assert h.ask(Drop("p", "all alike", groups=["b", "unknown"])).value == 2
+        assert h.ask(Drop("p", "all alike", groups=["b"])).value == 0
+        assert h.ask(Drop("p", "too long", rows=column(rows[4:5]))).value == 1
+        assert dropped(h) == {"all alike": 2, "too long": 1}
+        assert h.dealt(2) == rows[:2]
+        assert h.dealt(2) == []
+
+    def test_who_asks_for_a_dropped_row_is_told_why(self):
+        h = Harness()
+        rows = h.put(2)
+        h.ask(Drop("p", "all alike", rows=column(rows[:1])))
+        with pytest.raises(StorageKeyNotFoundError, match="sample 0 was dropped: all alike"):
+            h.ask(Lookup("p", column(rows), fields=["x"]))
+        assert "it was dropped: all alike" in h.look(Explain("p", row=0)).value
+        assert "Dropped so far: 1 (all alike)" in h.look(Explain("p", task="t", fields=["z"])).value
+
+    def test_late_members_of_a_dropped_group_are_dropped(self):
+        h = Harness(GRPOGroupNSampler(2))
+        h.create(group_size=2)
+        h.put(3, groups=["a", "b", "b"])
+        h.ask(Drop("p", "all alike", groups=["a"]))
+        late = h.put(2, groups=["a", "c"])
+        assert dropped(h) == {"all alike": 1, "of a dropped group": 1}
+        h.put(1, groups=["c"])
+        assert h.dealt(2, dp_rank=0, batch_index=0) == [1, 2]
+        assert h.dealt(2, dp_rank=0, batch_index=1) == [late[1], late[1] + 1]
+        assert h.state.partitions["p"].groups.unborn == {}
+
+    def test_what_cannot_be_right(self):
+        h = Harness()
+        h.put(1)
+        with pytest.raises(InvalidArgumentError, match="needs a reason"):
+            h.ask(Drop("p", "", groups=["a"]))
+        assert h.ask(Drop("q", "why", groups=["a"])).value == 0
+
+    def test_memory_of_reasons_is_bounded(self, monkeypatch):
+        monkeypatch.setattr(retention_log, "REMEMBERED", 10)
+        h = Harness()
+        for _ in range(10):
+            rows = h.put(4)
+            h.ask(Drop("p", "why", rows=column(rows)))
+        assert dropped(h) == {"why": 40}
+        kept = h.state.partitions["p"].drops
+        assert sum(len(rows) for rows, _ in kept.latest) <= 10
+        assert kept.reason(39) == "why"
+        assert kept.reason(0) is None
+
+
+class TestNeverPut:
+    """Reserved rows may still be published after a seal, or expire with their owner."""
+
+    @pytest.mark.design("reserved rows expire with their owner")
+    def test_they_expire_with_their_owner(self):
+        h = Harness()
+        h.put(2)
+        h.ask(Reserve("p", 3, None, 0), "gone")
+        waits = h.claim(4, wait=100.0)
+        h.ask(Seal("p"))
+        assert h.parked(waits)
+        h.disconnect("gone")
+        assert h.got(waits) == [0, 1]
+        assert dropped(h) == {"reserved by a client that is gone": 3}
+
+    def test_they_expire_at_the_seal_where_the_owner_went_before(self):
+        h = Harness()
+        h.put(1)
+        h.ask(Reserve("p", 3, None, 0), "gone")
+        h.disconnect("gone")
+        assert dropped(h) == {}, "before the seal another process may know of them"
+        h.ask(Seal("p"))
+        assert dropped(h) == {"reserved by a client that is gone": 3}
+
+    def test_what_was_written_stays(self):
+        h = Harness()
+        h.ask(Reserve("p", 2, None, 0), "gone")
+        h.put(1, ["x"], name="gone", rows=[0])
+        h.ask(Publish("p", 1, column([1]), tags=[{"a": 1}]), "gone")
+        h.disconnect("gone")
+        h.ask(Seal("p"))
+        assert dropped(h) == {}
+
+    @pytest.mark.design("reserved rows may still be published")
+    def test_a_living_owner_may_still_publish(self):
+        h = Harness()
+        h.ask(Reserve("p", 2, None, 0), "alive")
+        h.ask(Seal("p"))
+        waits = h.claim(2, wait=100.0)
+        h.put(2, ["x"], name="alive", rows=[0, 1])
+        assert h.got(waits) == [0, 1]
+
+
+class TestSpanningGroups:
+    """A fallback group, by order of reservation, that spans clients warns once and shows in `explain`."""
+
+    def test_it_warns_once(self):
+        h = Harness(GRPOGroupNSampler(2))
+        for name in ("a", "b", "a", "b"):
+            h.put(1, name=name)
+        first = h.result(h.claim(2), "r")
+        assert "reserved by several clients" in first.warning or "several clients reserve" in first.warning
+        assert "[0, 1]" in first.warning
+        assert h.result(h.claim(2), "r").warning is None
+
+    def test_it_shows_in_explain(self):
+        h = Harness(GRPOGroupNSampler(2))
+        h.put(1, name="a")
+        h.put(1, name="b")
+        assert "reserved by 2 clients: put them with group_ids=" in h.look(Explain("p", row=0)).value
+
+    def test_groups_of_one_client_or_declared_ones_do_not(self):
+        h = Harness(GRPOGroupNSampler(2))
+        h.put(2, name="a")
+        h.put(2, name="b")
+        assert h.result(h.claim(4), "r").warning is None
+        g = Harness(GRPOGroupNSampler(2))
+        g.put(1, name="a", groups=["one"])
+        g.put(1, name="b", groups=["one"])
+        assert g.result(g.claim(2), "r").warning is None
+
+
+def test_a_put_of_more_than_the_missing_members_of_a_dropped_group_is_refused(h: Harness) -> None:
+    h.create(group_size=2)
+    h.put(1, groups=["g"])
+    assert h.ask(Drop("p", "stale", groups=["g"])).value == 1
+    with pytest.raises(InvalidArgumentError, match="has room for 2 samples"):
+        h.put(2, groups=["g", "g"])
+    h.put(1, groups=["g"])
+    h.put(2, groups=["g", "g"])
+    assert h.dealt(2) == [2, 3]

@@ -1,0 +1,301 @@
+"""Moves interleaved with puts, replacements, clears, deals and drains: every row keeps its values, whatever units say.
+
+Units are stood in for by what lies where: a place holds, for each field, whose value is in which row of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Harness, column, rows_of, schema_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from transfer_queue.core.units import migration_planner
+from transfer_queue.messages import (
+    CloseExtents,
+    Done,
+    Drain,
+    Drained,
+    Lookup,
+    Move,
+    Moved,
+    NewBlock,
+    Place,
+    Publish,
+    RegisterUnit,
+    WriterGone,
+)
+
+LENGTH = 1 << 20  # of every extent that clients write
+GRANULE = 64 << 10
+BYTES = 4096  # of every block that is put
+UNITS = 3
+Content = dict[str, list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _little_is_spared() -> Iterator[None]:
+    spare, migration_planner.SPARE = migration_planner.SPARE, 0
+    yield
+    migration_planner.SPARE = spare
+
+
+class Units:
+    """What lies in the units: (unit, extent) -> offset -> content."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int], dict[int, Content]] = {}
+        self.next_extent = 1
+
+    def open(self, unit: int) -> int:
+        """A new extent."""
+        self.next_extent += 1
+        self.held[unit, self.next_extent] = {}
+        return self.next_extent
+
+    def write(self, unit: int, extent: int, content: Content) -> int:
+        """The offset at which it lies."""
+        held = self.held[unit, extent]
+        offset = (extent << 24) + BYTES * len(held)
+        held[offset] = content
+        return offset
+
+    def at(self, unit: int, offset: int) -> Content:
+        """What lies there."""
+        return next(blocks[offset] for (u, _), blocks in self.held.items() if u == unit and offset in blocks)
+
+    def carry_out(self, unit: int, order: Move, gone: set[int]) -> Moved:
+        """Copies; blocks in `gone` are told to have gone meanwhile."""
+        blocks = order.blocks
+        where = list(
+            zip(np.frombuffer(blocks.unit, "<i4").tolist(), np.frombuffer(blocks.offset, "<i8").tolist(), strict=True)
+        )
+        repacks = {repack.at: repack for repack in order.repacks}
+        extent = self.open(unit)
+        length = -(-len(where) * BYTES // GRANULE) * GRANULE
+        offsets: list[int] = []
+        made: list[NewBlock | None] = []
+        for at, (source, offset) in enumerate(where):
+            content = None if at in gone else self.at(source, offset)
+            if at not in repacks:
+                offsets.append(-1 if content is None else self.write(unit, extent, content))
+            elif content is None:
+                made.append(None)
+            else:
+                slots = np.frombuffer(repacks[at].slots, "<i4").tolist()
+                assert slots == sorted(set(slots))
+                assert slots
+                some = {name: [content[name][slot] for slot in slots] for name in repacks[at].fields}
+                schema, dims = schema_of(sorted(some), len(slots))
+                place = self.write(unit, extent, some)
+                made.append(NewBlock(unit, extent, place, 1, BYTES, len(slots), schema, dims, length))
+        return Moved(order.number, unit, extent, length, 1, np.array(offsets, "<i8").tobytes(), made)
+
+
+class Life(RuleBasedStateMachine):
+    """values: row -> field -> what was put last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = Harness()
+        self.units = Units()
+        self.values: dict[int, dict[str, int]] = {}
+        self.peers: dict[int, int] = {}
+        self.next_value = 0
+        self.freed = 0
+        self.open: dict[int, int] = {}
+
+    @initialize(replicas=st.integers(1, 2))
+    def start(self, replicas: int) -> None:
+        self.h.controller.moves.replicas = replicas
+        for unit in range(UNITS):
+            assert self.h.ask(self.registration(unit), f"unit-{unit}") == Done(unit)
+
+    def registration(self, unit: int) -> RegisterUnit:
+        """What a unit says when it comes."""
+        return RegisterUnit(f"{unit}", f"/{unit}" if unit else "/arena")
+
+    def put(self, rows: list[int] | int, fields: list[str], places: list[int], close: bool) -> None:
+        count = rows if isinstance(rows, int) else len(rows)
+        content = {name: list(range(self.next_value, self.next_value + count)) for name in fields}
+        self.next_value += count
+        there = []
+        for unit in places:
+            if unit not in self.open:
+                self.open[unit] = self.units.open(unit)
+            there.append(Place(unit, self.open[unit], self.units.write(unit, self.open[unit], content), 1, LENGTH))
+        schema, dims = schema_of(fields, count)
+        first, *more = there
+        block = NewBlock(first.unit, first.extent, first.offset, 1, BYTES, count, schema, dims, LENGTH, more)
+        closes = [(unit, self.open.pop(unit)) for unit in places] if close else []
+        target = None if isinstance(rows, int) else column(rows)
+        reply = self.h.ask(Publish("p", count, target, block=block, closes=closes, pre_allocate=0))
+        for at, row in enumerate(rows_of(reply)):
+            self.values.setdefault(row, {}).update({name: content[name][at] for name in fields})
+
+    @rule(
+        count=st.sampled_from([1, 2, 8]),
+        fields=st.sampled_from([["x"], ["x", "y"]]),
+        places=st.lists(st.integers(0, UNITS - 1), min_size=1, max_size=2, unique=True),
+        close=st.booleans(),
+    )
+    def put_new(self, count: int, fields: list[str], places: list[int], close: bool) -> None:
+        self.put(count, fields, places, close)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), unit=st.integers(0, UNITS - 1), close=st.booleans())
+    def replace(self, data: st.DataObject, unit: int, close: bool) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.values)), min_size=1, unique=True, max_size=4))
+        self.put(rows, ["x"], [unit], close)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.values)), min_size=1, unique=True))
+        self.h.clear(rows)
+        for row in rows:
+            del self.values[row]
+
+    @rule(count=st.integers(1, 3))
+    def deal(self, count: int) -> None:
+        assert self.h.dealt(count) is not None
+
+    @rule()
+    def close(self) -> None:
+        if self.open:
+            self.h.ask(CloseExtents(list(self.open.items())))
+            self.open.clear()
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0]), ticks=st.integers(1, 5))
+    def time(self, seconds: float, ticks: int) -> None:
+        for _ in range(ticks):
+            self.h.tick(self.h.now + seconds)
+
+    @rule(unit=st.integers(0, UNITS - 1), undo=st.booleans())
+    def drain(self, unit: int, undo: bool) -> None:
+        sequence = self.h.send(Drain(unit, undo))
+        reply = self.h.reply(sequence)
+        assert reply is not None
+
+    @precondition(lambda self: any(isinstance(order, Move) for _, order in self.h.orders))
+    @rule(data=st.data(), how=st.sampled_from(["done", "done", "done", "gone", "full", "lost"]))
+    def carry_out(self, data: st.DataObject, how: str) -> None:
+        self.forget()
+        unit, order = next((unit, order) for unit, order in self.h.orders if isinstance(order, Move))
+        self.h.orders.remove((unit, order))
+        if how == "lost":
+            self.h.freed.clear()  # it is told again what it has not confirmed
+            self.freed = 0
+            self.h.disconnect(f"unit-{unit}")
+            self.h.connect(f"unit-{unit}")
+            self.h.ask(self.registration(unit), f"unit-{unit}")
+        if how == "full":
+            reply = Moved(order.number, unit, 0, 0, 0, b"", [])
+        else:
+            blocks = range(len(order.blocks.unit) // 4)
+            gone = data.draw(st.sets(st.sampled_from(blocks))) if how == "gone" else set()
+            # a block that ended while the order was on its way is gone, as its extent may be
+            gone |= {at for at in blocks if not self.is_there(order, at)}
+            reply = self.units.carry_out(unit, order, gone)
+        assert self.h.ask(reply, f"unit-{unit}") == Done()
+
+    def is_there(self, order: Move, at: int) -> bool:
+        unit = int(np.frombuffer(order.blocks.unit, "<i4")[at])
+        offset = int(np.frombuffer(order.blocks.offset, "<i8")[at])
+        return any(u == unit and offset in blocks for (u, _), blocks in self.units.held.items())
+
+    @rule()
+    def a_unit_is_proven_dead_to_nobody(self) -> None:
+        """A unit that has connected anew names its own extents: those that are needed stay."""
+        held = [extent for (unit, extent) in self.units.held if unit == 1 and extent not in self.open.values()]
+        self.h.ask(WriterGone("", 1, held), "unit-1")
+
+    def forget(self) -> None:
+        """What was freed is overwritten."""
+        for place in self.h.freed[self.freed :]:
+            self.units.held.pop(place, None)
+        self.freed = len(self.h.freed)
+
+    @invariant()
+    def every_row_has_its_values(self) -> None:
+        self.forget()
+        for name in ("x", "y"):
+            rows = [row for row, values in self.values.items() if name in values]
+            if not rows:
+                continue
+            reply = self.h.look(Lookup("p", column(rows), fields=[name]))
+            units = np.frombuffer(reply.blocks.unit, "<i4")
+            offsets = np.frombuffer(reply.blocks.offset, "<i8")
+            (placement,) = reply.placements
+            at, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
+            for row, block, slot in zip(rows, at.tolist(), slots.tolist(), strict=True):
+                content = self.units.at(int(units[block]), int(offsets[block]))
+                assert content[name][slot] == self.values[row][name]
+
+    def teardown(self) -> None:
+        """With time and obedient units everything settles: no plan goes on for ever."""
+        for _ in range(400):
+            self.forget()
+            order = next(((u, o) for u, o in self.h.orders if isinstance(o, Move)), None)
+            if order is not None:
+                self.h.orders.remove(order)
+                gone = {at for at in range(len(order[1].blocks.unit) // 4) if not self.is_there(order[1], at)}
+                self.h.ask(self.units.carry_out(order[0], order[1], gone), f"unit-{order[0]}")
+            elif self.h.controller.moves.due() is None:
+                break
+            else:
+                self.h.tick(self.h.now + 10.0)
+        else:
+            raise AssertionError("moves never end")
+        self.every_row_has_its_values()
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def settle(h: Harness, units: Units) -> list[Any]:
+    """Carries out all orders; what was ordered."""
+    orders = []
+    for _ in range(200):
+        h.tick(h.now + 1.0)
+        while h.orders:
+            unit, order = h.orders.pop(0)
+            orders.append(order)
+            if isinstance(order, Move):
+                h.ask(units.carry_out(unit, order, set()), f"unit-{unit}")
+        for place in h.freed:
+            units.held.pop(place, None)
+    return orders
+
+
+def test_nothing_is_moved_where_it_does_not_pay(h: Harness) -> None:
+    """Extents that are full, or open, or hold little beside what is spared, stay."""
+    life = Life()
+    life.start(1)
+    for _ in range(3):
+        life.put(8, ["x"], [0], close=True)
+    migration_planner.SPARE = 16 << 20
+    assert settle(life.h, life.units) == []
+
+
+def test_a_drain_under_way_is_told_again(h: Harness) -> None:
+    life = Life()
+    life.start(1)
+    life.put(2, ["x"], [1], close=True)
+    sequence = life.h.send(Drain(1, wait=60.0))
+    assert life.h.reply(sequence) is None
+    life.h.tick(1.0)
+    assert life.h.orders[0] == (1, Drained(True))
+    life.h.disconnect("unit-1")
+    life.h.connect("unit-1")
+    life.h.orders.pop(0)
+    life.h.ask(RegisterUnit("1", "/1"), "unit-1")
+    assert Drained(True) in settle(life.h, life.units)
+    assert life.h.reply(sequence) == Done(0)
+    life.every_row_has_its_values()
