@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from transfer_queue.conditions import ConsumedBy
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import SEPARATOR, PartitionOptions
-from transfer_queue.messages.ranges import LONGEST_SECONDS
+from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.encode import is_nested_table
 from transfer_queue.wire.objects import DELETE, encode_tag_value

@@ -27,7 +27,9 @@ from transfer_queue.messages.descriptors import (
     Place,
     Placement,
     UnitInfo,
+    fields_of_part,
     parents,
+    schema_parts,
 )
 from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
 from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
@@ -105,7 +107,6 @@ from transfer_queue.messages.requests import (
     Wanted,
     Watch,
 )
-from transfer_queue.messages.schema_parts import fields_of_part, schema_parts
 from transfer_queue.messages.unit_requests import (
     Drained,
     ExtentsGone,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import Message
-from transfer_queue.messages.ranges import Bytes, Dimensions, ExtentNumber, Natural, Seconds, Small, Unit
+import msgspec
+
+from transfer_queue.messages.base import Bytes, Dimensions, ExtentNumber, Message, Natural, Seconds, Small, Unit
 
 MEMORY, DISK = "memory", "disk"
 STORE = "store"  # how the tier of an external store is told
@@ -58,7 +59,7 @@ class NewBlock(Message, frozen=True):
     layout follows from these alone (`wire.layout`). length: bytes of the extent, 0 where that is not told.
     copies: where else the same bytes lie, one place at most, in another unit. session: of a remote writer, under which
     it leased the extent (`OpenSlot.writer`). parts: the schema of very many fields, some of them in each part, encoded
-    (`messages.schema_parts`), so that whoever receives it can decode it bit by bit; `schema` is then empty.
+    (`messages.descriptors`), so that whoever receives it can decode it bit by bit; `schema` is then empty.
     """
 
     unit: Unit
@@ -158,3 +159,24 @@ class PartitionOptions(Message, frozen=True):
     keep_bytes: Natural | None = None
     keep_seconds: Seconds | None = None
     max_deliveries: Natural | None = None
+
+
+WIDE = 2048
+"""Fields from which on a schema is sent in parts."""
+PART = 512
+"""Fields of a part, which is decoded in a fraction of a millisecond."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[FieldSpec]).decode
+
+
+def schema_parts(schema: list[FieldSpec]) -> list[bytes]:
+    """Return the parts of a schema for `NewBlock.parts`; an empty list if it has fewer than `WIDE` fields."""
+    if len(schema) < WIDE:
+        return []
+    return [_encode(schema[start : start + PART]) for start in range(0, len(schema), PART)]
+
+
+def fields_of_part(part: bytes) -> list[FieldSpec]:
+    """Return the fields of a part. Raises one of `messages.UNREADABLE` if it is not a part of a schema."""
+    return _decode(part)

@@ -6,7 +6,7 @@ from typing import Union
 
 import msgspec
 
-from transfer_queue.messages.ranges import Natural
+from transfer_queue.messages.base import Natural
 from transfer_queue.messages.replies import (
     ChangeReply,
     ClaimReply,

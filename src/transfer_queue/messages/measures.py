@@ -6,9 +6,8 @@ beyond all bounds, and as their sum. Seconds and bytes throughout.
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import Message
+from transfer_queue.messages.base import Finite, Message, Natural
 from transfer_queue.messages.progress import Timing
-from transfer_queue.messages.ranges import Finite, Natural
 from transfer_queue.messages.replies import UnitStatusReply
 
 

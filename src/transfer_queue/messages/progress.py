@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import Message
-from transfer_queue.messages.ranges import Finite, Natural
+from transfer_queue.messages.base import Finite, Message, Natural
 
 
 class FieldProgress(Message, frozen=True):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer_queue.messages.base import Message
+from transfer_queue.messages.base import Bytes, Message
 from transfer_queue.messages.descriptors import MEMORY, Blocks, FieldType, Placement, UnitInfo
 from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
-from transfer_queue.messages.ranges import Bytes
 
 
 class Reply(Message, frozen=True, tag=True):

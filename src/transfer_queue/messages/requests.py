@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer_queue.messages.base import Message
+from transfer_queue.messages.base import (
+    AnyIndex,
+    AnyUnit,
+    ExtentNumber,
+    Message,
+    Natural,
+    Position,
+    Seconds,
+    Unit,
+    Version,
+)
 from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
-from transfer_queue.messages.ranges import AnyIndex, AnyUnit, ExtentNumber, Natural, Position, Seconds, Unit, Version
 
 
 class Request(Message, frozen=True, tag=True):

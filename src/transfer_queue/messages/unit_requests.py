@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import Message
+from transfer_queue.messages.base import AnyUnit, Bytes, ExtentNumber, Message, Natural, Seconds, Small, Unit
 from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
 from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
-from transfer_queue.messages.ranges import AnyUnit, Bytes, ExtentNumber, Natural, Seconds, Small, Unit
 from transfer_queue.messages.requests import Request
 
 
