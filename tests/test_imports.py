@@ -65,8 +65,8 @@ MACHINE = {
 }
 # Exceptions: copies over two threads; the sampler that balances lengths decodes lengths that are arrays of one element.
 EXCUSED = {
-    ("wire/copies.py", "threading"),
-    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.lone_numbers"),
+    ("wire/buffers/copies.py", "threading"),
+    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }
 # The drivers name the type of what the client's operations yield.
 EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
@@ -75,7 +75,7 @@ WITH_TENSORS = {
     f"wire/{name}.py"
     for name in ("as_tensors", "tensors", "jagged", "encode", "gather", "parser", "torch_objects", "devices")
 }
-TENSORS_INSIDE_FUNCTIONS = {"wire/objects.py"}
+TENSORS_INSIDE_FUNCTIONS = {"wire/objects/object_values.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
 SERVER_PARTS = (
     "core",

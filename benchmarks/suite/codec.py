@@ -18,8 +18,8 @@ from benchmarks.harness.machine import Memcpy, clocked
 from benchmarks.harness.payloads import Payload
 from benchmarks.harness.report import Row, Scale, compared
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
-from transfer_queue.wire.encode import EncodedBlock, encode_columns, encode_row
-from transfer_queue.wire.gather import gather
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns, encode_row
+from transfer_queue.wire.blocks.gather import gather
 
 QUESTION = "What does turning columns into bytes and back cost, beside a memcpy of the same bytes?"
 

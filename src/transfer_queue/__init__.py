@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         SequentialSampler,
         TokenBudgetSampler,
     )
-    from transfer_queue.wire.objects import DELETE
+    from transfer_queue.wire.objects.object_values import DELETE
 
 __version__ = "0.2.0"  # the one place that states it; pyproject.toml reads it here
 
@@ -162,7 +162,7 @@ _WHERE = {
     "AsyncTransferQueueClient": "client",
     "BaseSampler": "sampler",
     "BatchMeta": "metadata",
-    "DELETE": "wire.objects",
+    "DELETE": "wire.objects.object_values",
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",

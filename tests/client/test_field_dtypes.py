@@ -17,8 +17,8 @@ from transfer_queue.core.tables.field_types import promotes
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
-from transfer_queue.wire.layout import ITEM_SIZES
-from transfer_queue.wire.tensors import DTYPES
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
+from transfer_queue.wire.buffers.tensors import DTYPES
 
 FLOATS, INTS = torch.tensor([1.5, 2.5]), torch.tensor([3, 2**40 + 1])
 

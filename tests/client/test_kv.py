@@ -19,7 +19,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.testing import Client, Cluster
-from transfer_queue.wire.objects import DELETE
+from transfer_queue.wire.objects.object_values import DELETE
 
 
 class Exotic:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from simulated import numbers, ragged, table
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.testing import Client
-from transfer_queue.wire.gather import stack_of
+from transfer_queue.wire.blocks.gather import stack_of
 
 NO_ROWS: list[Any] = [
     TensorDict({"x": torch.zeros(0, 3)}, batch_size=[0]),

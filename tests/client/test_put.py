@@ -24,7 +24,7 @@ from transfer_queue.messages import Envelope, Publish
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.effects import Answer
 from transfer_queue.testing import Client, Cluster
-from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.blocks.encode import EncodedBlock
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from simulated import numbers
 from transfer_queue.client.changes import SampleChange
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.testing import Client, Cluster
-from transfer_queue.wire.objects import DELETE
+from transfer_queue.wire.objects.object_values import DELETE
 
 READY = {"status": "ready"}
 

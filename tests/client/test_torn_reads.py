@@ -17,7 +17,7 @@ from transfer_queue.client.state import ClientState
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.messages import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
-from transfer_queue.wire.gather import gather as real_gather
+from transfer_queue.wire.blocks.gather import gather as real_gather
 
 ROWS = 1 << 17  # of 8 bytes: an extent of its own, which is free as soon as its rows are cleared
 MIB = 1 << 20

@@ -23,12 +23,12 @@ from transfer_queue.messages import (
     RegisterUnit,
 )
 from transfer_queue.net.connection import new_socket
+from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server import Server
 from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler
-from transfer_queue.wire.framing import FrameReader, pack_frame
 
 KEY = bytes(range(32))
 CONNECTIONS = 2000

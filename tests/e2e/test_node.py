@@ -54,13 +54,13 @@ from transfer_queue.messages import (
 )
 from transfer_queue.net.blocking import run_blocking
 from transfer_queue.net.connection import Connection
+from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node import launcher
 from transfer_queue.node.launcher import RunningSystem, find, start_local, take_over
 from transfer_queue.node.locks import StartLock
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.wire.framing import pack_frame
 
 SECONDS = 100.0  # within which what is to happen happens, on a busy machine, too
 

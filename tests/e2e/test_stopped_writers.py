@@ -19,7 +19,7 @@ from transfer_queue.errors import CapacityError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.blocking import run_blocking
-from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.blocks.encode import EncodedBlock
 
 CAPACITY = 8 << 20
 BIG, LARGE, SMALL, OWN = 3 << 20, 256 << 10, 12_000, 32_000  # bytes of rows

@@ -41,6 +41,7 @@ from transfer_queue.messages import (
     Status,
     UnitStatus,
 )
+from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake, Hello, ServerHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node import startup
@@ -62,8 +63,7 @@ from transfer_queue.sampler.factory import sampler_object
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.room import ArenaRoom
 from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.wire.framing import FrameReader, pack_frame
-from transfer_queue.wire.objects import decode_tag_value, encode_object
+from transfer_queue.wire.objects.object_values import decode_tag_value, encode_object
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
 from slot_standin import StandInSlots
@@ -256,7 +256,7 @@ def unit(data: bytes) -> None:
 
 def objects(data: bytes) -> None:
     """Stored bytes of an object, at a reader without pickle."""
-    from transfer_queue.wire.raising import decode_object
+    from transfer_queue.wire.objects.object_decoder import decode_object
 
     with refused():
         decode_object(data, allow_pickle=False)
@@ -275,7 +275,7 @@ def tags(data: bytes) -> None:
 def columns(data: bytes) -> None:
     """A lookup's reply, gathered out of a small arena in every layout, and joined with itself."""
     from transfer_queue.client.lookups import joined
-    from transfer_queue.wire.gather import gather
+    from transfer_queue.wire.blocks.gather import gather
 
     try:
         reply = msgspec.msgpack.decode(data, type=LookupReply)

@@ -35,7 +35,7 @@ def main() -> int:
     failures: collections.Counter[str] = collections.Counter()
     names = asked.decoders or list(DECODERS)
     print(f"seed {asked.seed}")
-    importlib.import_module("transfer_queue.wire.gather")  # takes seconds, which no input is to be blamed for
+    importlib.import_module("transfer_queue.wire.blocks.gather")  # takes seconds, which no input is to be blamed for
     for name in names:
         until = time.monotonic() + asked.seconds / len(names)
         count = 0

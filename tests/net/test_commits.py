@@ -11,10 +11,10 @@ from echo import KEY, EchoService, Running, one, until
 
 from transfer_queue.messages import CreatePartition, Done
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.listening import bound_socket
 from transfer_queue.net.server import Outgoing, Server
-from transfer_queue.wire.framing import FrameReader
 
 
 class Commits:

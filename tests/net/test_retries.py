@@ -17,8 +17,8 @@ from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages import Claim, ClaimReply, CreatePartition, Done, Envelope, ListPartitions
 from transfer_queue.net.asynchronous import run_async
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, Attempts, Session
-from transfer_queue.wire.framing import FrameReader
 
 ERROR = ConnectionResetError("gone")
 

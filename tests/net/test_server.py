@@ -17,9 +17,9 @@ from transfer_queue.errors import AttachError, AuthenticationError, ProtocolErro
 from transfer_queue.messages import Answer, CreatePartition, Done, Envelope, Seal
 from transfer_queue.net.blocking import run_blocking
 from transfer_queue.net.connection import Pool, new_socket
+from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server import Outgoing, Server
-from transfer_queue.wire.framing import HEADER, FrameReader, pack_frame
 
 ENCODE = msgspec.msgpack.Encoder().encode
 

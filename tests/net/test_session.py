@@ -18,8 +18,8 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import Answer, Done, Envelope, Explain, Failure, ListPartitions
+from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, Attempts, Session, outcome
-from transfer_queue.wire.framing import FrameReader
 
 
 def new_session(**options: object) -> Session:

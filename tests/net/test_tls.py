@@ -27,10 +27,10 @@ from transfer_queue.net import asynchronous
 from transfer_queue.net import connection as connections
 from transfer_queue.net.asynchronous import run_async
 from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.framing import MAX_PAYLOAD, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.net.tls import Contexts, Tls, contexts
-from transfer_queue.wire.framing import MAX_PAYLOAD, FrameReader, pack_frame
 
 FOLDER = Path(__file__).parent / "certificates"
 ANY_PORT = ("127.0.0.1", 0)

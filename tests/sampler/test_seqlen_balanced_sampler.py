@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import SeqlenBalancedSampler
-from transfer_queue.wire.objects import encode_tag_value
+from transfer_queue.wire.objects.object_values import encode_tag_value
 
 
 class Tags:

@@ -40,6 +40,7 @@ from transfer_queue.messages import (
     Refuse,
     RegisterUnit,
 )  # fmt: skip
+from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.state_files import StateFiles
@@ -50,7 +51,6 @@ from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import Slots
-from transfer_queue.wire.framing import FrameReader, pack_frame
 
 CLOCK = Clock(b"simulated system", 0.0)
 RECONNECT_SECONDS = 0.1  # after which a unit whose controller is gone seeks it again

@@ -19,11 +19,11 @@ from transfer_queue.client.state import ClientState
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
+from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Attempts, Target
 from transfer_queue.storage.base import Reserved
 from transfer_queue.testing.simulated_client import Client, Task
-from transfer_queue.wire.encode import EncodedBlock
-from transfer_queue.wire.framing import FrameReader
+from transfer_queue.wire.blocks.encode import EncodedBlock
 
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster

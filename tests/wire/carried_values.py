@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from transfer_queue.wire.tensors import DTYPES
+from transfer_queue.wire.buffers.tensors import DTYPES
 
 # what torch itself can make and compare; the sub-byte dtypes are shells around bytes
 TORCH_DTYPES = sorted(DTYPES.values(), key=str)

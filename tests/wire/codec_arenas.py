@@ -5,7 +5,7 @@ import struct
 import numpy as np
 
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
-from transfer_queue.wire.layout import columns
+from transfer_queue.wire.buffers.block_layout import columns
 
 
 class Arenas:

@@ -14,10 +14,10 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.messages import FieldSpec
-from transfer_queue.wire import copies
-from transfer_queue.wire.encode import encode_columns, encode_row
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.layout import MIXED_RANK, block_nbytes
+from transfer_queue.wire.blocks.encode import encode_columns, encode_row
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.buffers import copies
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 

@@ -7,7 +7,7 @@ from carried_values import jagged, same
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.wire.encode import encode_columns, encode_row
+from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.parser import checked_parser_result, columns_of_row, parser_columns
 
 ROWS = [torch.arange(2), torch.arange(3)]

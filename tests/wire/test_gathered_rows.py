@@ -22,12 +22,13 @@ from tensordict import NonTensorStack
 
 from differential import differential, row_lengths, small
 from transfer_queue.messages import LookupReply
-from transfer_queue.wire import copies, encode, ranges, tensors
-from transfer_queue.wire import gather as gathering
-from transfer_queue.wire.devices import DeviceArena, Packed
-from transfer_queue.wire.encode import encode_columns
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.ranges import HERE, elsewhere
+from transfer_queue.wire.blocks import encode, remote_ranges
+from transfer_queue.wire.blocks import gather as gathering
+from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed
+from transfer_queue.wire.blocks.encode import encode_columns
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.remote_ranges import HERE, elsewhere
+from transfer_queue.wire.buffers import copies, tensors
 
 Shape = tuple[int, ...]
 NUMPY = {torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex128}
@@ -228,7 +229,7 @@ def thresholds(**given_: int) -> Iterator[None]:
     """Lower limits of the shortcuts, so that small inputs take them."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given_.items():
-            for module in (copies, tensors, encode, gathering, ranges):
+            for module in (copies, tensors, encode, gathering, remote_ranges):
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         yield

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.errors import ProtocolError, TransferQueueError, UncarriableValueError
-from transfer_queue.wire import object_codes as codes
-from transfer_queue.wire.lowering import MAX_DEPTH, OUT_OF_BAND
-from transfer_queue.wire.objects import decode_object, encode_object
+from transfer_queue.wire.objects import extensions as codes
+from transfer_queue.wire.objects.object_encoder import MAX_DEPTH, OUT_OF_BAND
+from transfer_queue.wire.objects.object_values import decode_object, encode_object
 
 
 def there_and_back(value, **options):
@@ -158,7 +158,7 @@ def test_class_of_main_goes_by_its_name(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(
         "import sys\n"
-        "from transfer_queue.wire.objects import decode_object, encode_object\n"
+        "from transfer_queue.wire.objects.object_values import decode_object, encode_object\n"
         "class Mine:\n"
         "    x = 5\n"
         "if len(sys.argv) > 1:\n"
@@ -177,7 +177,7 @@ def test_torch_stays_away():
     """A process that puts and gets plain objects and arrays imports no torch."""
     program = (
         "import sys, numpy as np\n"
-        "from transfer_queue.wire.objects import decode_object, encode_object, encode_tag_value\n"
+        "from transfer_queue.wire.objects.object_values import decode_object, encode_object, encode_tag_value\n"
         "decode_object(encode_object([1, (2,), np.arange(3)])); encode_tag_value({'a': np.int64(1), 'b': (1,)})\n"
         "print('torch' in sys.modules)\n"
     )
@@ -275,7 +275,7 @@ def test_more_than_4_gib():
 
 
 def test_delete_is_one():
-    from transfer_queue.wire.objects import DELETE
+    from transfer_queue.wire.objects.object_values import DELETE
 
     assert pickle.loads(pickle.dumps(DELETE)) is DELETE
     assert repr(DELETE) == "DELETE"

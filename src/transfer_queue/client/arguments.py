@@ -19,8 +19,8 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import SEPARATOR, PartitionOptions
 from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.encode import is_nested_table
-from transfer_queue.wire.objects import DELETE, encode_tag_value
+from transfer_queue.wire.blocks.encode import is_nested_table
+from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
 from transfer_queue.wire.parser import columns_of_row, parser_columns
 
 Columns = TensorDictBase | Mapping[str, Any]

@@ -17,9 +17,9 @@ from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostErr
 from transfer_queue.messages import AnyReply, Done, Keep, KeptReply, LookupReply, ReadPieces, WriteBytes
 from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.serving import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
-from transfer_queue.wire.copies import HUGE, U8, allocate
-from transfer_queue.wire.locate import Memory
-from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import HERE, Elsewhere, Pieces, elsewhere
+from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.buffers.copies import HUGE, U8, allocate
 
 LEAST_KEPT = 64 << 10  # bytes of a block that is worth a copy for this node
 _PLACE = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"))

@@ -19,7 +19,7 @@ from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.field_columns import TABLE
 from transfer_queue.messages import Claim, ClaimReply, Done, Explain, Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.gather import nested, table_of
+from transfer_queue.wire.blocks.gather import nested, table_of
 
 
 class _Awaited(NamedTuple):

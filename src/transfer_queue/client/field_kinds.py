@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.wire.encode import EncodedBlock
+from transfer_queue.wire.blocks.encode import EncodedBlock
 
 MOST_REMEMBERED = 1024  # fields of partitions; a put of a forgotten one is refused once, and repeated
 

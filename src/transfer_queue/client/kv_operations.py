@@ -27,7 +27,7 @@ from transfer_queue.messages import (
     RetrieveMeta,
 )
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.wire.encode import EncodedBlock, encode_row
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 
 
 class KVOperations(Transfers):

@@ -21,11 +21,11 @@ from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages import NESTED, AnyReply, LookupReply, UnitInfo
 from transfer_queue.storage.stores.base import Piece
 from transfer_queue.storage.stores.devices import DevicePath
-from transfer_queue.wire.copies import U8
-from transfer_queue.wire.devices import DeviceArena, Packed
-from transfer_queue.wire.gather import gather, stack_of, table_of
-from transfer_queue.wire.ranges import Elsewhere, Pieces, elsewhere
-from transfer_queue.wire.tensors import settle
+from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed
+from transfer_queue.wire.blocks.gather import gather, stack_of, table_of
+from transfer_queue.wire.blocks.remote_ranges import Elsewhere, Pieces, elsewhere
+from transfer_queue.wire.buffers.copies import U8
+from transfer_queue.wire.buffers.tensors import settle
 
 _NOTHING: U8 = np.empty(0, np.uint8)
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
-from transfer_queue.wire.layout import columns
-from transfer_queue.wire.sense import sense_in
+from transfer_queue.wire.blocks.row_addressing import sense_in
+from transfer_queue.wire.buffers.block_layout import columns
 
 
 @sense_in("a lookup's reply")

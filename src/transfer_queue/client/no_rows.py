@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from transfer_queue.field_columns import FieldColumn
-from transfer_queue.wire.gather import stack_of
-from transfer_queue.wire.jagged import cut_of
+from transfer_queue.wire.blocks.gather import stack_of
+from transfer_queue.wire.buffers.jagged import cut_of
 
 
 def column_of_no_rows(field: FieldColumn, layout: str) -> Any:

@@ -17,10 +17,10 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.wire.layout import columns
-from transfer_queue.wire.object_codes import refused
-from transfer_queue.wire.objects import OBJECT_CODE
-from transfer_queue.wire.raising import decode_object
+from transfer_queue.wire.buffers.block_layout import columns
+from transfer_queue.wire.objects.extensions import refused
+from transfer_queue.wire.objects.object_decoder import decode_object
+from transfer_queue.wire.objects.object_values import OBJECT_CODE
 
 
 class PickledValues:

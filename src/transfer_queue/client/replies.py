@@ -10,9 +10,9 @@ import torch
 from transfer_queue.field_columns import TABLE, FieldColumn, promoted
 from transfer_queue.messages import DELETE_CODE, NESTED, ClaimReply, FieldType, StatusReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.encode import EncodedBlock
-from transfer_queue.wire.objects import decode_tag_value
-from transfer_queue.wire.sense import sense_in
+from transfer_queue.wire.blocks.encode import EncodedBlock
+from transfer_queue.wire.blocks.row_addressing import sense_in
+from transfer_queue.wire.objects.object_values import decode_tag_value
 
 
 @sense_in("a server's reply")

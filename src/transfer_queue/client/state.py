@@ -59,9 +59,9 @@ from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.ownership import hold_slot
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.wire.copies import U8
-from transfer_queue.wire.locate import Memory
-from transfer_queue.wire.ranges import HERE, Elsewhere, Pieces
+from transfer_queue.wire.blocks.remote_ranges import HERE, Elsewhere, Pieces
+from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.buffers.copies import U8
 
 if TYPE_CHECKING:
     import ssl

@@ -27,10 +27,10 @@ from transfer_queue.storage.extents import GRANULE
 from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
 from transfer_queue.storage.stores.devices import DevicePath
 from transfer_queue.storage.virtual import key_of, number_of
-from transfer_queue.wire.copies import U8
-from transfer_queue.wire.encode import EncodedBlock
-from transfer_queue.wire.ranges import Elsewhere, Pieces
-from transfer_queue.wire.tensors import settle
+from transfer_queue.wire.blocks.encode import EncodedBlock
+from transfer_queue.wire.blocks.remote_ranges import Elsewhere, Pieces
+from transfer_queue.wire.buffers.copies import U8
+from transfer_queue.wire.buffers.tensors import settle
 
 MOST_READ = 16 << 20  # bytes of what is saved, in one request
 

@@ -53,9 +53,9 @@ from transfer_queue.messages import (
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.base import Reserved
-from transfer_queue.wire.copies import allocate, copy_bytes
-from transfer_queue.wire.encode import EncodedBlock, encode_columns
-from transfer_queue.wire.gather import gather, nested
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
+from transfer_queue.wire.blocks.gather import gather, nested
+from transfer_queue.wire.buffers.copies import allocate, copy_bytes
 from transfer_queue.wire.parser import checked_parser_result, parser_columns
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from transfer_queue.dataloader.fetching import Batch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import SEPARATOR
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.gather import table_of
-from transfer_queue.wire.jagged import is_plain_jagged, rows_follow, rows_of_jagged
-from transfer_queue.wire.lone_numbers import lone_number
+from transfer_queue.wire.blocks.gather import table_of
+from transfer_queue.wire.buffers.jagged import is_plain_jagged, rows_follow, rows_of_jagged
+from transfer_queue.wire.objects.scalar_values import lone_number
 
 LENGTH_TAG = "total_lengths"
 

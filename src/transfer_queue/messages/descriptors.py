@@ -56,7 +56,8 @@ class NewBlock(Message, frozen=True):
     unit, extent, offset, generation: where it lies (`storage.arena`); nbytes: how long it is.
     rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
     shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
-    layout follows from these alone (`wire.layout`). length: bytes of the extent, 0 where that is not told.
+    layout follows from these alone (`wire.buffers.block_layout`). length: bytes of the extent, 0 where that is not
+    told.
     copies: where else the same bytes lie, one place at most, in another unit. session: of a remote writer, under which
     it leased the extent (`OpenSlot.writer`). parts: the schema of very many fields, some of them in each part, encoded
     (`messages.descriptors`), so that whoever receives it can decode it bit by bit; `schema` is then empty.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.wire.framing import HEADER
+from transfer_queue.net.framing import HEADER
 
 if TYPE_CHECKING:
     from transfer_queue.net.connection import Connection

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
+from transfer_queue.net.framing import Frame, FrameReader, pack_frame
 from transfer_queue.net.handshake import ServerHandshake
-from transfer_queue.wire.framing import Frame, FrameReader, pack_frame
 
 if TYPE_CHECKING:
     from transfer_queue.net.tls import Tls

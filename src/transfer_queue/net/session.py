@@ -34,7 +34,7 @@ from transfer_queue.errors import (
     by_name,
 )
 from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Done, Envelope, Failure
-from transfer_queue.wire.framing import pack_frame
+from transfer_queue.net.framing import pack_frame
 
 if TYPE_CHECKING:
     import ssl

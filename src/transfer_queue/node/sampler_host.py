@@ -21,6 +21,7 @@ import msgspec
 
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError, by_name
 from transfer_queue.messages import UNREADABLE
+from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.server import Outgoing
 from transfer_queue.node.sampler_process import (
     CHANNEL,
@@ -37,7 +38,6 @@ from transfer_queue.node.sampler_process import (
 )
 from transfer_queue.sampler.calls import RESULTS, Facts, SamplerCall
 from transfer_queue.sampler.remote import Question, Shown, ViewReply
-from transfer_queue.wire.framing import FrameReader, pack_frame
 
 if TYPE_CHECKING:
     import subprocess  # a megabyte, which systems without a user's sampler do without

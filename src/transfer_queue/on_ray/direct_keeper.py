@@ -20,7 +20,7 @@ from transfer_queue.on_ray.keeper import Keeper
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.extents import GRANULE, ExtentTable, round_up
 from transfer_queue.storage.stores.ray_direct import HOW, LEAST, NO_ROOM, NixlTransport, Offer, load, transport
-from transfer_queue.wire.copies import allocate
+from transfer_queue.wire.buffers.copies import allocate
 
 Wanted = Sequence[tuple[str, int, int]]  # (key, start, length) of each piece
 

@@ -15,9 +15,9 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import Move, Moved, NewBlock
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE, Extent
-from transfer_queue.wire.copies import U8, gather_pieces
-from transfer_queue.wire.layout import ALIGNMENT, I8
-from transfer_queue.wire.repack import Repacked, repacked
+from transfer_queue.wire.blocks.repack import Repacked, repacked
+from transfer_queue.wire.buffers.block_layout import ALIGNMENT, I8
+from transfer_queue.wire.buffers.copies import U8, gather_pieces
 
 MOVER_SLOT = 0
 """The slot of extents that the unit itself fills; no writer has it."""

@@ -15,7 +15,7 @@ from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import Extent
 from transfer_queue.storage.mover import Mover
 from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.wire.copies import U8
+from transfer_queue.wire.buffers.copies import U8
 
 PAUSES = (1.0, 5.0)
 """Seconds from one call to the next."""

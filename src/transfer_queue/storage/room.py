@@ -20,7 +20,7 @@ from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, Leased,
 from transfer_queue.storage.mover import Mover
 from transfer_queue.storage.serving import read_pieces, write_bytes
 from transfer_queue.storage.trimming import Trimmer
-from transfer_queue.wire.copies import U8
+from transfer_queue.wire.buffers.copies import U8
 
 PREFAULT_STEP = 4 * 1024 * 1024
 """Bytes made resident in one idle moment: a few milliseconds."""

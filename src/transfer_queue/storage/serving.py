@@ -12,7 +12,7 @@ from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostE
 from transfer_queue.messages import ReadPieces, WriteBytes
 from transfer_queue.storage.arena import Arena
 from transfer_queue.storage.extents import GRANULE, Extent
-from transfer_queue.wire.copies import gather_pieces
+from transfer_queue.wire.buffers.copies import gather_pieces
 
 MOST_PIECES = 1 << 16  # of one request
 SMALL = 16 << 10  # pieces of less bytes on average are copied together and sent as one

@@ -68,7 +68,7 @@ from transfer_queue.storage.ownership import Offer, Slots
 from transfer_queue.storage.recalls import Recalls
 from transfer_queue.storage.refusals import cancelled, drained, no_capacity
 from transfer_queue.storage.room import Moving, Room
-from transfer_queue.wire.copies import U8
+from transfer_queue.wire.buffers.copies import U8
 
 PROBE_INTERVAL = 0.25
 """Seconds between two looks at the locks of suspects."""

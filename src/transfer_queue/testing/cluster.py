@@ -39,6 +39,7 @@ from transfer_queue.messages import (
     Refuse,
     RegisterUnit,
 )  # fmt: skip
+from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
@@ -50,8 +51,7 @@ from transfer_queue.storage.simple import StorageUnit
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, Slots
-from transfer_queue.wire.framing import FrameReader, pack_frame
-from transfer_queue.wire.objects import decoded_tag_value
+from transfer_queue.wire.objects.object_values import decoded_tag_value
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
 DISK_BYTES = 256 << 20  # of each unit on disk, where the conf does not say it

@@ -13,9 +13,9 @@ from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Done
+from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Target, outcome
 from transfer_queue.testing.simulated_locks import Held
-from transfer_queue.wire.framing import FrameReader
 
 if TYPE_CHECKING:
     from transfer_queue.testing.cluster import Cluster

@@ -161,9 +161,9 @@ def test_a_claim_with_its_values(uses: Uses) -> None:
 
 def test_no_memory_on_the_device(uses: Uses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then all goes through the host."""
-    from transfer_queue.wire import devices
+    from transfer_queue.wire.blocks import device_memory
 
-    monkeypatch.setattr(devices, "allocated", lambda device, nbytes: None)
+    monkeypatch.setattr(device_memory, "allocated", lambda device, nbytes: None)
     keys, values = [f"{row}" for row in range(ROWS)], batch(8)
     tq.kv_batch_put(keys, "p", values)
     check(tq.kv_batch_get(keys, "p", device="cpu"), values, list(range(ROWS)))

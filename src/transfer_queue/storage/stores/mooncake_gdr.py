@@ -80,7 +80,7 @@ class GpuDirect(DevicePath):
                 self._give(memory)
 
     def _take(self, device: torch.device, size: int) -> torch.Tensor | None:
-        from transfer_queue.wire.devices import allocated
+        from transfer_queue.wire.blocks.device_memory import allocated
 
         with self._lock:
             free = self._pool.get((device, size))

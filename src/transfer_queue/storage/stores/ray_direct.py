@@ -20,7 +20,7 @@ from typing import Any
 
 from transfer_queue.storage.base import Bytes
 from transfer_queue.storage.stores.base import Piece
-from transfer_queue.wire.copies import allocate
+from transfer_queue.wire.buffers.copies import allocate
 
 LEAST = 4 << 20  # bytes from which on a block goes directly; below, a call with the bytes in it is quicker
 PIECES = 64  # of a direct read have as many bytes together as the least block, at most

@@ -83,7 +83,7 @@ class NpuTransport(DevicePath):
     @contextlib.contextmanager
     def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
         """See `DevicePath.buffer`. Where the NPU is full, copies make room."""
-        from transfer_queue.wire.devices import allocated
+        from transfer_queue.wire.blocks.device_memory import allocated
 
         memory = allocated(device, nbytes)
         if memory is None and self._copies:
@@ -110,7 +110,7 @@ class NpuTransport(DevicePath):
 
     def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
         """See `DevicePath.read`: from NPU to NPU what can be had so, the rest from the worker."""
-        from transfer_queue.wire.tensors import settle
+        from transfer_queue.wire.buffers.tensors import settle
 
         left: list[Piece] = []
         for piece in pieces:
@@ -156,7 +156,7 @@ class NpuTransport(DevicePath):
     def _read_from_worker(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
         import torch
 
-        from transfer_queue.wire.copies import allocate
+        from transfer_queue.wire.buffers.copies import allocate
 
         end, staged = 0, []
         for piece in pieces:

@@ -13,9 +13,9 @@ from packaging.version import Version
 
 from differential import differential, row_lengths, small
 from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
-from transfer_queue.wire import jagged
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.buffers import jagged
+from transfer_queue.wire.buffers.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
 
 
 def i8(*lengths):

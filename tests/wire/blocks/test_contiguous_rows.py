@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.wire import gather as gathering
-from transfer_queue.wire.encode import encode_columns
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.locate import located
-from transfer_queue.wire.runs import runs
+from transfer_queue.wire.blocks import gather as gathering
+from transfer_queue.wire.blocks.contiguous_rows import runs
+from transfer_queue.wire.blocks.encode import encode_columns
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.row_addressing import located
 
 
 def written(rows=6):

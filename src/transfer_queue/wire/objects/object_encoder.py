@@ -1,4 +1,4 @@
-"""Objects to bytes: the encoding half of `wire.objects`.
+"""Objects to bytes: the encoding half of `wire.objects.object_values`.
 
 Types are compared exactly, so that a subclass never comes back as its base; what has no code is pickled (protocol
 5), or refused where pickle is not allowed. Buffers of 64 KiB and more stay out of the msgpack part (whose
@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.wire import numpy_types
-from transfer_queue.wire import object_codes as codes
-from transfer_queue.wire.object_codes import Buffer, Reference
+from transfer_queue.wire.objects import extensions as codes
+from transfer_queue.wire.objects import numpy_types
+from transfer_queue.wire.objects.extensions import Buffer, Reference
 
 OUT_OF_BAND = 64 << 10  # bytes from which a buffer stays out of the msgpack part
 MAX_DEPTH = 100  # of containers in containers; well within the interpreter's recursion limit when decoding
@@ -97,7 +97,7 @@ class Lowering:
         if isinstance(value, np.generic | np.ndarray):
             lowered = self._numpy(value, depth + 1)
         elif str(kind.__module__).startswith(("torch", "tensordict")) or _is_tensor(value):
-            from transfer_queue.wire import torch_objects
+            from transfer_queue.wire.objects import torch_objects
 
             lowered = torch_objects.lower(self, value, depth + 1)
         else:
@@ -209,7 +209,7 @@ class _Pickler(pickle.Pickler):
             order, flat = numpy_types.flat_bytes(obj)
             return numpy_types.rebuilt, (pickle.PickleBuffer(flat.data), description, obj.shape, order)
         if _is_tensor(obj):
-            from transfer_queue.wire import torch_objects
+            from transfer_queue.wire.objects import torch_objects
 
             return torch_objects.reduced(obj)
         return NotImplemented

@@ -19,16 +19,15 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages import NESTED, SEPARATOR, FieldType, LookupReply, parents
-from transfer_queue.wire.copies import LARGEST, U8, Copies, allocate, copy_all
-from transfer_queue.wire.devices import DeviceArena
-from transfer_queue.wire.jagged import Cut, cut_of
-from transfer_queue.wire.layout import ITEM_SIZES
-from transfer_queue.wire.locate import FieldRows, Memory, located, of_dtype
-from transfer_queue.wire.raising import decode_object
-from transfer_queue.wire.ranges import HERE
-from transfer_queue.wire.runs import Run, runs
-from transfer_queue.wire.sense import sense_in
-from transfer_queue.wire.tensors import DTYPES, NAMES, copied_tensor, nested_over, promoted, tensor_over
+from transfer_queue.wire.blocks.contiguous_rows import Run, runs
+from transfer_queue.wire.blocks.device_memory import DeviceArena
+from transfer_queue.wire.blocks.remote_ranges import HERE
+from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, located, of_dtype, sense_in
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
+from transfer_queue.wire.buffers.copies import LARGEST, U8, Copies, allocate, copy_all
+from transfer_queue.wire.buffers.jagged import Cut, cut_of
+from transfer_queue.wire.buffers.tensors import DTYPES, NAMES, copied_tensor, nested_over, promoted, tensor_over
+from transfer_queue.wire.objects.object_decoder import decode_object
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]

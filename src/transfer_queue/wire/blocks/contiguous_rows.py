@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
-from transfer_queue.wire.layout import MIXED_RANK, columns
-from transfer_queue.wire.locate import FieldRows, Memory, fits, of_dtype
+from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, fits, of_dtype
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK, columns
 
 I8 = NDArray[np.int64]
 

@@ -6,6 +6,7 @@ against the arena's length here, so that a copy never leaves it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer_queue.errors import InvalidArgumentError, ProtocolError
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.messages import FieldSpec, FieldType, LookupReply, Placement
-from transfer_queue.wire.copies import U8, Copies, gather_pieces
-from transfer_queue.wire.layout import MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
+from transfer_queue.wire.buffers.block_layout import MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
+from transfer_queue.wire.buffers.copies import U8, Copies, gather_pieces
 
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
@@ -220,3 +221,21 @@ class _Rows:
         which: I8 | int = 0 if len(column.offsets) == 1 else layouts
         starts, lengths = column.locate(which, slots)
         return offsets + starts, lengths, column.row_shapes(which, slots)
+
+
+_STUMBLES = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def sense_in(what: str) -> Iterator[None]:
+    """Within it whatever is wrong with the data is a ProtocolError. what: the name of the data, for its message."""
+    try:
+        yield
+    except TransferQueueError:
+        raise
+    except _STUMBLES as error:
+        # contextlib takes a RuntimeError caused by a StopIteration for one of its own making
+        cause = None if isinstance(error, StopIteration) else error
+        raise ProtocolError(f"{what} makes no sense: {type(error).__name__}: {error}") from cause

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.wire import object_codes as codes
-from transfer_queue.wire.lowering import Ext
+from transfer_queue.wire.objects import extensions as codes
+from transfer_queue.wire.objects.object_encoder import Ext
 
 LONGEST = 256  # bytes; an encoded array of one element is shorter
 

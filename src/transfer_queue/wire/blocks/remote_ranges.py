@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import LookupReply
-from transfer_queue.wire.copies import U8
-from transfer_queue.wire.locate import Memory, located
+from transfer_queue.wire.blocks.row_addressing import Memory, located
+from transfer_queue.wire.buffers.copies import U8
 
 I8 = NDArray[np.int64]
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from transfer_queue.errors import FieldTypeError
-from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copied
-from transfer_queue.wire.layout import ITEM_SIZES
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
+from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copied
 
 I8 = NDArray[np.int64]
 

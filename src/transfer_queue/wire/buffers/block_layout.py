@@ -2,9 +2,9 @@
 
 A block is contiguous bytes, little-endian. Its columns follow in schema order, each starting at a multiple of
 64 bytes; the block's length is rounded up to 64. Within a column the rows follow one another without
-padding: tensor rows at their natural size in C order, object rows as their encoded bytes (`wire.objects`; no
-alignment, a decoder copies buffers out). A block of one row thus starts every value at a multiple of 64
-(if the block does), so that scattered rows can be gathered by cells.
+padding: tensor rows at their natural size in C order, object rows as their encoded bytes
+(`wire.objects.object_values`; no alignment, a decoder copies buffers out). A block of one row thus starts every value
+at a multiple of 64 (if the block does), so that scattered rows can be gathered by cells.
 
 `dims` holds i8 numbers, for each field in schema order:
 - `ragged` False: one row shape (`ndim` numbers) for all rows;

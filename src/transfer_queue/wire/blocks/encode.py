@@ -27,13 +27,13 @@ from tensordict import (
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages import NESTED, SEPARATOR, FieldSpec
-from transfer_queue.wire.as_tensors import tensors_of
-from transfer_queue.wire.copies import LEAST_PART, U8, Copies, allocate, copy_all
-from transfer_queue.wire.devices import KINDS, flat_on_device
-from transfer_queue.wire.layout import ITEM_SIZES, MIXED_RANK, aligned
-from transfer_queue.wire.lowering import Refusal, encode_parts
-from transfer_queue.wire.object_codes import Buffer
-from transfer_queue.wire.tensors import NAMES, bits, copy_elements, dtype_name, is_carriable, on_host
+from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, aligned
+from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copy_all
+from transfer_queue.wire.buffers.tensor_conversion import tensors_of
+from transfer_queue.wire.buffers.tensors import NAMES, bits, copy_elements, dtype_name, is_carriable, on_host
+from transfer_queue.wire.objects.extensions import Buffer
+from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
 
 Columns = Union[TensorDictBase, Mapping[str, Any]]
 

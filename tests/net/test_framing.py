@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.wire.framing import HEADER, FrameReader, pack_frame
+from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 
 FRAMES = st.lists(st.tuples(st.binary(max_size=60), st.binary(max_size=200)), max_size=8)
 

@@ -14,13 +14,13 @@ from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_r
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import FieldSpec
-from transfer_queue.wire import encode
-from transfer_queue.wire.devices import DeviceArena, Packed, allocated, flat_on_device
-from transfer_queue.wire.encode import encode_columns, encode_row
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.jagged import cut_of
-from transfer_queue.wire.ranges import elsewhere
-from transfer_queue.wire.tensors import settle
+from transfer_queue.wire.blocks import encode
+from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed, allocated, flat_on_device
+from transfer_queue.wire.blocks.encode import encode_columns, encode_row
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.remote_ranges import elsewhere
+from transfer_queue.wire.buffers.jagged import cut_of
+from transfer_queue.wire.buffers.tensors import settle
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.wire import copies
-from transfer_queue.wire.copies import allocate, copy_all, copy_bytes, gather_pieces, in_turns
+from transfer_queue.wire.buffers import copies
+from transfer_queue.wire.buffers.copies import allocate, copy_all, copy_bytes, gather_pieces, in_turns
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.uint8)
 
@@ -235,7 +235,7 @@ def test_many_copies_are_one(sizes):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_after_a_fork():
     """A child copies, though its parent used the same paths before."""
-    from transfer_queue.wire.tensors import copy_elements
+    from transfer_queue.wire.buffers.tensors import copy_elements
 
     source = np.ones(9 << 20, np.uint8)
     matrix = torch.ones(2048, 2048)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from differential import differential, small
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import FieldSpec
-from transfer_queue.wire import locate, runs
-from transfer_queue.wire.layout import ALIGNMENT, ITEM_SIZES, MAX_BYTES, MIXED_RANK, block_nbytes, columns
-from transfer_queue.wire.layout import columns_of_many as many
+from transfer_queue.wire.blocks import contiguous_rows, row_addressing
+from transfer_queue.wire.buffers.block_layout import ALIGNMENT, ITEM_SIZES, MAX_BYTES, MIXED_RANK, block_nbytes, columns
+from transfer_queue.wire.buffers.block_layout import columns_of_many as many
 
 
 def tensor(name="x", ndim=1, ragged=False, dtype="float32"):
@@ -160,10 +160,10 @@ def test_kept_layouts_are_those_that_would_be_made(asked):
     """This holds whatever descriptors were laid out before."""
     for schema, dims, blocks, rows in asked:
         made = many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
-        kept = locate._laid_out(schema, dims, blocks, rows)
+        kept = row_addressing._laid_out(schema, dims, blocks, rows)
         assert [repr(column) for column in kept] == [repr(column) for column in made]
         if blocks == 1:
-            found, end = runs._laid_out(schema, dims, rows)
+            found, end = contiguous_rows._laid_out(schema, dims, rows)
             assert end == int(made[-1].offsets[0] + made[-1].nbytes[0])
             for column in made:
                 mine = found[column.spec.name]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_queue.wire.layout import ITEM_SIZES
-from transfer_queue.wire.tensors import DTYPES
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
+from transfer_queue.wire.buffers.tensors import DTYPES
 
 
 def tensors_of(values: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor] | None:

@@ -1,7 +1,8 @@
 """Python objects to bytes and back, and the values of tags.
 
 `encode_object` and `decode_object` are type-stable: a value comes back as exactly the type it was. The format is in
-`wire.object_codes`, the two halves in `wire.lowering` and `wire.raising`; this module adds what tags need.
+`wire.objects.extensions`, the two halves in `wire.objects.object_encoder` and `wire.objects.object_decoder`; this
+module adds what tags need.
 
 A tag's value travels inside a message that servers read: None, bool, 64-bit int, float, str, bytes, and lists and
 str-keyed dicts of these stay themselves, numpy and torch scalars become numbers, and everything else becomes
@@ -17,8 +18,8 @@ import numpy as np
 
 from transfer_queue.errors import ProtocolError, UncarriableValueError
 from transfer_queue.messages import DELETE_CODE
-from transfer_queue.wire.lowering import MAX_DEPTH, Ext, Refusal, encode_parts
-from transfer_queue.wire.raising import decode_object
+from transfer_queue.wire.objects.object_decoder import decode_object
+from transfer_queue.wire.objects.object_encoder import MAX_DEPTH, Ext, Refusal, encode_parts
 
 OBJECT_CODE = 65  # msgpack Ext in tags: the bytes of an object
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from differential import differential, row_lengths, small
 from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.messages import FieldType, LookupReply, NewBlock, Placement
-from transfer_queue.wire.encode import EncodedBlock, encode_columns
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.layout import MIXED_RANK, block_nbytes
-from transfer_queue.wire.repack import repacked
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.repack import repacked
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
 
 
 def columns(rows: int, shapes: list[tuple[int, ...]]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""torch's and tensordict's values inside objects: the codes of `wire.object_codes` from TENSOR on.
+"""torch's and tensordict's values inside objects: the codes of `wire.objects.extensions` from TENSOR on.
 
 A tensor is carried by its elements alone, as a plain host tensor: not its storage, its device or its graph.
 Imported only where torch is already there.
@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from transfer_queue.wire import object_codes as codes
-from transfer_queue.wire.copies import U8
-from transfer_queue.wire.jagged import jagged_from_parts
-from transfer_queue.wire.lowering import Lowering
-from transfer_queue.wire.raising import Raising
-from transfer_queue.wire.tensors import (
+from transfer_queue.wire.buffers.copies import U8
+from transfer_queue.wire.buffers.jagged import jagged_from_parts
+from transfer_queue.wire.buffers.tensors import (
     DTYPES,
     dtype_name,
     flat_bytes,
@@ -25,6 +22,9 @@ from transfer_queue.wire.tensors import (
     nested_from_rows,
     tensor_over,
 )
+from transfer_queue.wire.objects import extensions as codes
+from transfer_queue.wire.objects.object_decoder import Raising
+from transfer_queue.wire.objects.object_encoder import Lowering
 
 
 def lower(lowering: Lowering, value: Any, depth: int) -> Any:

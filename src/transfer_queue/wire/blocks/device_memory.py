@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transfer_queue.wire.copies import U8, joined_runs
-from transfer_queue.wire.ranges import ALIGNMENT, HERE, Pieces
-from transfer_queue.wire.tensors import BITS, settle
+from transfer_queue.wire.blocks.remote_ranges import ALIGNMENT, HERE, Pieces
+from transfer_queue.wire.buffers.copies import U8, joined_runs
+from transfer_queue.wire.buffers.tensors import BITS, settle
 
 I8 = NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """Blocks made smaller: the layout of some rows and fields of a block as a block of their own, and what to copy.
 
-A pure function of the descriptor, as `wire.layout` is; it moves no byte.
+A pure function of the descriptor, as `wire.buffers.block_layout` is; it moves no byte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.messages import FieldSpec
-from transfer_queue.wire.layout import MIXED_RANK, ColumnLayout, aligned, columns
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK, ColumnLayout, aligned, columns
 
 I8 = NDArray[np.int64]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
-from transfer_queue.wire.encode import encode_columns
-from transfer_queue.wire.gather import gather
-from transfer_queue.wire.ranges import HERE, elsewhere
+from transfer_queue.wire.blocks.encode import encode_columns
+from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.remote_ranges import HERE, elsewhere
 
 ARENA = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Bytes to objects: the decoding half of `wire.objects`.
+"""Bytes to objects: the decoding half of `wire.objects.object_values`.
 
 Trusts nothing but pickle: no length is believed before the bytes are there, and whatever is wrong is a
 ProtocolError. The source may be overwritten by another process during a read, so each part of it is copied
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import ProtocolError, TransferQueueError, UncarriableValueError
-from transfer_queue.wire import numpy_types
-from transfer_queue.wire import object_codes as codes
-from transfer_queue.wire.copies import U8, allocate, copy_bytes
+from transfer_queue.wire.buffers.copies import U8, allocate, copy_bytes
+from transfer_queue.wire.objects import extensions as codes
+from transfer_queue.wire.objects import numpy_types
 
 
 def decode_object(source: Any, *, allow_pickle: bool = True) -> Any:
@@ -85,7 +85,7 @@ class Raising:
         if how is not None:
             return how(self, content)
         if code in codes.TORCH_CODES:
-            from transfer_queue.wire import torch_objects
+            from transfer_queue.wire.objects import torch_objects
 
             return torch_objects.raised(self, code, self.decode(content))
         raise ValueError(f"unknown code {code}")

@@ -1,0 +1,1 @@
+"""Blocks: encoding columns, and gathering rows."""
