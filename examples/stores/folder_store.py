@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, Store
 
 

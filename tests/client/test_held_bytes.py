@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_capacity import MIB, mib
 
-from transfer_queue.storage.arena import choose_folder
-from transfer_queue.storage.trimming import PERIOD
+from transfer_queue.storage.arena.arena import choose_folder
+from transfer_queue.storage.arena.free_space_reclaim import PERIOD
 from transfer_queue.testing import Cluster
 
 

@@ -12,8 +12,8 @@ from simulated import numbers, table
 from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import CapacityError, NotInitializedError
 from transfer_queue.messages import Claim, Envelope, Publish
-from transfer_queue.storage.effects import Answer
-from transfer_queue.storage.simple import PROBE_INTERVAL
+from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL
+from transfer_queue.storage.unit.unit_effects import Answer
 from transfer_queue.testing import Client, Cluster
 
 MIB = 1 << 20

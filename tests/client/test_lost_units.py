@@ -16,9 +16,9 @@ from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import RegisterUnit
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import RankAwareSampler
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.testing.cluster import UNIT_PEER
 from transfer_queue.testing.simulated_locks import Slots

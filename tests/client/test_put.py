@@ -22,7 +22,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages import Envelope, Publish
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.storage.effects import Answer
+from transfer_queue.storage.unit.unit_effects import Answer
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks.encode import EncodedBlock
 

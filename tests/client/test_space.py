@@ -17,13 +17,13 @@ from transfer_queue.client.calls import Call
 from transfer_queue.client.space import ALIGNMENT, DEDICATED, LARGEST_EXTENT, OPEN_EXTENTS, SMALLEST_EXTENT, Space
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError, by_name
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.base import Reserved
-from transfer_queue.storage.effects import Answer
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.ownership import Known, Offer
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.writer_locks import Known, Offer
+from transfer_queue.storage.protocols import Reserved
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Answer
 from transfer_queue.testing.simulated_locks import Board
 
 MIB = 1 << 20

@@ -16,9 +16,9 @@ from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages import UnitInfo
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage import block_file
-from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.block_file import BlockFile, Mapped, aligned, write_blocks
-from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.protocols import Bytes, Reserved
 from transfer_queue.storage.stores.base import Piece, Store
 
 UNIT = UnitInfo(0, "", "", "boot")

@@ -28,7 +28,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.node.launcher import start_local
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.storage.arena import choose_folder
+from transfer_queue.storage.arena.arena import choose_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -865,7 +865,7 @@ from transfer_queue.messages import Lease, OpenSlot
 from transfer_queue.net.blocking import run_blocking
 from transfer_queue.net.session import Session
 from transfer_queue.node.launcher import find
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.writer_locks import hold_slot
 
 system = find(sys.argv[2])
 session = Session("writer", system.key, lambda target: str(system.folder / "unit-0.sock"))

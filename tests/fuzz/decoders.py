@@ -60,9 +60,9 @@ from transfer_queue.sampler import (
     TokenBudgetSampler,
 )
 from transfer_queue.sampler.factory import sampler_object
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.wire.objects.object_values import decode_tag_value, encode_object
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))

@@ -14,7 +14,7 @@ from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Reading
-from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.testing.cluster import arena_of
 
 __all__ = [

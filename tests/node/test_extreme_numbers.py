@@ -52,9 +52,9 @@ from transfer_queue.node.controller_service import ControllerService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.unit_service import UnitService
 from transfer_queue.sampler import RankAwareSampler
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
 from slot_standin import StandInSlots

@@ -16,7 +16,7 @@ from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server import Outgoing, Server
 from transfer_queue.node import fetching
 from transfer_queue.node.fetching import fetched
-from transfer_queue.storage.effects import Fetch
+from transfer_queue.storage.unit.unit_effects import Fetch
 
 KEY = bytes(range(32))
 SECONDS = 10.0

@@ -21,7 +21,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Attempts, Target
-from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.protocols import Reserved
 from transfer_queue.testing.simulated_client import Client, Task
 from transfer_queue.wire.blocks.encode import EncodedBlock
 

@@ -15,7 +15,7 @@ from transfer_queue.storage.stores.base import StoreAddress
 CODE = """
 import os, sys, msgspec
 from pathlib import Path
-from transfer_queue.storage.stores.keeping import keeper_of
+from transfer_queue.storage.stores.store_server import keeper_of
 out = os.fdopen(os.dup(1), "w")  # the libraries have things to say, too
 os.dup2(2, 1)
 try:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from transfer_queue.storage.ownership import Known, Offer
+from transfer_queue.storage.arena.writer_locks import Known, Offer
 from transfer_queue.testing.simulated_locks import Board
 
 

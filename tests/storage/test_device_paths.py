@@ -15,10 +15,9 @@ import pytest
 import torch
 from device_libraries import DsTensorClient, MooncakeDistributedStore, ReplicateConfig
 
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores import mooncake, mooncake_gdr, yuanrong_npu
-from transfer_queue.storage.stores.base import Piece
-from transfer_queue.storage.stores.devices import DevicePath
+from transfer_queue.storage.stores.base import DevicePath, Piece
 from transfer_queue.storage.stores.mooncake import MooncakeStore
 from transfer_queue.storage.stores.mooncake_gdr import GpuDirect
 from transfer_queue.storage.stores.yuanrong import YuanrongStore

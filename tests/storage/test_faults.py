@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.messages import Failure, Lease, LeaseReply, OpenSlot, SlotReply, WriterGone
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.effects import Answer, Report
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.ownership import SlotFolder
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.writer_locks import SlotFolder
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Answer, Report
 
 # Locks its slot; then, for each "offset length value", fills that part of the arena. "fork" makes a child
 # that ends at once.
 WRITER = """
 import os, sys
 from pathlib import Path
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.writer_locks import hold_slot
 arena = Arena.open(Path(sys.argv[1]))
 lock = hold_slot(Path(sys.argv[2]))
 print("held", flush=True)

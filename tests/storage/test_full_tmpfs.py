@@ -11,11 +11,11 @@ from slot_standin import StandInSlots
 
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages import Failure, Lease, LeaseReply, OpenSlot, SlotReply, UnitStatus, UnitStatusReply
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.effects import Answer
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Answer
 
 MIB = 1 << 20
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 WRITER = """
 import sys
 from pathlib import Path
-from transfer_queue.storage.arena import Arena
+from transfer_queue.storage.arena.arena import Arena
 arena = Arena.open(Path(sys.argv[1]))
 for line in sys.stdin:
     start, length, value = map(int, line.split())
@@ -103,7 +103,7 @@ def test_a_race_for_the_last_room_leaves_nothing_over(small_tmpfs: Path, monkeyp
     (small_tmpfs / "others").write_bytes(bytes(10 * MIB))
     before = used(small_tmpfs)
     # the room was there when it was looked at, and is gone when it is taken
-    monkeypatch.setattr("transfer_queue.storage.arena._available", lambda _: 16 * MIB)
+    monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 16 * MIB)
     with pytest.raises(CapacityError, match="the file system refuses"):
         arena.grow(8 * MIB)
     assert (arena.held, allocated(arena)) == (0, 0)

@@ -17,13 +17,13 @@ from slot_standin import StandInSlots
 from transfer_queue.errors import AttachError
 from transfer_queue.messages import AnyReply, AnyRequest, Cancel, Done, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.messages import WriterGone as Gone
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.effects import Answer, Effect, Report
-from transfer_queue.storage.extent_file import ExtentFile
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.ownership import SlotFolder
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import Limits, StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_file import ExtentFile
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.writer_locks import SlotFolder
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import Limits, StorageUnit
+from transfer_queue.storage.unit.unit_effects import Answer, Effect, Report
 
 CAPACITY = 16 * GRANULE
 

@@ -28,12 +28,12 @@ from transfer_queue.messages import (
     UnitStatusReply,
     WriterGone,
 )
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.effects import Answer, Effect, Report
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.recalls import INTERVAL
-from transfer_queue.storage.room import PREFAULT_STEP, ArenaRoom
-from transfer_queue.storage.simple import PROBE_INTERVAL, Limits, StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaRoom
+from transfer_queue.storage.unit.extent_recall import INTERVAL
+from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL, Limits, StorageUnit
+from transfer_queue.storage.unit.unit_effects import Answer, Effect, Report
 
 CAPACITY = 16 * GRANULE
 
@@ -221,7 +221,7 @@ def test_no_wait_is_no_wait(unit: StorageUnit, writer: Writer, wait: float | Non
 def test_room_that_others_leave_is_found_at_the_deadline(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer_queue.storage.arena._available", lambda _: 0)
+    monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 0)
     writer.park(1, 5)
     monkeypatch.undo()
     [effect] = unit.tick(5)
@@ -487,7 +487,7 @@ def test_idle_moments_prepare_space(tmp_path: Path, slots: StandInSlots) -> None
 def test_idle_moments_make_no_trouble_on_a_full_file_system(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer_queue.storage.arena._available", lambda _: 0)
+    monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 0)
     assert not unit.idle()
     writer.park(1, 5)
     monkeypatch.undo()

@@ -22,9 +22,9 @@ from transfer_queue.core.state.forms import MOST
 from transfer_queue.core.state.serialization import Columns
 from transfer_queue.core.tables.block_table import PLACE
 from transfer_queue.errors import CheckpointError, TransferQueueError
-from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.block_file import BlockFile, Held, aligned, write_blocks
-from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.protocols import Bytes, Reserved
 
 PIECE = 16 << 20
 """Bytes that a load reserves at once; a larger block is reserved alone."""

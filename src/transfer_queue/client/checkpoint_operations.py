@@ -38,8 +38,8 @@ from transfer_queue.errors import (
 )
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
-from transfer_queue.storage.base import Reserved
 from transfer_queue.storage.block_file import BlockFile
+from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")
 STATE_SECONDS = 600.0  # for the controller to write its state, or to take one over

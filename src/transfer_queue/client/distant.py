@@ -16,9 +16,9 @@ from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.messages import AnyReply, Done, FetchState, ReadPieces, SendState, WriteBytes
 from transfer_queue.net.blocking import exchange
 from transfer_queue.net.session import Session
-from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.storage.block_file import Held, runs
-from transfer_queue.storage.serving import MOST_WRITTEN
+from transfer_queue.storage.protocols import Bytes, Reserved
 
 MOST_READ = 16 << 20  # bytes in one round trip
 

@@ -2,7 +2,7 @@
 
 Small blocks are packed into open extents by a bump pointer, so that most puts lease nothing; a block of 1 MiB
 or more gets an extent of its own. Units on disk take a block only where that is asked for (`reserve_anywhere`).
-This is thread-safe and does no input or output of its own but lock its slot files (`storage.ownership`). No
+This is thread-safe and does no input or output of its own but lock its slot files (`storage.arena.writer_locks`). No
 lock is held across a yield. It knows nothing of what a block contains.
 
 The life of an extent here:
@@ -12,9 +12,9 @@ The life of an extent here:
     over      nothing in flight: queued to be closed at the controller if a block in it may have been
               published, else to be returned to its unit
 
-While nothing is in flight in an open extent it is *offered* (`storage.ownership`): its unit may recall what is not used
-of it, where space is short. The next reservation sees that, and the extent is over. It is not offered once nobody can
-tell whether a Publish of a block in it was carried out.
+While nothing is in flight in an open extent it is *offered* (`storage.arena.writer_locks`): its unit may recall what
+is not used of it, where space is short. The next reservation sees that, and the extent is over. It is not offered once
+nobody can tell whether a Publish of a block in it was carried out.
 
 A put goes: reserve, write, then Publish with `closes(reserved)`. If it succeeded, or nobody can tell
 whether it did: `published(reserved)`. If it certainly failed: `keep` what `closes` gave, then
@@ -37,8 +37,8 @@ from transfer_queue.client.calls import Call
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.net.session import NOT_MADE
-from transfer_queue.storage.base import Allocator, Reserved
-from transfer_queue.storage.ownership import PLACES, hold_slot
+from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot
+from transfer_queue.storage.protocols import Allocator, Reserved
 
 ALIGNMENT = 64
 SMALLEST_EXTENT = 64 * 1024

@@ -52,11 +52,11 @@ from transfer_queue.messages import (
 from transfer_queue.net.session import Session, Target
 from transfer_queue.node.paths import host_and_port
 from transfer_queue.node.presence import Presence
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.writer_locks import hold_slot
 from transfer_queue.storage.block_file import Held, Mapped
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.blocks.remote_ranges import HERE, Elsewhere, Pieces

@@ -21,12 +21,11 @@ from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
 from transfer_queue.net.blocking import exchange
 from transfer_queue.net.session import Session
-from transfer_queue.storage.base import Bytes, Reserved
+from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.block_file import Held, aligned
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
-from transfer_queue.storage.stores.devices import DevicePath
-from transfer_queue.storage.virtual import key_of, number_of
+from transfer_queue.storage.protocols import Bytes, Reserved
+from transfer_queue.storage.stores.base import DevicePath, Piece, Store, StoreAddress, connect
+from transfer_queue.storage.unit.object_pool import key_of, number_of
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.blocks.remote_ranges import Elsewhere, Pieces
 from transfer_queue.wire.buffers.copies import U8

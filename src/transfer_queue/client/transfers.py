@@ -52,7 +52,7 @@ from transfer_queue.messages import (
     schema_parts,
 )
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.storage.base import Reserved
+from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.blocks.gather import gather, nested
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes

@@ -53,7 +53,7 @@ class Place(Message, frozen=True):
 class NewBlock(Message, frozen=True):
     """A block just written, as its writer publishes it.
 
-    unit, extent, offset, generation: where it lies (`storage.arena`); nbytes: how long it is.
+    unit, extent, offset, generation: where it lies (`storage.arena.arena`); nbytes: how long it is.
     rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
     shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
     layout follows from these alone (`wire.buffers.block_layout`). length: bytes of the extent, 0 where that is not

@@ -121,7 +121,7 @@ class Lease(Request, frozen=True):
 
 
 class OpenSlot(Request, frozen=True):
-    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.ownership`).
+    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.arena.writer_locks`).
 
     remote: it is on another node, and has the unit write for it (`WriteBytes`). Its slot has no lock: it is over with
     the last of the writer's connections. writer: its client id then, a slash, and what tells its slots one after the

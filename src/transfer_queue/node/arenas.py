@@ -13,9 +13,9 @@ from pathlib import Path
 
 from transfer_queue.errors import AttachError
 from transfer_queue.node.paths import SystemFolder
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.ownership import SlotFolder
-from transfer_queue.storage.virtual import Names
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.writer_locks import SlotFolder
+from transfer_queue.storage.unit.object_pool import Names
 
 logger = logging.getLogger(__name__)
 

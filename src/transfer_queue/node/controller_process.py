@@ -32,7 +32,7 @@ from transfer_queue.node.sampler_files import SamplerFiles
 from transfer_queue.node.sampler_loading import SamplerLoading
 from transfer_queue.node.samplers import PickledSampler
 from transfer_queue.node.state_files import StateFiles
-from transfer_queue.storage.serving import MOST_WRITTEN
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.wire.objects.object_values import decoded_tag_value
 
 logger = logging.getLogger(__name__)

@@ -63,7 +63,7 @@ from transfer_queue.node.service import EnvelopeService
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.node.state_writer import StateWriter
 from transfer_queue.node.worker import Worker
-from transfer_queue.storage.serving import MOST_WRITTEN
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from transfer_queue.messages import Done, ReadPieces
 from transfer_queue.net.connection import Connection
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.paths import host_and_port
-from transfer_queue.storage.effects import Fetch
+from transfer_queue.storage.unit.unit_effects import Fetch
 
 if TYPE_CHECKING:
     import ssl

@@ -9,7 +9,7 @@
         disk                      link to that of arenas on disk, where there are some (`node.offloading`)
         journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
         clients/                  locks of the clients that live (`node.presence`)
-        slots-0/                  slot locks of writers (`storage.ownership`)
+        slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
         states/                   states of the controller, while clients save or load (`node.state_files`)
         samplers/                 samplers that came to a running system (`node.sampler_files`)
         controller.sock, unit-0.sock

@@ -1,4 +1,5 @@
-"""The process that keeps the bytes of an external store, where a system starts one itself (`storage.stores.keeping`).
+"""The process that keeps the bytes of an external store, where a system starts one itself
+(`storage.stores.store_server`).
 
 It says where the store is in a file of the system's folder, anew in each of its lives. When what it has started does
 not run any more, it ends, and the supervisor forks another, whose store is empty: what was in the one before is lost.
@@ -22,7 +23,7 @@ from transfer_queue.node.startup import Seat
 from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
-    from transfer_queue.storage.stores.keeping import Keeper
+    from transfer_queue.storage.stores.store_server import Keeper
 
 KEPT = ("MooncakeStore", "Yuanrong")
 """Backends for which a system has such a process."""
@@ -57,7 +58,7 @@ class Keeping:
 def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: Seat) -> Keeping:
     """Starts what keeps the bytes, and says where the store is. StartError."""
     # what it starts servers with takes a megabyte of each process
-    from transfer_queue.storage.stores.keeping import Place, keeper_of
+    from transfer_queue.storage.stores.store_server import Place, keeper_of
 
     place = Place(seat.host, seat.store)
     keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds, place)

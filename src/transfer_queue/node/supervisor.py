@@ -46,7 +46,7 @@ from transfer_queue.node.server_log import configure_logging, write_log_to
 from transfer_queue.node.server_process import Serves, run_server
 from transfer_queue.node.store_process import KEPT, build_keeper, say
 from transfer_queue.node.unit_process import UnitPlace, build_unit
-from transfer_queue.storage.arena import choose_folder
+from transfer_queue.storage.arena.arena import choose_folder
 from transfer_queue.storage.stores.base import StoreAddress
 
 CHANNEL = 3  # the descriptor of the launcher's pipe

@@ -30,14 +30,14 @@ from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.store_process import life_of, told
 from transfer_queue.node.unit_service import UnitService
 from transfer_queue.node.worker import Worker
-from transfer_queue.storage.effects import Effect, Fetch
-from transfer_queue.storage.ownership import SlotFolder
-from transfer_queue.storage.paging import DiskRoom
-from transfer_queue.storage.room import ArenaRoom, Room
-from transfer_queue.storage.serving import MOST_WRITTEN
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.storage.stores.base import connect
-from transfer_queue.storage.virtual import UNLIMITED, Begin, VirtualRoom
+from transfer_queue.storage.unit.disk_pool import DiskRoom
+from transfer_queue.storage.unit.extent_pool import ArenaRoom, Room
+from transfer_queue.storage.unit.object_pool import UNLIMITED, Begin, VirtualRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
 RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away

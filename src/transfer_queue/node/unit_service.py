@@ -39,8 +39,8 @@ from transfer_queue.net.server import Outgoing
 from transfer_queue.net.session import Session
 from transfer_queue.node.measuring import Meter
 from transfer_queue.node.service import EnvelopeService
-from transfer_queue.storage.effects import Answer, Effect, Fetch, Report
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch, Report
 
 logger = logging.getLogger(__name__)
 

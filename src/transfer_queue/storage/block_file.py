@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import CheckpointError
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 
 MAGIC = b"TQblocks"
 VERSION = 1

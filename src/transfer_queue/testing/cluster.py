@@ -43,11 +43,11 @@ from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
-from transfer_queue.storage import effects as unit_effects
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.paging import DiskRoom
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.unit import unit_effects as unit_effects
+from transfer_queue.storage.unit.disk_pool import DiskRoom
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, Slots

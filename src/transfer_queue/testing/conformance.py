@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
 
 WITHIN = 10.0  # seconds that a call may take

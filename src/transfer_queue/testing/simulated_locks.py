@@ -1,4 +1,6 @@
-"""Slot locks without a kernel: what writers lock and offer to their units (`storage.ownership`) in one process."""
+"""Slot locks without a kernel: what writers lock and offer to their units (`storage.arena.writer_locks`) in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from transfer_queue.storage.ownership import Known, Offer
+from transfer_queue.storage.arena.writer_locks import Known, Offer
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 import transfer_queue as tq
 from transfer_queue.errors import CapacityError, StartError
 from transfer_queue.on_ray.keepers import end_keeper, start_keeper
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
 from transfer_queue.testing.conformance import StoreConformance
 

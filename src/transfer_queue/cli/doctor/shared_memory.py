@@ -11,7 +11,7 @@ from pathlib import Path
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
 from transfer_queue.node.mounts import mount_of
-from transfer_queue.storage.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
+from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _PROBE = 64 * 1024  # bytes that are allocated to see whether that works

@@ -19,10 +19,20 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, StartError
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 
 if TYPE_CHECKING:
-    from transfer_queue.storage.stores.devices import DevicePath
+    pass
+
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from transfer_queue.utils.logging_utils import get_logger
+
+if TYPE_CHECKING:
+    import torch
+
 
 BUILT_IN = {
     "MooncakeStore": "transfer_queue.storage.stores.mooncake:MooncakeStore",
@@ -158,3 +168,37 @@ def again_and_again(within: float, attempt: Callable[[], Exception | None]) -> N
             raise error
         time.sleep(min(pause, left))
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class DevicePath(ABC):
+    """Past the memory of the host. Its methods may be called by several threads at once; errors as those of `Store`.
+
+    kind: of device, as torch names it. `buffer` and what is done with it are of one device.
+    """
+
+    kind: str
+
+    @abstractmethod
+    def buffer(self, device: torch.device, nbytes: int) -> AbstractContextManager[torch.Tensor | None]:
+        """Memory of so many bytes to be written from, or read into; None where the host's is to be taken instead.
+
+        Whoever leaves it has waited for what was to be copied out of it.
+        """
+
+    @abstractmethod
+    def write(self, key: str, data: torch.Tensor, within: float) -> None:
+        """See `Store.write`. data: what `buffer` gave, complete."""
+
+    @abstractmethod
+    def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
+        """See `Store.read`. into: what `buffer` gave."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives all memory back; nothing is used after it."""
+
+
+def through_the_host(wanted: str, found: str, advice: str) -> None:
+    """Says that values go through the host, though something else is wanted."""
+    said = "%s is set, but %s: values go through the memory of the host; %s"
+    get_logger(__name__).warning(said, wanted, found, advice)

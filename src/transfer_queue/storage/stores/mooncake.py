@@ -18,9 +18,8 @@ import numpy as np
 
 from transfer_queue.config.environment import process_environment
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
-from transfer_queue.storage.base import Bytes
-from transfer_queue.storage.stores.base import FIRST_PAUSE, Forks, Piece, Store, again_and_again
-from transfer_queue.storage.stores.devices import DevicePath
+from transfer_queue.storage.protocols import Bytes
+from transfer_queue.storage.stores.base import FIRST_PAUSE, DevicePath, Forks, Piece, Store, again_and_again
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
 NO_ROOM, NOT_WHOLE, NOT_FOUND = -200, -703, -704

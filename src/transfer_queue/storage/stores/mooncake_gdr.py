@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import ConnectionLostError
-from transfer_queue.storage.stores.base import Piece
-from transfer_queue.storage.stores.devices import DevicePath, through_the_host
+from transfer_queue.storage.stores.base import DevicePath, Piece, through_the_host
 
 if TYPE_CHECKING:
     import torch

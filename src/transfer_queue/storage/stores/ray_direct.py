@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece
 from transfer_queue.wire.buffers.copies import allocate
 

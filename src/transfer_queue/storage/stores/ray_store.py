@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
-from transfer_queue.storage.base import Bytes
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
 from transfer_queue.storage.stores.ray_direct import DirectClient
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
-from transfer_queue.storage.base import Bytes
-from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
-from transfer_queue.storage.stores.devices import DevicePath
+from transfer_queue.storage.protocols import Bytes
+from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, again_and_again
 
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 2.0

@@ -17,8 +17,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer_queue.storage.stores.base import Piece
-from transfer_queue.storage.stores.devices import DevicePath, through_the_host
+from transfer_queue.storage.stores.base import DevicePath, Piece, through_the_host
 from transfer_queue.storage.stores.yuanrong import (
     CONNECT_SECONDS,
     MOST_KEYS,

@@ -15,14 +15,15 @@ from slot_standin import StandInSlots
 from test_unit import Writer
 
 from transfer_queue.messages import Done, Recalled, Return
-from transfer_queue.storage import recalls, trimming
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.ownership import SlotFolder, hold_slot
-from transfer_queue.storage.recalls import INTERVAL
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.storage.trimming import PERIOD
+from transfer_queue.storage.arena import free_space_reclaim
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.free_space_reclaim import PERIOD
+from transfer_queue.storage.arena.writer_locks import SlotFolder, hold_slot
+from transfer_queue.storage.unit import extent_recall
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_recall import INTERVAL
+from transfer_queue.storage.unit.storage_unit import StorageUnit
 
 CAPACITY = 16 * GRANULE
 
@@ -125,7 +126,7 @@ def test_a_deadlock_is_none_while_something_is_not_used(
 def test_only_so_many_writers_are_asked_in_one_go(
     unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recalls, "WRITERS", 3)
+    monkeypatch.setattr(extent_recall, "WRITERS", 3)
     writers = [Writer(unit, slots, f"w{n}", n + 1).locked() for n in range(8)]
     for writer in writers:
         offer(slots, writer, writer.lease(2).extent, 0)
@@ -140,7 +141,7 @@ def test_only_so_many_writers_are_asked_in_one_go(
 def test_what_nobody_has_used_for_two_periods_is_taken_without_need(
     unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trimming, "LITTLE", 7 * GRANULE)
+    monkeypatch.setattr(free_space_reclaim, "LITTLE", 7 * GRANULE)
     still, busy = idle.lease(4), short.lease(4)
     offer(slots, idle, still.extent, 64)
     for period in range(3):
@@ -158,7 +159,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from typing import Any
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.writer_locks import hold_slot
 lock = hold_slot(Path(sys.argv[1]))
 print("held", flush=True)
 for line in sys.stdin:

@@ -3,11 +3,11 @@
     arena        mode 0600, as long as the capacity; only its first `held` bytes are allocated, without `holes`, and
                  nothing else is ever touched, so that a full file system is an error at growth and no SIGBUS
     generations  one little-endian u8 a granule of 64 KiB; only the unit writes it
-    extents      which of it is leased (`storage.extent_file`); only the unit looks at it
+    extents      which of it is leased (`storage.arena.extent_file`); only the unit looks at it
     header       JSON (`Header`); written last, so where it is the rest is too
 
 The unit creates the arena, or reopens the one of a unit before it, and every process of the node maps it once,
-whole. This module moves no payload and does not know what is leased (`storage.extents`).
+whole. This module moves no payload and does not know what is leased (`storage.arena.extent_table`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
 from transfer_queue.messages import DISK, MEMORY
-from transfer_queue.storage.base import Bytes, Memory
-from transfer_queue.storage.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
-from transfer_queue.storage.extents import GRANULE, round_up
+from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
+from transfer_queue.storage.arena.extent_table import GRANULE, round_up
+from transfer_queue.storage.protocols import Bytes, Memory
 
 MAGIC = "transfer_queue arena"
 VERSION = 1

@@ -5,8 +5,8 @@
 
 An extent's offset is but a name, too: its number times GRANULE. Numbers are never used again, so a name stands for one
 block for ever: no generation has to be compared, what is not there any more was freed, or is lost. The file is right
-between any two stores, as that of an arena (`storage.extent_file`): an extent that was freed stays in it, in nobody's
-slot, until the store has removed it, so that nothing is left there when a unit is killed meanwhile.
+between any two stores, as that of an arena (`storage.arena.extent_file`): an extent that was freed stays in it, in
+nobody's slot, until the store has removed it, so that nothing is left there when a unit is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages import STORE, Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.storage.base import Bytes
-from transfer_queue.storage.effects import Effect
-from transfer_queue.storage.extents import GRANULE, Extent, Leased
-from transfer_queue.storage.mover import MOVER_SLOT
-from transfer_queue.storage.room import Room
+from transfer_queue.storage.arena.block_copier import MOVER_SLOT
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent, Leased
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Store
+from transfer_queue.storage.unit.extent_pool import Room
+from transfer_queue.storage.unit.unit_effects import Effect
 
 MAGIC = "transfer_queue names"
 VERSION = 1

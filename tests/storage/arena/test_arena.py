@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
-from transfer_queue.storage import arena as arena_module
-from transfer_queue.storage.arena import SEGMENT, Arena, choose_folder
-from transfer_queue.storage.extents import GRANULE
+from transfer_queue.storage.arena import arena as arena_module
+from transfer_queue.storage.arena.arena import SEGMENT, Arena, choose_folder
+from transfer_queue.storage.arena.extent_table import GRANULE
 
 MIB = 1 << 20
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from differential import differential
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import Keep, KeptReply
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.effects import Answer, Effect, Fetch
-from transfer_queue.storage.kept import IDLE_SECONDS, READER_SECONDS, SHARE, Kept
-from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.remote_block_cache import IDLE_SECONDS, READER_SECONDS, SHARE, Kept
+from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch
 
 CAPACITY = 8 << 20
 BLOCK = 128 << 10

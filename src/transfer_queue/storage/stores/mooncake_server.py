@@ -13,7 +13,8 @@ from urllib.parse import urlparse
 
 from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.keeping import (
+from transfer_queue.storage.stores.mooncake import MooncakeStore, load
+from transfer_queue.storage.stores.store_server import (
     ALONE,
     LOOPBACK,
     Keeper,
@@ -25,7 +26,6 @@ from transfer_queue.storage.stores.keeping import (
     listens,
     program,
 )
-from transfer_queue.storage.stores.mooncake import MooncakeStore, load
 
 CLIENT_SECONDS = 30  # after which the master forgets a process that is silent
 RELEASE_SECONDS = 120  # after which it gives away the memory of what a killed writer had begun; longer than any write

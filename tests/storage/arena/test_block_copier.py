@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from differential import differential, row_lengths
 from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.messages import FieldSpec, Move, Moved, NewBlock, Repack
-from transfer_queue.storage import mover
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.mover import Mover
-from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.arena import block_copier
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.block_copier import Mover
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
 
 CAPACITY = 1 << 20
 Rows = list[bytes]
@@ -82,8 +82,8 @@ def test_the_rows_are_those_that_were_written(tmp_path_factory: pytest.TempPathF
             fields = sorted(data.draw(st.sets(st.sampled_from([spec.name for spec in blocks[-1].schema]), min_size=1)))
             repacks.append(Repack(at, np.array(slots, "<i4").tobytes(), fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mover, "STEP_BYTES", data.draw(st.sampled_from([1, 3, 1 << 20])))
-        patch.setattr(mover, "STEP_PIECES", data.draw(st.sampled_from([1, 2, 1 << 20])))
+        patch.setattr(block_copier, "STEP_BYTES", data.draw(st.sampled_from([1, 3, 1 << 20])))
+        patch.setattr(block_copier, "STEP_PIECES", data.draw(st.sampled_from([1, 2, 1 << 20])))
         answer = moved(room, blocks, repacks)
     made = dict(zip([repack.at for repack in repacks], answer.repacked, strict=True))
     offsets = iter(np.frombuffer(answer.offsets, "<i8").tolist())

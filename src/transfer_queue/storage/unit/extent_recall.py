@@ -1,12 +1,12 @@
 """Which extents a unit takes back from writers that are in no put: what they have leased and do not use.
 
 A writer offers its open extents while it is in no put there, and the unit takes them by the kernel's word
-(`storage.ownership`): what lies behind their blocks is free at once, and the controller is told that nothing more
-comes into them. So a writer that is idle, or stopped between two puts, holds up no space; one that is stopped in the
-middle of a put keeps all that it has there.
+(`storage.arena.writer_locks`): what lies behind their blocks is free at once, and the controller is told that nothing
+more comes into them. So a writer that is idle, or stopped between two puts, holds up no space; one that is stopped in
+the middle of a put keeps all that it has there.
 
-Where leases wait, all offers are taken, a few writers at a time. In each period of `storage.trimming` those are taken
-that have not changed since the last one.
+Where leases wait, all offers are taken, a few writers at a time. In each period of `storage.arena.free_space_reclaim`
+those are taken that have not changed since the last one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from transfer_queue.messages import Recalled
-from transfer_queue.storage.extents import Extent, round_up
-from transfer_queue.storage.ownership import Offer, Slots
-from transfer_queue.storage.room import Room
+from transfer_queue.storage.arena.extent_table import Extent, round_up
+from transfer_queue.storage.arena.writer_locks import Offer, Slots
+from transfer_queue.storage.unit.extent_pool import Room
 
 INTERVAL = 0.25
 """Seconds between two rounds through all writers while leases wait."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import Move, Moved, NewBlock
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import GRANULE, Extent
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent
 from transfer_queue.wire.blocks.repack import Repacked, repacked
 from transfer_queue.wire.buffers.block_layout import ALIGNMENT, I8
 from transfer_queue.wire.buffers.copies import U8, gather_pieces

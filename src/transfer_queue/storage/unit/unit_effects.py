@@ -1,10 +1,59 @@
-"""What a storage unit tells writers that get no space, in words."""
+"""What a storage unit wants done: the server carries these out and branches on nothing but their type."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
-from transfer_queue.messages import DISK, Failure, UnitStatusReply
+from transfer_queue.messages import (
+    DISK,
+    AnyReply,
+    ExtentsGone,
+    Failure,
+    Freed,
+    Measured,
+    Moved,
+    Recalled,
+    SpaceShort,
+    UnitStatusReply,
+    WriterGone,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send `reply` to the request `sequence` of the connection `peer`, with this payload."""
+
+    peer: int
+    sequence: int
+    reply: AnyReply
+    payload: Sequence[memoryview] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Send this to the controller, and again until it has answered."""
+
+    body: WriterGone | SpaceShort | Freed | Moved | Recalled | ExtentsGone | Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Receive blocks from units on other nodes into memory here, and say which of them came.
+
+    number: of this fetch. wanted: unit, offset, generation and length of each block. remotes: unit -> "host:port".
+    into: where each goes.
+    """
+
+    number: int
+    wanted: Sequence[tuple[int, int, int, int]]
+    remotes: Mapping[int, str]
+    into: Sequence[memoryview]
+
+
+Effect = Union[Answer, Report, Fetch]
 
 
 def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, waited: float, crowd: int) -> Failure:

@@ -11,12 +11,13 @@ import pytest
 from slot_standin import StandInSlots
 from test_unit import Writer
 
-from transfer_queue.storage import room, trimming
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import GRANULE
-from transfer_queue.storage.room import ArenaRoom
-from transfer_queue.storage.simple import StorageUnit
-from transfer_queue.storage.trimming import PERIOD
+from transfer_queue.storage.arena import free_space_reclaim
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.free_space_reclaim import PERIOD
+from transfer_queue.storage.unit import extent_pool
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
 
 GRANULES = 64
 RESERVE = 8
@@ -24,9 +25,9 @@ RESERVE = 8
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "RESERVE", RESERVE * GRANULE)
-    monkeypatch.setattr(trimming, "STEP", 4 * GRANULE)
-    monkeypatch.setattr(room, "SEGMENT", 4 * GRANULE)  # grown ahead of need: as far as two granules are free
+    monkeypatch.setattr(free_space_reclaim, "RESERVE", RESERVE * GRANULE)
+    monkeypatch.setattr(free_space_reclaim, "STEP", 4 * GRANULE)
+    monkeypatch.setattr(extent_pool, "SEGMENT", 4 * GRANULE)  # grown ahead of need: as far as two granules are free
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from transfer_queue.storage.arena import Arena, stretches
-from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable
+from transfer_queue.storage.arena.arena import Arena, stretches
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent, ExtentTable
 
 PERIOD = 30.0
 """Seconds. What was freed stays for one to two of them at least."""

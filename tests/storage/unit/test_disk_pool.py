@@ -12,10 +12,10 @@ import pytest
 
 from transfer_queue.messages import DISK, MEMORY, Blocks, Move
 from transfer_queue.node.mounts import mount_of
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import GRANULE, Extent
-from transfer_queue.storage.paging import A_TURN, PAUSES, DiskRoom
-from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent
+from transfer_queue.storage.unit.disk_pool import A_TURN, PAUSES, DiskRoom
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
 
 SIZE = 16 * GRANULE
 

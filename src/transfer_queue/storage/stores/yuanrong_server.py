@@ -16,7 +16,7 @@ from typing import Any
 from transfer_queue.config.environment import process_environment
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.keeping import (
+from transfer_queue.storage.stores.store_server import (
     ALONE,
     LOOPBACK,
     Keeper,

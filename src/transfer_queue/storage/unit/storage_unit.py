@@ -1,9 +1,9 @@
 """The storage unit: leases extents of its room to writers, and takes back what is certain to be unused.
 
-Its room (`storage.room`) is an arena, or an external store. The unit owns the slots and the table of what is leased.
-It knows neither what lies in an extent nor who reads it; the controller does, and says with `free` when nothing lives
-in a closed extent any more.
-No sockets and no clock: requests and the time come in, effects go out (`storage.effects`).
+Its room (`storage.unit.extent_pool`) is an arena, or an external store. The unit owns the slots and the table of what
+is leased. It knows neither what lies in an extent nor who reads it; the controller does, and says with `free` when
+nothing lives in a closed extent any more.
+No sockets and no clock: requests and the time come in, effects go out (`storage.unit.unit_effects`).
 
 The rules of a slot:
 
@@ -18,7 +18,7 @@ The rules of a slot:
 
 A lease that cannot be met and may wait is parked. Parked leases are met in the order they came, one that
 is too large for now not holding up those behind it. What other writers have leased and do not use is recalled for
-them (`storage.recalls`).
+them (`storage.unit.extent_recall`).
 
 A client numbers its requests over all its connections, and asks again by the same number when one broke:
 a lease that is parked goes on waiting for the new connection, one just granted is answered as before.
@@ -60,14 +60,13 @@ from transfer_queue.messages import (
     WriteBytes,
     WriterGone,
 )
-from transfer_queue.storage.effects import Answer, Effect, Report
-from transfer_queue.storage.extents import Extent
-from transfer_queue.storage.kept import Kept
-from transfer_queue.storage.mover import MOVER_SLOT
-from transfer_queue.storage.ownership import Offer, Slots
-from transfer_queue.storage.recalls import Recalls
-from transfer_queue.storage.refusals import cancelled, drained, no_capacity
-from transfer_queue.storage.room import Moving, Room
+from transfer_queue.storage.arena.block_copier import MOVER_SLOT
+from transfer_queue.storage.arena.extent_table import Extent
+from transfer_queue.storage.arena.writer_locks import Offer, Slots
+from transfer_queue.storage.unit.extent_pool import Moving, Room
+from transfer_queue.storage.unit.extent_recall import Recalls
+from transfer_queue.storage.unit.remote_block_cache import Kept
+from transfer_queue.storage.unit.unit_effects import Answer, Effect, Report, cancelled, drained, no_capacity
 from transfer_queue.wire.buffers.copies import U8
 
 PROBE_INTERVAL = 0.25

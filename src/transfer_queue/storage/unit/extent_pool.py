@@ -1,7 +1,7 @@
 """What a storage unit leases its extents out of, and what is written down of that.
 
-`ArenaRoom` is an arena of this machine's memory: extents are places in it, found first fit. `storage.virtual` has the
-room of an external store, whose extents are names.
+`ArenaRoom` is an arena of this machine's memory: extents are places in it, found first fit. `storage.unit.object_pool`
+has the room of an external store, whose extents are names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages import Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.storage.arena import SEGMENT, Arena
-from transfer_queue.storage.effects import Effect
-from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable, Leased, round_up
-from transfer_queue.storage.mover import Mover
-from transfer_queue.storage.serving import read_pieces, write_bytes
-from transfer_queue.storage.trimming import Trimmer
+from transfer_queue.storage.arena.arena import SEGMENT, Arena
+from transfer_queue.storage.arena.block_copier import Mover
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent, ExtentTable, Leased, round_up
+from transfer_queue.storage.arena.free_space_reclaim import Trimmer
+from transfer_queue.storage.arena.remote_access import read_pieces, write_bytes
+from transfer_queue.storage.unit.unit_effects import Effect
 from transfer_queue.wire.buffers.copies import U8
 
 PREFAULT_STEP = 4 * 1024 * 1024

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from transfer_queue.errors import AttachError, ConnectionLostError
-from transfer_queue.storage.base import Bytes
-from transfer_queue.storage.effects import Effect
-from transfer_queue.storage.extents import Extent
+from transfer_queue.storage.arena.extent_table import Extent
+from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, Store
-from transfer_queue.storage.virtual import RETRY_SECONDS, Names, VirtualRoom, key_of
+from transfer_queue.storage.unit.object_pool import RETRY_SECONDS, Names, VirtualRoom, key_of
+from transfer_queue.storage.unit.unit_effects import Effect
 
 
 class Memory(Store):

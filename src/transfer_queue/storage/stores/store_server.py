@@ -156,11 +156,11 @@ def keeper_of(
     options: the backend's section of the conf. folder: for logs. seconds: until all must be up. StartError.
     """
     if backend == "MooncakeStore":
-        from transfer_queue.storage.stores.mooncake_keeper import MooncakeKeeper
+        from transfer_queue.storage.stores.mooncake_server import MooncakeKeeper
 
         return MooncakeKeeper(options, folder, seconds, place)
     if backend == "Yuanrong":
-        from transfer_queue.storage.stores.yuanrong_keeper import YuanrongKeeper
+        from transfer_queue.storage.stores.yuanrong_server import YuanrongKeeper
 
         return YuanrongKeeper(options, folder, seconds, place)
     return None

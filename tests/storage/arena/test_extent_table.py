@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
-from transfer_queue.storage.extents import GRANULE, Extent, ExtentTable
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent, ExtentTable
 
 
 def table_of(granules: int) -> ExtentTable:

@@ -17,9 +17,9 @@ import numpy as np
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import Keep, KeptReply
-from transfer_queue.storage.effects import Answer, Effect, Fetch
-from transfer_queue.storage.extents import Extent
-from transfer_queue.storage.room import Room
+from transfer_queue.storage.arena.extent_table import Extent
+from transfer_queue.storage.unit.extent_pool import Room
+from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch
 
 ALIGNMENT = 64
 SHARE = 4  # copies take one part in so many of the arena at most

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.errors import AttachError, ProtocolError
-from transfer_queue.storage.ownership import SlotFolder, hold_slot, is_dead
+from transfer_queue.storage.arena.writer_locks import SlotFolder, hold_slot, is_dead
 
 HOLDER = """
 import sys
 from pathlib import Path
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.writer_locks import hold_slot
 lock = hold_slot(Path(sys.argv[1]))
 print("held", flush=True)
 for line in sys.stdin:
@@ -33,7 +33,7 @@ for line in sys.stdin:
 FORKER = """
 import os, sys
 from pathlib import Path
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.writer_locks import hold_slot
 lock = hold_slot(Path(sys.argv[1]))
 child = os.fork()
 if not child:
@@ -48,7 +48,7 @@ sys.stdin.readline()
 ORPHANER = """
 import os, sys
 from pathlib import Path
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.writer_locks import hold_slot
 lock = hold_slot(Path(sys.argv[1]))
 child = os.fork()
 if not child:
@@ -172,7 +172,7 @@ def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: py
 C_ORPHANER = """
 import ctypes, fcntl, os, struct, sys
 from pathlib import Path
-from transfer_queue.storage.ownership import hold_slot
+from transfer_queue.storage.arena.writer_locks import hold_slot
 path = Path(sys.argv[2])
 if sys.argv[1] == "process":
     lock = hold_slot(path)
@@ -210,7 +210,7 @@ def test_a_child_that_c_code_forked_keeps_a_lock_of_the_open_file_and_not_one_of
 def test_a_process_that_reads_its_slot_file_loses_the_lock(tmp_path):
     slots = SlotFolder(tmp_path / "slots")
     path = Path(slots.make(1, "w"))
-    program = "import sys\nfrom pathlib import Path\nfrom transfer_queue.storage.ownership import hold_slot\n"
+    program = "import sys\nfrom pathlib import Path\nfrom transfer_queue.storage.arena.writer_locks import hold_slot\n"
     program += "lock = hold_slot(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.readline()\n"
     program += "Path(sys.argv[1]).read_bytes()\nprint('read', flush=True)\nsys.stdin.readline()\n"
     with subprocess.Popen(

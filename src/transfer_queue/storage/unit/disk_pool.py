@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from transfer_queue.messages import Move
-from transfer_queue.storage.arena import Arena
-from transfer_queue.storage.extents import Extent
-from transfer_queue.storage.mover import Mover
-from transfer_queue.storage.room import ArenaRoom
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.block_copier import Mover
+from transfer_queue.storage.arena.extent_table import Extent
+from transfer_queue.storage.unit.extent_pool import ArenaRoom
 from transfer_queue.wire.buffers.copies import U8
 
 PAUSES = (1.0, 5.0)

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError
-from transfer_queue.storage.extents import GRANULE, Extent
+from transfer_queue.storage.arena.extent_table import GRANULE, Extent
 
 HEAD_BYTES = 4096
 ENTRY_BYTES = 32

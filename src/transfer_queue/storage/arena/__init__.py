@@ -1,0 +1,1 @@
+"""The arena of a node: its memory, who has leased which part, and access to it."""

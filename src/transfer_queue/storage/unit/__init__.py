@@ -1,0 +1,1 @@
+"""A storage unit: what it decides, without sockets or files."""
