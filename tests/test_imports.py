@@ -69,7 +69,7 @@ EXCUSED = {
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }
 # The drivers name the type of what the client's operations yield.
-EXCUSED_FOR_TYPES = {("net", "transfer_queue.client.calls")}
+EXCUSED_FOR_TYPES = {("net", "transfer_queue.net.calls")}
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
     f"wire/{name}.py"

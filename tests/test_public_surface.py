@@ -47,7 +47,7 @@ def test_light_imports(statement):
 
 def test_servers_load_no_torch():
     """The core and the storage load numpy and msgspec alone."""
-    modules = ["core.controller", "storage.unit.storage_unit", "net.server"]
+    modules = ["core.controller", "storage.unit.storage_unit", "net.server.server_loop"]
     assert set(loaded_after("; ".join(f"import transfer_queue.{m}" for m in modules))) == {"numpy", "msgspec"}
 
 

@@ -17,7 +17,7 @@ from benchmarks.harness.machine import RawSocket, answer, cpu_seconds
 from transfer_queue import interface as tq
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
-from transfer_queue.net.connection import MAX_PATH
+from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.launcher import RunningSystem, start_local
 
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of itself at the first jagged tensor

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from transfer_queue.client.calls import Call
 from transfer_queue.client.space import ALIGNMENT, DEDICATED, LARGEST_EXTENT, OPEN_EXTENTS, SMALLEST_EXTENT, Space
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError, by_name
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.net.calls import Call
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import Known, Offer

@@ -21,11 +21,11 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
-from transfer_queue.client.calls import Call
 from transfer_queue.current import CURRENT
 from transfer_queue.messages import AnyReply, UnitStatus
 from transfer_queue.metrics.families import FAMILIES
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 ODD = 'odd "name"\\\n'
 SECONDS = 60

@@ -25,7 +25,6 @@ import psutil
 import pytest
 
 from leftovers import processes_of
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -52,8 +51,9 @@ from transfer_queue.messages import (
     UnitStatus,
     UnitStatusReply,
 )
-from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.connection import Connection
+from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
@@ -860,9 +860,9 @@ def test_a_script_without_a_guard_is_told_what_to_do(place: Place) -> None:
 WRITER = """
 import json, sys
 from pathlib import Path
-from transfer_queue.client.calls import Call
+from transfer_queue.net.calls import Call
 from transfer_queue.messages import Lease, OpenSlot
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 from transfer_queue.node.launcher import find
 from transfer_queue.storage.arena.writer_locks import hold_slot

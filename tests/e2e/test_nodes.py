@@ -18,17 +18,17 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.calls import Call
 from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply
-from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.connection import Pool
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.connection import Pool
+from transfer_queue.net.drivers.parallel_calls import make
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.net.together import make
 from transfer_queue.node.launcher import RunningSystem, start_local
 from transfer_queue.node.paths import SystemFolder, host_and_port
 from transfer_queue.node.startup import Seat
@@ -160,7 +160,7 @@ def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pyt
         rounds.append([call.target for call in calls])
         make(session, pool, calls)
 
-    monkeypatch.setattr("transfer_queue.net.together.make", noted)
+    monkeypatch.setattr("transfer_queue.net.drivers.parallel_calls.make", noted)
     units = {("unit", unit) for unit in three.units().values()}
     with three.client(0) as first, three.client(1) as second, three.client(2) as third:
         data = TensorDict({"x": torch.arange(3 << 18).view(6, -1)}, [6])

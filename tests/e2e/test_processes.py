@@ -22,10 +22,10 @@ from tensordict import TensorDict
 import transfer_queue as tq
 import warm
 from leftovers import arenas
-from transfer_queue.client.calls import Call
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages import Lease, UnitStatus, UnitStatusReply
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 SECONDS = 120
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from transfer_queue.client.calls import Call
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages import UnitStatus, UnitStatusReply
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 SECONDS = 60
 

@@ -12,7 +12,7 @@ from decoders import DECODERS, generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.net.listening import bound_socket
+from transfer_queue.net.server.sockets import bound_socket
 from transfer_queue.node.metrics_http import serve_metrics
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -5,7 +5,6 @@ A module or a name that moves is changed here, and nowhere else in this folder.
 
 from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
-from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core import controller as departures
 from transfer_queue.core.events.records import Moved, Parked, Record, StateLoaded, Unparked
 from transfer_queue.core.state.serialization import restored, saved
@@ -14,6 +13,7 @@ from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Reading
+from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.testing.cluster import arena_of
 

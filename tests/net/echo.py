@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.client.calls import Call
 from transfer_queue.messages import (
     Answer,
     AnyReply,
@@ -30,8 +29,9 @@ from transfer_queue.messages import (
     PublishReply,
     Seal,
 )
+from transfer_queue.net.calls import Call
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, Server
 from transfer_queue.net.session import Session
 
 KEY = bytes(range(32))

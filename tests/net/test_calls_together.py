@@ -13,7 +13,6 @@ import pytest
 from echo import KEY, EchoService, Running, until
 from test_tls import ANY_PORT, MEMBER
 
-from transfer_queue.client.calls import Call, Outcome, answers, together
 from transfer_queue.errors import (
     ConnectionLostError,
     FieldTypeError,
@@ -31,9 +30,10 @@ from transfer_queue.messages import (
     Envelope,
     ListPartitions,
 )
-from transfer_queue.net.asynchronous import run_async
-from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.calls import Call, Outcome, answers, together
+from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
 
 SECONDS = 10.0
@@ -193,7 +193,7 @@ def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytes
 
     calls = [Call(("unit", number), CreatePartition("x")) for number in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr("transfer_queue.net.together._receive", interrupted)
+        patch.setattr("transfer_queue.net.drivers.parallel_calls._receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_blocking(two.session, at_once(calls))
     assert not two.session._unfinished

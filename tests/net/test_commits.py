@@ -10,11 +10,11 @@ import pytest
 from echo import KEY, EchoService, Running, one, until
 
 from transfer_queue.messages import CreatePartition, Done
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.listening import bound_socket
-from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.server.sockets import bound_socket
 
 
 class Commits:

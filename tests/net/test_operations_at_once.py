@@ -11,12 +11,12 @@ from echo import CONTROLLER, Running, one, parked_claim
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.client.calls import Call
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyReply, CheckProduction, CreatePartition, Done
-from transfer_queue.net import admission
-from transfer_queue.net.admission import AT_ONCE, Admission
-from transfer_queue.net.asynchronous import run_async
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers import admission
+from transfer_queue.net.drivers.admission import AT_ONCE, Admission
+from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.session import Session
 
 

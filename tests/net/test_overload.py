@@ -16,14 +16,14 @@ from echo import KEY, EchoService, Running, one, until
 
 from transfer_queue.errors import AttachError
 from transfer_queue.messages import Answer, CreatePartition, Done, Envelope
-from transfer_queue.net.asynchronous import run_async
-from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.connection import new_socket
+from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.connection import new_socket
+from transfer_queue.net.fd_limits import SPOKEN_LINES, SPOKEN_SECONDS, SpokenSeldom
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
-from transfer_queue.net.limits import SPOKEN_LINES, SPOKEN_SECONDS, SpokenSeldom
-from transfer_queue.net.peer import OUTPUT_MARK
-from transfer_queue.net.server import FRAMES_A_TURN, READ_SIZE, Outgoing, Server
+from transfer_queue.net.server.server_connection import OUTPUT_MARK
+from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, Outgoing, Server
 from transfer_queue.net.session import Session
 
 ENCODE = msgspec.msgpack.Encoder().encode

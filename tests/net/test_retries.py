@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from echo import CONTROLLER, Running, one, parked_claim, until
 
-from transfer_queue.client.calls import Call
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages import Claim, ClaimReply, CreatePartition, Done, Envelope, ListPartitions
-from transfer_queue.net.asynchronous import run_async
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, Attempts, Session
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.client.calls import Call
 from transfer_queue.errors import (
     ConnectionLostError,
     InvalidArgumentError,
@@ -18,6 +17,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import Answer, Done, Envelope, Explain, Failure, ListPartitions
+from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, Attempts, Session, outcome
 

@@ -23,10 +23,10 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import Answer, AnyReply, AnyRequest, CreatePartition, Done, Envelope, Publish, PublishReply
-from transfer_queue.net import asynchronous
-from transfer_queue.net import connection as connections
-from transfer_queue.net.asynchronous import run_async
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.drivers import asyncio_driver
+from transfer_queue.net.drivers import connection as connections
+from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import MAX_PAYLOAD, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
@@ -294,7 +294,7 @@ def test_a_hello_that_is_none_is_answered_and_dropped(running: Running) -> None:
 
 def test_a_server_that_is_slow_is_given_up(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.05)
-    monkeypatch.setattr(asynchronous, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(asyncio_driver, "HANDSHAKE_SECONDS", 0.05)
     with socket.create_server(ANY_PORT) as listener:  # which never accepts
         session = Session("c", KEY, lambda _: listener.getsockname(), tls=MEMBER.client, grace=0.1)
         begun = time.monotonic()

@@ -23,7 +23,7 @@ from transfer_queue.messages import (
 )
 from transfer_queue.metrics.exposition import exposition
 from transfer_queue.metrics.snapshot import Snapshot
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node import collecting
 from transfer_queue.node.collecting import Collector
 from transfer_queue.sampler import SequentialSampler

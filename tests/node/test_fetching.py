@@ -13,7 +13,7 @@ import pytest
 
 from transfer_queue.messages import Answer, Done, Envelope, ReadPieces
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, Server
 from transfer_queue.node import fetching
 from transfer_queue.node.fetching import fetched
 from transfer_queue.storage.unit.unit_effects import Fetch

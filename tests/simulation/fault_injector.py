@@ -25,7 +25,7 @@ from collections.abc import Callable
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import RANKS
-from transfer_queue.client.calls import CONTROLLER
+from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.session import Target
 
 MOST_RECORDS = 12  # until the controller is killed

@@ -20,7 +20,6 @@ import msgspec
 from tests.simulation import expected_losses
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.snapshot_writer import SnapshotWriter
-from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, Parked, StateLoaded, UnitLost, Unparked
@@ -40,6 +39,7 @@ from transfer_queue.messages import (
     Refuse,
     RegisterUnit,
 )  # fmt: skip
+from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
 from transfer_queue.node.journaling import Journaling

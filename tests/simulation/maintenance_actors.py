@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import MAIN
-from transfer_queue.client.calls import Call
 from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.messages import AnyReply
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import Call
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload

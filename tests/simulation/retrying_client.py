@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.client.calls import Call
 from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
+from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Attempts, Target
 from transfer_queue.storage.protocols import Reserved

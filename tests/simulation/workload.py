@@ -20,7 +20,6 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import Ledger, LedgerError, content
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
-from transfer_queue.client.calls import Call
 from transfer_queue.client.transfers import UNCERTAIN, Operation
 from transfer_queue.errors import (
     StaleMetadataError,
@@ -30,6 +29,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages import AnyReply
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import Call
 from transfer_queue.testing.simulated_client import Task
 
 

@@ -9,8 +9,8 @@ import pytest
 from simulated import numbers
 from tests.simulation import expected_losses
 from tests.simulation.faulty_cluster import FaultyCluster
-from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.client.checkpoint_folder import STATE
+from transfer_queue.net.calls import CONTROLLER
 
 
 def test_a_frozen_client_renews_no_lease(tmp_path: Path) -> None:

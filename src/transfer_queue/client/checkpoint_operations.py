@@ -2,7 +2,7 @@
 
 A save consists of the controller's state at one moment, and a copy of the bytes that this state needs. A load first
 writes the bytes into leased space, and then replaces the state in one step. The client writes and reads the files: in
-the calling thread, or in a thread beside the event loop (`net.threaded`).
+the calling thread, or in a thread beside the event loop (`net.drivers.threaded_driver`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.client import checkpoint_data, checkpoint_folder
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import fetch_state, remove_sent, send_state
 from transfer_queue.client.pickled_values import PickledValues
@@ -38,6 +37,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.block_file import BlockFile
 from transfer_queue.storage.protocols import Reserved
 

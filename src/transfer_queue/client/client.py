@@ -15,9 +15,9 @@ from transfer_queue.client.state import ClientState, SystemAddress
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import NotInitializedError, TransferQueueError
-from transfer_queue.net.asynchronous import run_async
-from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.threaded import run_threaded
+from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.threaded_driver import run_threaded
 
 T = TypeVar("T")
 

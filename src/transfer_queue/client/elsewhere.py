@@ -12,9 +12,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from transfer_queue.client.calls import Call, Outcome, answers, together
 from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages import AnyReply, Done, Keep, KeptReply, LookupReply, ReadPieces, WriteBytes
+from transfer_queue.net.calls import Call, Outcome, answers, together
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.remote_ranges import HERE, Elsewhere, Pieces, elsewhere

@@ -15,10 +15,10 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import stores
-from transfer_queue.client.calls import Call
 from transfer_queue.client.state import ClientState
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages import NESTED, AnyReply, LookupReply, UnitInfo
+from transfer_queue.net.calls import Call
 from transfer_queue.storage.stores.base import DevicePath, Piece
 from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed
 from transfer_queue.wire.blocks.gather import gather, stack_of, table_of

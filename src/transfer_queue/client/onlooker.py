@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar
 
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import AnyReply, AnyRequest, Done, Explain, Status, SystemStatus
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 `tools/generate_surface.py` generates the blocking and the awaitable methods of `TransferQueueClient`, and the KV
 functions of the package, from the signatures and docstrings of the operations. An operation yields `Call`s, and its
-driver sends the replies into it (`net/blocking.py`, `net/asynchronous.py`, `testing/`). Every operation takes
-`timeout=`, which `TransferQueueClient` explains.
+driver sends the replies into it (`net/drivers/blocking_driver.py`, `net/drivers/asyncio_driver.py`, `testing/`). Every
+operation takes `timeout=`, which `TransferQueueClient` explains.
 """
 
 from __future__ import annotations

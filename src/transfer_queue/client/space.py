@@ -33,9 +33,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from transfer_queue.client.calls import Call
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.net.calls import Call
 from transfer_queue.net.session import NOT_MADE
 from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot
 from transfer_queue.storage.protocols import Allocator, Reserved

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from transfer_queue.client import stores
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.checkpoint_data import Cut, Loaded
 from transfer_queue.client.distant import DistantArena, DistantSpace
 from transfer_queue.client.elsewhere import bring, received
@@ -49,6 +48,7 @@ from transfer_queue.messages import (
     UnitInfo,
     UnitStatus,
 )
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.session import Session, Target
 from transfer_queue.node.paths import host_and_port
 from transfer_queue.node.presence import Presence

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import torch
 
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
-from transfer_queue.net.blocking import exchange
+from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.block_file import Held, aligned

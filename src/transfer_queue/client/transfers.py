@@ -18,7 +18,6 @@ from tensordict import TensorDict
 from transfer_queue.batch_leases import BatchLease
 from transfer_queue.client import arguments, replies, stores
 from transfer_queue.client.arguments import Columns, DataParser
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.client.elsewhere import send_to
 from transfer_queue.client.landing import land, moved
 from transfer_queue.client.long_waits import LongWait
@@ -52,6 +51,7 @@ from transfer_queue.messages import (
     schema_parts,
 )
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.blocks.gather import gather, nested

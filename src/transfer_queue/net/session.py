@@ -39,7 +39,7 @@ from transfer_queue.net.framing import pack_frame
 if TYPE_CHECKING:
     import ssl
 
-    from transfer_queue.client.calls import Call
+    from transfer_queue.net.calls import Call
 
 Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
 

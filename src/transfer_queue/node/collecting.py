@@ -17,7 +17,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages import Measure, Measured
 from transfer_queue.metrics.snapshot import JournalMeasures, LeaseMeasures, Snapshot
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller_service import CallSoon
 from transfer_queue.node.measuring import Meter
 

@@ -21,8 +21,8 @@ from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock
-from transfer_queue.net.secrecy import server_context
-from transfer_queue.net.server import Server
+from transfer_queue.net.server.server_loop import Server
+from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller_service import ControllerService, core_sampler
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.measuring import Meter

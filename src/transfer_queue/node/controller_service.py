@@ -53,7 +53,7 @@ from transfer_queue.messages import (
 )  # fmt: skip
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.presence import Departed
 from transfer_queue.node.sampler_files import SamplerFiles
@@ -83,7 +83,7 @@ FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled, Exte
 
 
 class ControllerService(EnvelopeService):
-    """A `net.server.Service` that serves one controller.
+    """A `net.server.server_loop.Service` that serves one controller.
 
     states: where it is saved to and loaded from. journaling: None: nobody keeps what it records. departed: told of
     clients that have no connection any more. samplers: where one that replaces the system's is found.
@@ -116,7 +116,9 @@ class ControllerService(EnvelopeService):
         self._loop: Loop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
-        """Says how other threads reach the loop: `net.server.Server.call_soon`. Before the first request."""
+        """Says how other threads reach the loop: `net.server.server_loop.Server.call_soon`. Before the first
+        request.
+        """
         self._call_soon = call_soon
         if self._journaling is not None:
             self._journaling.attach(StateWriter(call_soon))
@@ -152,7 +154,7 @@ class ControllerService(EnvelopeService):
         return None if self._journaling is None else self._journaling.measures()
 
     def opened(self, peer: int, hello: Hello) -> None:
-        """See `net.server.Service.opened`."""
+        """See `net.server.server_loop.Service.opened`."""
         super().opened(peer, hello)
         self._controller.opened(hello.client_id, peer)
         if self._departed is not None:
@@ -221,7 +223,7 @@ class ControllerService(EnvelopeService):
         return self._carried_out(self._controller.handle(hello.client_id, peer, envelope, now))
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """See `net.server.Service.closed`."""
+        """See `net.server.server_loop.Service.closed`."""
         hello = self._peers.pop(peer)
         self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
         outgoing = self._carried_out(self._controller.closed(hello.client_id, peer, now))
@@ -232,13 +234,13 @@ class ControllerService(EnvelopeService):
         return outgoing
 
     def next_deadline(self) -> float | None:
-        """See `net.server.Service.next_deadline`."""
+        """See `net.server.server_loop.Service.next_deadline`."""
         due = self._look_again if self._waits_for_room else self._controller.next_deadline()
         late = None if self._host is None else self._host.next_deadline()
         return late if due is None else due if late is None else min(due, late)
 
     def ticked(self, now: float) -> Iterable[Outgoing]:
-        """See `net.server.Service.ticked`."""
+        """See `net.server.server_loop.Service.ticked`."""
         late = list(self._host.tick(now)) if self._host is not None else []
         return [*late, *self._ticked(now)]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import Done, ReadPieces
-from transfer_queue.net.connection import Connection
+from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.paths import host_and_port
 from transfer_queue.storage.unit.unit_effects import Fetch

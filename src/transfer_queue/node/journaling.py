@@ -41,9 +41,10 @@ class Writer(Protocol):
 class Journaling:
     """The journal of one controller.
 
-    `commit` is what `net.server.Server` asks before it lets anything leave. After it there is room on the disk for
-    what comes next, or there is `trouble`: then nothing that changes the state should be begun, while what is asked of
-    it can be answered, as all of it is written down. trouble: why the journal cannot be written, None while it can.
+    `commit` is what `net.server.server_loop.Server` asks before it lets anything leave. After it there is room on the
+    disk for what comes next, or there is `trouble`: then nothing that changes the state should be begun, while what is
+    asked of it can be answered, as all of it is written down. trouble: why the journal cannot be written, None while
+    it can.
     """
 
     def __init__(self, controller: Controller, journal: Journal, clock: Clock, sync: bool) -> None:

@@ -25,8 +25,8 @@ import msgspec
 
 from transfer_queue.config import environment as environment_of
 from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
-from transfer_queue.net.secrecy import client_context
 from transfer_queue.net.session import Target
+from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node import processes, samplers, startup
 from transfer_queue.node.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir

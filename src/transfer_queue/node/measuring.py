@@ -7,14 +7,14 @@ import time
 
 from transfer_queue.messages import ServerMeasures, Timing
 from transfer_queue.metrics.timing import Load
-from transfer_queue.net.server import Server
+from transfer_queue.net.server.server_loop import Server
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 REASONS = {
     "rejected": "unauthenticated", "refused": "refused", "broken": "broken", "crowded": "crowded", "slow": "slow",
     "accept_errors": "descriptors", "errors": "error",
 }  # fmt: skip
-"""Counters of `net.server.Server`, and what they are called in metrics."""
+"""Counters of `net.server.server_loop.Server`, and what they are called in metrics."""
 
 EVENTS = ("request", "tick", "work", "commit", "idle")
 """Kinds of events of a loop; 0.0 is told where none was noteworthy."""

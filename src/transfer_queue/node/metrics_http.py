@@ -52,8 +52,8 @@ class _Server(ThreadingHTTPServer):
 def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) -> str:
     """Starts to serve; the endpoint as "host:port", by this machine's name where it listens on any address.
 
-    listener: see `net.listening.bound_socket`. text: gives the metrics in pieces; called in the threads that serve, so
-    it must hand what belongs to the loop to the loop and wait for it.
+    listener: see `net.server.sockets.bound_socket`. text: gives the metrics in pieces; called in the threads that
+    serve, so it must hand what belongs to the loop to the loop and wait for it.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -22,7 +22,7 @@ import msgspec
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError, by_name
 from transfer_queue.messages import UNREADABLE
 from transfer_queue.net.framing import FrameReader, pack_frame
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.sampler_process import (
     CHANNEL,
     READ_SIZE,
@@ -55,7 +55,7 @@ _results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items(
 
 
 class Loop(Protocol):
-    """The methods that a host needs of the loop that it runs in: `net.server.Server`."""
+    """The methods that a host needs of the loop that it runs in: `net.server.server_loop.Server`."""
 
     def watch(
         self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False

@@ -66,7 +66,7 @@ class _Guardian:
 
 
 class Serves(Protocol):
-    """What a child of the supervisor does, as `net.server.Server`."""
+    """What a child of the supervisor does, as `net.server.server_loop.Server`."""
 
     @property
     def counters(self) -> object:

@@ -13,7 +13,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Envelope, Failure
 from transfer_queue.metrics.timing import Load
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EnvelopeService(ABC):
-    """The part of a `net.server.Service` that reads requests and writes replies.
+    """The part of a `net.server.server_loop.Service` that reads requests and writes replies.
 
     Every request that can be addressed gets a reply: also one that cannot be read, or at which the server itself
     fails. What is no request at all ends its connection. load: what it measures meanwhile.
@@ -49,11 +49,11 @@ class EnvelopeService(ABC):
         """Serves one request."""
 
     def opened(self, peer: int, hello: Hello) -> None:
-        """See `net.server.Service.opened`."""
+        """See `net.server.server_loop.Service.opened`."""
         self._peers[peer] = hello
 
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """See `net.server.Service.received`."""
+        """See `net.server.server_loop.Service.received`."""
         try:
             envelope = self._decode(body)
         except UNREADABLE as error:

@@ -35,7 +35,7 @@ from transfer_queue.errors import StartError
 from transfer_queue.journal.room import check_room
 from transfer_queue.journal.segment import ROOM
 from transfer_queue.messages import DISK, MEMORY
-from transfer_queue.net.listening import bound_socket
+from transfer_queue.net.server.sockets import bound_socket
 from transfer_queue.node import processes, startup
 from transfer_queue.node.children import Child
 from transfer_queue.node.controller_process import Sockets, build_controller

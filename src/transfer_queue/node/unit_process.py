@@ -19,10 +19,10 @@ import numpy as np
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
-from transfer_queue.net.connection import Connection
-from transfer_queue.net.secrecy import client_context, server_context
-from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.net.drivers.connection import Connection
+from transfer_queue.net.server.server_loop import Outgoing, Server
 from transfer_queue.net.session import Session, outcome
+from transfer_queue.net.tls_contexts import client_context, server_context
 from transfer_queue.node.arenas import take_up, take_up_names
 from transfer_queue.node.fetching import fetched
 from transfer_queue.node.measuring import Meter
@@ -52,7 +52,7 @@ class UnitPlace:
     """Where a storage unit works.
 
     controller: where it listens, a path or "host:port". arenas: the folder for the unit's arena. listeners: where the
-    unit serves; sockets that outlive it (`net.listening`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
+    unit serves; sockets that outlive it (`net.server.sockets`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
     sharers: how many units in memory share the node's.
     """
 

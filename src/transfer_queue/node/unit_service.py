@@ -35,7 +35,7 @@ from transfer_queue.messages import (
 )  # fmt: skip
 from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
 from transfer_queue.node.measuring import Meter
 from transfer_queue.node.service import EnvelopeService
@@ -48,7 +48,7 @@ _ANSWER = b"\x92"  # the first byte of an Answer, an array of two; an Envelope i
 
 
 class UnitService(EnvelopeService):
-    """A `net.server.Service` that serves one storage unit.
+    """A `net.server.server_loop.Service` that serves one storage unit.
 
     session: numbers what the unit tells its controller. registration: what it registers with, but for its extents.
     lost: called when the controller is gone, `connected` being expected. failed: called when the unit cannot go on.
@@ -95,7 +95,7 @@ class UnitService(EnvelopeService):
         return [Outgoing(controller, body)]
 
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """See `net.server.Service.received`."""
+        """See `net.server.server_loop.Service.received`."""
         if peer == self._controller:
             return self._told(body)
         return super().received(peer, body, payload, now)
@@ -113,7 +113,7 @@ class UnitService(EnvelopeService):
         return self.carried_out(effects)
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """See `net.server.Service.closed`."""
+        """See `net.server.server_loop.Service.closed`."""
         if peer == self._controller:
             logger.warning("the controller has gone away")
             self._controller = None
@@ -129,11 +129,11 @@ class UnitService(EnvelopeService):
         return self.carried_out(self._unit.disconnected(peer, now))
 
     def next_deadline(self) -> float | None:
-        """See `net.server.Service.next_deadline`."""
+        """See `net.server.server_loop.Service.next_deadline`."""
         return self._unit.next_deadline()
 
     def ticked(self, now: float) -> Iterable[Outgoing]:
-        """See `net.server.Service.ticked`."""
+        """See `net.server.server_loop.Service.ticked`."""
         return self.carried_out(self._unit.tick(now))
 
     def _told(self, body: bytes) -> Iterable[Outgoing]:

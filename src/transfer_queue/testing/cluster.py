@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.client.calls import CONTROLLER
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
@@ -39,6 +38,7 @@ from transfer_queue.messages import (
     Refuse,
     RegisterUnit,
 )  # fmt: skip
+from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
 from transfer_queue.node.state_files import StateFiles

@@ -6,13 +6,13 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from transfer_queue.client.calls import Call
 from transfer_queue.client.operations import Operations
 from transfer_queue.client.state import ClientState
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Done
+from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Target, outcome
 from transfer_queue.testing.simulated_locks import Held

@@ -25,7 +25,6 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from transfer_queue.client.calls import Call
 from transfer_queue.client.checkpoint_folder import STATE
 from transfer_queue.client.stores import StoredBlocks
 from transfer_queue.config.settings import Settings
@@ -33,7 +32,8 @@ from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotFoundError
 from transfer_queue.messages import UnitStatus, UnitStatusReply
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.launcher import start_local
 from transfer_queue.node.paths import runtime_dir
 

@@ -13,7 +13,7 @@ from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebi
 from transfer_queue.cli.status_table import shown
 from transfer_queue.config import environment
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.net.connection import MAX_PATH
+from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.locks import is_alive
 from transfer_queue.node.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, SystemFolder, runtime_dir
 

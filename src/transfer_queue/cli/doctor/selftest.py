@@ -26,7 +26,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.net.connection import MAX_PATH
+from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.launcher import RunningSystem, start_local
 
 ROUNDS = 3  # counted rounds of puts and gets, after one that is not counted

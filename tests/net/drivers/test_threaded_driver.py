@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from transfer_queue.client.calls import CONTROLLER, Call
 from transfer_queue.messages import AnyReply, Done, ListKeys
-from transfer_queue.net import threaded
+from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.drivers import threaded_driver
+from transfer_queue.net.drivers.threaded_driver import run_threaded
 from transfer_queue.net.session import Session
-from transfer_queue.net.threaded import run_threaded
 
 Asking = Generator[Call, AnyReply, Any]
 SESSION = cast(Session, None)  # what calls would use
@@ -30,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
             raise LookupError("no more")
         return Done(len(found))
 
-    monkeypatch.setattr(threaded, "exchange", exchange)
+    monkeypatch.setattr(threaded_driver, "exchange", exchange)
     return found
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Union, cast
 
 from transfer_queue.messages import AnyReply
-from transfer_queue.net.asynchronous import exchange
+from transfer_queue.net.drivers.asyncio_driver import exchange
 from transfer_queue.net.session import Session
 
 if TYPE_CHECKING:
-    from transfer_queue.client.calls import Call
+    from transfer_queue.net.calls import Call
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import AnyReply, Done
-from transfer_queue.net.connection import Pool
+from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.session import Attempts, Session, outcome
 
 if TYPE_CHECKING:
-    from transfer_queue.client.calls import Call
+    from transfer_queue.net.calls import Call
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         call.work()
         return Done()
     if call.together:
-        from transfer_queue.net.together import make  # which needs this module
+        from transfer_queue.net.drivers.parallel_calls import make  # which needs this module
 
         make(session, pool, call.together)
         return Done()

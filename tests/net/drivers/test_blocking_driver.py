@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from echo import CONTROLLER, Running, descriptors, one, parked_claim, until
 
-from transfer_queue.client.calls import Call
 from transfer_queue.errors import (
     ConnectionLostError,
     FieldTypeError,
@@ -21,7 +20,8 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import AnyReply, CheckProduction, ClaimReply, CreatePartition, Done, ListPartitions
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
 

@@ -15,11 +15,11 @@ from echo import CONTROLLER, KEY, EchoService, Running, descriptors, one, parked
 
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
 from transfer_queue.messages import Answer, CreatePartition, Done, Envelope, Seal
-from transfer_queue.net.blocking import run_blocking
-from transfer_queue.net.connection import Pool, new_socket
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.connection import Pool, new_socket
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
-from transfer_queue.net.server import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, Server
 
 ENCODE = msgspec.msgpack.Encoder().encode
 
@@ -157,7 +157,7 @@ def test_connections_over_the_cap_are_told_why(tmp_path: Path) -> None:
 def test_running_out_of_descriptors_pauses_accepting_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer_queue.net.server.ACCEPT_PAUSE", 0.05)
+    monkeypatch.setattr("transfer_queue.net.server.server_loop.ACCEPT_PAUSE", 0.05)
     exhausted = threading.Event()
     exhausted.set()
     accept = socket.socket.accept

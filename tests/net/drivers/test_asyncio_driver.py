@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from echo import CONTROLLER, Running, descriptors, one, parked_claim, until
 
-from transfer_queue.client.calls import Call
 from transfer_queue.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -28,8 +27,9 @@ from transfer_queue.messages import (
     Done,
     ListPartitions,
 )
-from transfer_queue.net.asynchronous import _Link, run_async
-from transfer_queue.net.blocking import run_blocking
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import NOT_MADE, Session
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages import AnyReply, Done
-from transfer_queue.net.blocking import until_answered
-from transfer_queue.net.connection import LONGEST_POLL, Connection, Pool
-from transfer_queue.net.incoming import Incoming
+from transfer_queue.net.drivers.blocking_driver import until_answered
+from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool
+from transfer_queue.net.drivers.reply_reader import Incoming
 from transfer_queue.net.session import Attempts, Session, outcome
 
 if TYPE_CHECKING:
-    from transfer_queue.client.calls import Call
+    from transfer_queue.net.calls import Call
 
 
 def make(session: Session, pool: Pool, calls: Sequence[Call]) -> None:

@@ -30,13 +30,11 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.metrics.timing import Longest
+from transfer_queue.net.fd_limits import SparedFile, SpokenSeldom, out_of_files
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
-from transfer_queue.net.limits import SparedFile, SpokenSeldom, out_of_files
-from transfer_queue.net.listening import BACKLOG, BoundPath, Listener, bound_socket, set_tcp_options
-from transfer_queue.net.peer import Payload, Peer, framed
-from transfer_queue.net.service import Outgoing, Service
-from transfer_queue.net.waker import Waker
+from transfer_queue.net.server.server_connection import Outgoing, Payload, Peer, Service, framed
+from transfer_queue.net.server.sockets import BACKLOG, BoundPath, Listener, Waker, bound_socket, set_tcp_options
 
 if TYPE_CHECKING:
     import ssl

@@ -10,7 +10,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.net.framing import HEADER
 
 if TYPE_CHECKING:
-    from transfer_queue.net.connection import Connection
+    from transfer_queue.net.drivers.connection import Connection
 
 MAX_PIECES = 64  # of one recvmsg
 

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done
-from transfer_queue.net.admission import Admission
-from transfer_queue.net.blocking import exchange as exchange_blocking
-from transfer_queue.net.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
+from transfer_queue.net.drivers.admission import Admission
+from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
+from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, Attempts, Session, Target, outcome
 
 if TYPE_CHECKING:
-    from transfer_queue.client.calls import Call
+    from transfer_queue.net.calls import Call
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
+from transfer_queue.net.drivers.reply_reader import Incoming
+from transfer_queue.net.fd_limits import out_of_files
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.incoming import Incoming
-from transfer_queue.net.limits import out_of_files
-from transfer_queue.net.listening import set_tcp_options
+from transfer_queue.net.server.sockets import set_tcp_options
 from transfer_queue.net.session import Session, Target
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Union
 if TYPE_CHECKING:
     import ssl
 
+
 BACKLOG = 1024
 SILENCE = 20  # seconds after which a peer that confirms nothing counts as gone
 _KEEPALIVE = (
@@ -67,3 +68,33 @@ def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+class Waker:
+    """A pair of sockets: a byte that is written at one end makes the other, which the loop watches, readable."""
+
+    def __init__(self) -> None:
+        self._in, self._out = socket.socketpair()
+        self._in.setblocking(False)
+        self._out.setblocking(False)
+
+    @property
+    def descriptor(self) -> socket.socket:
+        """What is readable once `wake` was called."""
+        return self._in
+
+    def wake(self) -> None:
+        """Wakes the loop, now or as soon as it waits."""
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: the loop is over
+            self._out.send(b"\0")
+
+    def woken(self, _: int) -> None:
+        """The loop's answer to it."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._in.recv(4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        """Closes both ends; `wake` may still be called."""
+        self._in.close()
+        self._out.close()

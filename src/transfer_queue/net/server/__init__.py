@@ -1,0 +1,1 @@
+"""The server's side of the network: one selector loop and its connections."""
