@@ -59,7 +59,7 @@ test-oldest:
 		tests/client/test_await_data.py tests/client/test_field_dtypes.py tests/client/test_field_kinds.py \
 		tests/client/test_left_out.py tests/client/test_nested_tables.py tests/client/test_arguments.py tests/core/tables/test_field_types.py \
 		tests/core/puts/test_put_decisions.py tests/core/claims/test_batch_selection.py tests/core/state/test_serialization.py tests/test_metadata.py \
-		tests/test_field_columns.py tests/config $(ARGS)
+		tests/metadata/test_field_columns.py tests/config $(ARGS)
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py $(ARGS)

@@ -9,7 +9,7 @@ import pytest
 import transfer_queue as tq
 from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
 from transfer_queue.dataloader import streaming_dataset
-from transfer_queue.partition_snapshot import PartitionSnapshot
+from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions, karmarkar_karp
 

@@ -5,7 +5,7 @@ The controller itself is `transfer_queue.core.controller`. It runs in a process 
 
 from __future__ import annotations
 
-from transfer_queue.partition_snapshot import PartitionSnapshot
+from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 
 __all__ = ["DataPartitionStatus"]
 

@@ -27,7 +27,6 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
-from transfer_queue.installations import advice, overlaid, own_folder
 from transfer_queue.kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
@@ -46,6 +45,7 @@ from transfer_queue.node.launcher import RunningSystem, start_local
 from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.on_ray import launcher as on_ray
 from transfer_queue.sampler.factory import sampler_object
+from transfer_queue.utils.installations import advice, overlaid, own_folder
 from transfer_queue.utils.logging_utils import get_logger
 
 __all__ = [

@@ -16,7 +16,6 @@ from test_lost_units import lose
 
 from simulated import numbers, ragged, rows_of, table
 from transfer_queue import interface
-from transfer_queue.batch_meta import BatchMeta
 from transfer_queue.client import checkpoint_data
 from transfer_queue.client.checkpoint_folder import MANIFEST, STATE, STORAGE
 from transfer_queue.conditions import consumed_by
@@ -34,6 +33,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 

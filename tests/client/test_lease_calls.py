@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from simulated import Start, numbers
-from transfer_queue.batch_leases import BatchLease
 from transfer_queue.client.renewals import Renewals, Renewer
 from transfer_queue.errors import (
     BatchGoneError,
@@ -25,6 +24,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages import Done, Renew
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 

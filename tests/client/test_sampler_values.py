@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.errors import SamplerError
+from transfer_queue.metadata.tag_values import same_value
 from transfer_queue.sampler import BaseSampler, SamplerWrapper
-from transfer_queue.tag_values import same_value
 from transfer_queue.testing import Cluster
 
 VALUES = {

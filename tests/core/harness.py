@@ -60,9 +60,9 @@ from transfer_queue.messages import (
     RegisterUnit,
 )
 from transfer_queue.sampler import BaseSampler, SequentialSampler
-from transfer_queue.sampler.calls import RESULTS, answer, describe
-from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, RowsChanged, ViewReply
-from transfer_queue.sampler.wrapper import built_in
+from transfer_queue.sampler.remote_partition import Question, RemotePartition, RemoteReady, RowsChanged, ViewReply
+from transfer_queue.sampler.sampler_calls import RESULTS, answer, describe
+from transfer_queue.sampler.sampler_wrapper import built_in
 
 DELETE = msgspec.msgpack.Ext(DELETE_CODE, b"")
 BLOCKS_AN_EXTENT = 3  # after so many blocks the extent is closed with the publish of the last

@@ -25,8 +25,8 @@ from transfer_queue.node.sampler_host import SamplerHost
 from transfer_queue.node.sampler_process import CHANNEL, LoadSampler
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, PrioritySampler, SequentialSampler
-from transfer_queue.sampler.calls import Given, SamplerCall, SamplerRequest
-from transfer_queue.sampler.remote import Question, Shown, ViewReply
+from transfer_queue.sampler.remote_partition import Question, Shown, ViewReply
+from transfer_queue.sampler.sampler_calls import Given, SamplerCall, SamplerRequest
 
 
 class Newest(BaseSampler):

@@ -17,7 +17,7 @@ from transfer_queue.sampler import (
     RankAwareSampler,
     SeqlenBalancedSampler,
 )
-from transfer_queue.sampler.wrapper import built_in, dealer
+from transfer_queue.sampler.sampler_wrapper import built_in, dealer
 
 WHO = {"task_name": "t", "partition_id": "p"}
 priorities = st.dictionaries(st.integers(0, 30), st.integers(-3, 3) | st.floats(-3, 3), max_size=20)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import GRPOGroupNSampler, SeqlenBalancedSampler
 from transfer_queue.sampler.base import ReadyIndexes
-from transfer_queue.sampler.groups import pick_groups
+from transfer_queue.sampler.ready_views import pick_groups
 
 
 class Lazy(Sequence):

@@ -45,7 +45,7 @@ from transfer_queue.net.session import Target
 from transfer_queue.node.journaling import Journaling
 from transfer_queue.node.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
-from transfer_queue.sampler.wrapper import ranked_tags
+from transfer_queue.sampler.sampler_wrapper import ranked_tags
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of

@@ -16,9 +16,9 @@ from transfer_queue.client.no_rows import column_of_no_rows
 from transfer_queue.client.transfers import Operation, Transfers
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.field_columns import TABLE
 from transfer_queue.messages import Claim, ClaimReply, Done, Explain, Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.wire.blocks.gather import nested, table_of
 
 

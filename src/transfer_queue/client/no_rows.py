@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_queue.field_columns import FieldColumn
+from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.wire.blocks.gather import stack_of
 from transfer_queue.wire.buffers.jagged import cut_of
 

@@ -11,9 +11,9 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 
-from transfer_queue.batch_leases import BatchLease
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Done, Renew
+from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 
 TIMES = 3  # renewals within the time of a lease: two may be lost

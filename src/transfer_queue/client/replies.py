@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_queue.field_columns import TABLE, FieldColumn, promoted
 from transfer_queue.messages import DELETE_CODE, NESTED, ClaimReply, FieldType, StatusReply
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promoted
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.blocks.row_addressing import sense_in
 from transfer_queue.wire.objects.object_values import decode_tag_value

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.batch_leases import BatchLease
 from transfer_queue.client import arguments, replies, stores
 from transfer_queue.client.arguments import Columns, DataParser
 from transfer_queue.client.elsewhere import send_to
@@ -51,6 +50,7 @@ from transfer_queue.messages import (
     schema_parts,
 )
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns

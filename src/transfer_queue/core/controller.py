@@ -71,7 +71,7 @@ from transfer_queue.messages import (
     Watch,
 )
 from transfer_queue.metrics.timing import Load, Waits
-from transfer_queue.sampler.remote import Question, ViewReply
+from transfer_queue.sampler.remote_partition import Question, ViewReply
 
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept

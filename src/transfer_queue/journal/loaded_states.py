@@ -22,8 +22,7 @@ from transfer_queue.core.state.serialization import restored
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
-from transfer_queue.journal.room import take_room
-from transfer_queue.journal.segment import sync_folder
+from transfer_queue.journal.segment import sync_folder, take_room
 
 _PREFIX = "load-"
 _NAME = re.compile(_PREFIX + "[0-9a-f]{32}")

@@ -11,12 +11,15 @@ salt, so that no value of a record can look like a frame.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
+import resource
 import secrets
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,6 @@ import msgspec
 
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.errors import JournalError
-from transfer_queue.journal.room import take_room
 
 MAGIC = b"TQjrnl\x00\x01"
 MARKER = b"TQfr"
@@ -271,3 +273,50 @@ def sync_folder(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+_KEEP_SIZE = 1
+_PAGE = 4096
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def take_room(file: int, start: int, length: int) -> None:
+    """The file system holds so many bytes from `start` on for this file, whose size stays as it is.
+
+    OSError where it has not got them, or where this process may not write that far. Where a file system cannot hold
+    room, nothing is done: then the write itself says it.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and start + length > most:
+        raise OSError(errno.EFBIG, f"a file of this process may have {most} bytes (ulimit -f)")
+    if _fallocate is None or not _fallocate(file, _KEEP_SIZE, start, length):
+        return
+    number = ctypes.get_errno()
+    if number not in _CANNOT:
+        raise OSError(number, os.strerror(number))
+
+
+def check_room(folder: Path, length: int) -> None:
+    """Raise OSError unless a file of `length` bytes can be written in the folder. Leaves no file there."""
+    name = folder / f"room-{os.getpid()}"
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        take_room(file, 0, length)
+        os.write(file, bytes(_PAGE))  # if room cannot be reserved, a full disk is noticed here
+        os.fsync(file)
+    finally:
+        os.close(file)
+        os.unlink(name)
+
+
+def _found() -> Callable[[int, int, int, int], int] | None:
+    try:
+        function = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError):
+        return None  # another system
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    return function
+
+
+_fallocate = _found()

@@ -17,7 +17,7 @@ from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.sampler import BUILT_IN
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.factory import sampler_from
-from transfer_queue.sampler.wrapper import built_in
+from transfer_queue.sampler.sampler_wrapper import built_in
 
 AnyMade = Union[BaseSampler, SamplerHost]
 OURS = "transfer_queue.sampler"

@@ -28,9 +28,24 @@ from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.node.samplers import PickledSampler, load
 from transfer_queue.node.server_log import LOG_SECONDS, configure_logging, write_log_to
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.calls import Facts, NotTheSamplers, SamplerCall, answer, describe, errors_of, failure
 from transfer_queue.sampler.factory import sampler_from
-from transfer_queue.sampler.remote import Question, RemotePartition, RemoteReady, RowsChanged, Shown, ViewReply
+from transfer_queue.sampler.remote_partition import (
+    Question,
+    RemotePartition,
+    RemoteReady,
+    RowsChanged,
+    Shown,
+    ViewReply,
+)
+from transfer_queue.sampler.sampler_calls import (
+    Facts,
+    NotTheSamplers,
+    SamplerCall,
+    answer,
+    describe,
+    errors_of,
+    failure,
+)
 from transfer_queue.wire.objects.object_values import decoded_tag_value
 
 CHANNEL = 3

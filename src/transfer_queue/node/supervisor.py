@@ -32,8 +32,7 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
-from transfer_queue.journal.room import check_room
-from transfer_queue.journal.segment import ROOM
+from transfer_queue.journal.segment import ROOM, check_room
 from transfer_queue.messages import DISK, MEMORY
 from transfer_queue.net.server.sockets import bound_socket
 from transfer_queue.node import processes, startup

@@ -34,6 +34,7 @@ from transfer_queue.messages import (
     TopologyReply,
     UseSampler,
 )
+from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 from transfer_queue.node.launcher import RunningSystem, start_local, sweep_killed, take_over
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.sampler_files import SamplerFiles
@@ -42,7 +43,6 @@ from transfer_queue.node.startup import Seat
 from transfer_queue.node.store_process import look_again
 from transfer_queue.on_ray.keepers import end_keeper
 from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, FOLDERS, NodeOrder, Nodes, Place, all_nodes, folder_name
-from transfer_queue.partition_snapshot import PartitionSnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from transfer_queue.sampler.freshness_sampler import FreshnessSampler
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
 from transfer_queue.sampler.priority_sampler import PrioritySampler
 from transfer_queue.sampler.rank_aware_sampler import RankAwareSampler
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 from transfer_queue.sampler.seqlen_balanced_sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.sequential_sampler import SequentialSampler
 from transfer_queue.sampler.token_budget_sampler import TokenBudgetSampler
-from transfer_queue.sampler.wrapper import SamplerWrapper
 
 __all__ = [
     "BUILT_IN",

@@ -8,8 +8,8 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Share, natural
-from transfer_queue.sampler.views import Key, Without, tagged
-from transfer_queue.sampler.wrapper import SamplerWrapper
+from transfer_queue.sampler.ready_views import Key, Without, tagged
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
 LATE = "of a group of which others were passed over, consumed or cleared"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, in_order, natural, positive
-from transfer_queue.sampler.groups import DealsGroups, pick_groups, whole_groups
+from transfer_queue.sampler.ready_views import DealsGroups, pick_groups, whole_groups
 
 
 class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):

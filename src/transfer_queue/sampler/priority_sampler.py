@@ -8,9 +8,9 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.ready_views import Key, Ranked, tagged
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 from transfer_queue.sampler.sequential_sampler import SequentialSampler
-from transfer_queue.sampler.views import Key, Ranked, tagged
-from transfer_queue.sampler.wrapper import SamplerWrapper
 
 
 class PrioritySampler(SamplerWrapper):

@@ -15,9 +15,9 @@ import numpy as np
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.base import Deal, Share, check_batch_size, natural, positive, saved
-from transfer_queue.sampler.groups import pick_rows, whole_groups
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
-from transfer_queue.sampler.tags import PartitionTags, Tagged
+from transfer_queue.sampler.numeric_tags import PartitionTags, Tagged
+from transfer_queue.sampler.ready_views import pick_rows, whole_groups
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
 

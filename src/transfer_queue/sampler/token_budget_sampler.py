@@ -12,8 +12,8 @@ import numpy as np
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
 from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, check_batch_size, natural, positive
-from transfer_queue.sampler.groups import DealsGroups, whole_groups
-from transfer_queue.sampler.tags import Tagged, numbers
+from transfer_queue.sampler.numeric_tags import Tagged, numbers
+from transfer_queue.sampler.ready_views import DealsGroups, whole_groups
 
 WEIGHT = 40  # one group here takes about as long as this many that are only balanced
 

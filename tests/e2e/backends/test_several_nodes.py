@@ -12,12 +12,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.batch_meta import BatchMeta
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages import Done, NodeGone
+from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.node.launcher import start_local
 from transfer_queue.node.paths import SystemFolder
 from transfer_queue.node.startup import Seat

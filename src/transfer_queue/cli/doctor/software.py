@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
-from transfer_queue.installations import PACKAGE, advice, all_installations, own_folder
+from transfer_queue.utils.installations import PACKAGE, advice, all_installations, own_folder
 
 PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}

@@ -25,7 +25,7 @@ from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages import Claim
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
-from transfer_queue.sampler.wrapper import SamplerWrapper, dealer, shown
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
 

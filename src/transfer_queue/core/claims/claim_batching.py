@@ -26,7 +26,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Queue, Waiter, Waiting, share_key
 from transfer_queue.messages import Claim, ClaimReply
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
-from transfer_queue.sampler.wrapper import dealer
+from transfer_queue.sampler.sampler_wrapper import dealer
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

@@ -8,7 +8,7 @@ from typing import Any
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.names import did_you_mean, nearest
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.wrapper import SamplerWrapper, built_in
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in
 
 TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "dp_size", "batch_index"})
 """The entries that a loader passes to any sampler, and those that choose a sampler."""

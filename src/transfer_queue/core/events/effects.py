@@ -8,8 +8,8 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.messages import AnyReply, Drained, Move
-from transfer_queue.sampler.calls import SamplerCall
-from transfer_queue.sampler.remote import Shown
+from transfer_queue.sampler.remote_partition import Shown
+from transfer_queue.sampler.sampler_calls import SamplerCall
 
 
 class Send(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_queue.core.ready.rankings import Ranking
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Rows, runs_of
-from transfer_queue.sampler.views import Key
+from transfer_queue.sampler.ready_views import Key
 
 if TYPE_CHECKING:
     from transfer_queue.core.tables.group_table import Groups

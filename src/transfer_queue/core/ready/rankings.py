@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
-from transfer_queue.sampler.tags import no_number
-from transfer_queue.sampler.views import Key
+from transfer_queue.sampler.numeric_tags import no_number
+from transfer_queue.sampler.ready_views import Key
 
 Bits = dict[int, np.ndarray]
 

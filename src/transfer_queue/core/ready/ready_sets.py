@@ -16,7 +16,7 @@ import numpy as np
 from transfer_queue.core.ready.complete_groups import WholeDeclared, WholeGroups, WholeRuns
 from transfer_queue.core.ready.rankings import Ranking
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, Rows
-from transfer_queue.sampler.views import Key
+from transfer_queue.sampler.ready_views import Key
 
 AT_ONCE = 16  # chunks whose groups are counted in one go: what is made for it stays in the cache
 MOST_SIZES = 8  # of groups that are kept of a ready set; claims say the sizes
@@ -344,12 +344,12 @@ class Ready(Sequence[int]):
             yield self._indexes(self._groups.members(group, size))
 
     def ranked(self, key: Key) -> Iterator[int]:
-        """See `sampler.views.TaggedIndexes`."""
+        """See `sampler.ready_views.TaggedIndexes`."""
         ranking = self._ready.ranking(key, self._rows)
         return chain.from_iterable(map(self._indexes, self._falling(ranking, self._ready.bits)))
 
     def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
-        """See `sampler.views.TaggedIndexes`."""
+        """See `sampler.ready_views.TaggedIndexes`."""
         if self._single(size):
             yield from ([index] for index in self.ranked(key))
             return
@@ -363,11 +363,11 @@ class Ready(Sequence[int]):
                     yield self._indexes(self._groups.members(group, size))
 
     def above(self, key: Key, bound: float) -> list[int]:
-        """See `sampler.views.TaggedIndexes`."""
+        """See `sampler.ready_views.TaggedIndexes`."""
         return self._indexes(self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound))
 
     def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
-        """See `sampler.views.TaggedIndexes`."""
+        """See `sampler.ready_views.TaggedIndexes`."""
         if self._single(size):
             return self.above(key, bound)
         found = self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound)
@@ -376,7 +376,7 @@ class Ready(Sequence[int]):
         return self._open_rows(np.unique(np.concatenate([found, *members])))
 
     def orphans(self, size: int) -> list[int]:
-        """See `sampler.views.TaggedIndexes`."""
+        """See `sampler.ready_views.TaggedIndexes`."""
         if self._single(size):
             return []
         whole = self._ready.whole_groups(size, self._groups)

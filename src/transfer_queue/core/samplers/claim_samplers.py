@@ -12,7 +12,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import Claim, SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
-from transfer_queue.sampler.wrapper import built_in, of_groups
+from transfer_queue.sampler.sampler_wrapper import built_in, of_groups
 
 MOST_SIZES = 64  # samplers for other group sizes that are kept; clients choose the sizes
 

@@ -20,9 +20,9 @@ from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Waiter
 from transfer_queue.errors import SamplerError, TransferQueueError
-from transfer_queue.sampler.calls import SamplerCall, SamplerRequest
-from transfer_queue.sampler.remote import PAGE, Question, Shown, ViewReply
-from transfer_queue.sampler.views import Key
+from transfer_queue.sampler.ready_views import Key
+from transfer_queue.sampler.remote_partition import PAGE, Question, Shown, ViewReply
+from transfer_queue.sampler.sampler_calls import SamplerCall, SamplerRequest
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

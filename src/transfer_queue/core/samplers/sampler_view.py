@@ -1,4 +1,6 @@
-"""The view of a partition that samplers get, and the errors of built-in ones (those of a user's: `sampler.calls`)."""
+"""The view of a partition that samplers get, and the errors of built-in ones (those of a user's:
+`sampler.sampler_calls`).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import numpy as np
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.calls import failure
-from transfer_queue.sampler.tags import PartitionTags
+from transfer_queue.sampler.numeric_tags import PartitionTags
+from transfer_queue.sampler.sampler_calls import failure
 
 
 class PartitionView(PartitionTags):

@@ -18,8 +18,8 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.validation import require
 from transfer_queue.core.state.wait_queues import Queue, ShareKey, Waiter, Watches, share_key
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
-from transfer_queue.sampler.tags import number as number_of
-from transfer_queue.sampler.views import Key
+from transfer_queue.sampler.numeric_tags import number as number_of
+from transfer_queue.sampler.ready_views import Key
 
 
 def check(state: State) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from transfer_queue.core.tables.wide_columns import Columns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import FieldSpec
-from transfer_queue.sampler.tags import number, numbers_of
+from transfer_queue.sampler.numeric_tags import number, numbers_of
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS

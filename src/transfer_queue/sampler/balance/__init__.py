@@ -9,9 +9,8 @@ deterministic.
 - `get_seqlen_balanced_partitions`, `karmarkar_karp`: the refined and the plain method under their usual names.
 """
 
-from transfer_queue.sampler.balance.costs import Cost, Quadratic, linear, quadratic
-from transfer_queue.sampler.balance.front import balance, get_seqlen_balanced_partitions, imbalance, karmarkar_karp
-from transfer_queue.sampler.balance.packing import pack
+from transfer_queue.sampler.balance.api import balance, get_seqlen_balanced_partitions, imbalance, karmarkar_karp, pack
+from transfer_queue.sampler.balance.validation import Cost, Quadratic, linear, quadratic
 
 __all__ = [
     "Cost",

@@ -7,11 +7,10 @@ import heapq
 import numpy as np
 
 from transfer_queue.errors import BalanceInputError
-from transfer_queue.sampler.balance.arrays import Floats, Ints, by_position, largest_first, members
 from transfer_queue.sampler.balance.first_fit import first_fit, least_bins
-from transfer_queue.sampler.balance.greedy import greedy
-from transfer_queue.sampler.balance.refine import Cap, refine
-from transfer_queue.sampler.balance.spread import spread
+from transfer_queue.sampler.balance.local_search import Cap, refine
+from transfer_queue.sampler.balance.multistart import greedy, spread
+from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first, members
 
 # Pairs of parts that one levelling looks at: as long as packing takes, a few ms.
 _LEVEL_PAIRS = 300

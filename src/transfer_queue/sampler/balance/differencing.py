@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from transfer_queue.sampler.balance.arrays import Floats, Ints
+from transfer_queue.sampler.balance.validation import Floats, Ints
 
 # The non-empty parts of a state: their sums in descending order, and for each part the item that represents it.
 _Parts: TypeAlias = tuple[Floats, Ints]

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from transfer_queue.sampler.balance.arrays import Floats, Ints, by_position, largest_first
+from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first
 
 
 def first_fit(tokens: Floats, cap: int) -> tuple[Ints, int]:

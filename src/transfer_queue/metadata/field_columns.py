@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 
-from transfer_queue.batch_columns import Selection, packed, taken, unpacked
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.metadata.batch_columns import Selection, packed, taken, unpacked
 
 # one shape a row: int64 [rows, ndim], or a list of tuples where rows differ in rank
 RowShapes = Union[npt.NDArray[np.int64], list[tuple[int, ...]]]

@@ -15,7 +15,9 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 
-from transfer_queue.batch_columns import (
+from transfer_queue.errors import InvalidArgumentError, OutOfRangeError, StorageKeyNotFoundError
+from transfer_queue.metadata.batch_columns import (
+    BatchLease,
     IntArray,
     PartitionColumn,
     Positions,
@@ -24,15 +26,14 @@ from transfer_queue.batch_columns import (
     checked_order,
     checked_positions,
     chunk_bounds,
+    joined,
     packed,
     unpacked,
     whole_numbers,
 )
-from transfer_queue.batch_leases import BatchLease, joined
-from transfer_queue.batch_samples import Sample, Samples
-from transfer_queue.errors import InvalidArgumentError, OutOfRangeError, StorageKeyNotFoundError
-from transfer_queue.field_columns import FieldColumn, columns_of
-from transfer_queue.tag_values import copied, united
+from transfer_queue.metadata.field_columns import FieldColumn, columns_of
+from transfer_queue.metadata.sample_views import Sample, Samples
+from transfer_queue.metadata.tag_values import copied, united
 
 
 class BatchMeta:

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from transfer_queue import installations
 from transfer_queue.cli.doctor import software
+from transfer_queue.utils import installations
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("transfer_queue/__init__.py", "transfer_queue/client.py")

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from transfer_queue.batch_meta import BatchMeta
+    from transfer_queue.metadata.batch_meta import BatchMeta
 
 
 class Sample:

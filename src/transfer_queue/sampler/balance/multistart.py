@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from transfer_queue.sampler.balance.arrays import Floats, Ints, by_position, largest_first
 from transfer_queue.sampler.balance.differencing import Ties, plain
-from transfer_queue.sampler.balance.greedy import greedy, greedy_rows
-from transfer_queue.sampler.balance.refine import EVEN, refine, step
+from transfer_queue.sampler.balance.local_search import EVEN, refine, step
+from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first
 
 # Up to this many values, all ways to break ties are tried: with few values they make a difference, and cost little.
 _FEW = 128
@@ -68,3 +68,26 @@ def _score(ranked: Floats, part_of: Ints, k: int) -> tuple[float, float]:
     """Return how uneven a division is, as (largest sum, negative smallest sum); less is better."""
     sums = np.bincount(part_of, ranked, k)
     return float(sums.max()), -float(sums.min())
+
+
+def greedy(ranked: Floats, k: int) -> Ints:
+    """The part of each rank: each item goes to the part that is lightest, of those to the one with fewest items."""
+    heap = [(0.0, 0, part) for part in range(k)]
+    part_of = []
+    for value in ranked.tolist():
+        load, count, part = heap[0]
+        part_of.append(part)
+        heapq.heapreplace(heap, (load + value, count + 1, part))
+    return np.array(part_of, np.int64)
+
+
+def greedy_rows(ranked: Floats, k: int) -> Ints:
+    """The same in rows of k, largest to lightest, so that counts are equal; in the last row the lightest get one."""
+    part_of = np.empty(len(ranked), np.int64)
+    sums = np.zeros(k)
+    for first in range(0, len(ranked), k):
+        row = ranked[first : first + k]
+        lightest = np.argsort(sums, kind="stable")[: len(row)]
+        part_of[first : first + k] = lightest
+        sums[lightest] += row
+    return part_of

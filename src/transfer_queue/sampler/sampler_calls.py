@@ -17,7 +17,7 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, SamplerError, SamplerValueError, TransferQueueError
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
-from transfer_queue.sampler.wrapper import SamplerWrapper, built_in, dealer, ranked_tags
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in, dealer, ranked_tags
 
 SLACK = 64  # batches that a sampler may keep although the controller has dropped them
 MOST = 2**62  # ranks and batch indexes are below it

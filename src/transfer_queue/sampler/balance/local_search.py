@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer_queue.sampler.balance.arrays import Floats, Ints, members
+from transfer_queue.sampler.balance.validation import Floats, Ints, members
 
 # Pairs of parts that one refinement looks at; bounds the time where the parts cannot become even
 # (at 64 items a part a pair costs about 10 us).

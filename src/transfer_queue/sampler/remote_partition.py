@@ -13,9 +13,9 @@ from typing import Any, overload
 import msgspec
 import numpy as np
 
-from transfer_queue.sampler.calls import NotTheSamplers
-from transfer_queue.sampler.tags import PartitionTags
-from transfer_queue.sampler.views import Key, Listed
+from transfer_queue.sampler.numeric_tags import PartitionTags
+from transfer_queue.sampler.ready_views import Key, Listed
+from transfer_queue.sampler.sampler_calls import NotTheSamplers
 
 PAGE = 8192  # rows in one message
 FIRST_GROUPS = 256  # groups in the first request; each further one has 8 times as many

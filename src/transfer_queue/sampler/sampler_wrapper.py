@@ -9,7 +9,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, Share, of_package, overrides_sample
-from transfer_queue.sampler.views import Key
+from transfer_queue.sampler.ready_views import Key
 
 
 class SamplerWrapper(BaseSampler):

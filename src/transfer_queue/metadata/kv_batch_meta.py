@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transfer_queue.batch_columns import Positions, checked_order, chunk_bounds
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownKeyError
-from transfer_queue.tag_values import copied, copied_tag, same_value, united
+from transfer_queue.metadata.batch_columns import Positions, checked_order, chunk_bounds
+from transfer_queue.metadata.tag_values import copied, copied_tag, same_value, united
 
 
 class KVBatchMeta:

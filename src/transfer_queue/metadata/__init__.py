@@ -1,0 +1,8 @@
+"""BatchMeta and KVBatchMeta: what a client knows of a batch, without its values."""
+
+from transfer_queue.metadata.batch_meta import BatchMeta
+from transfer_queue.metadata.field_columns import FieldColumn
+from transfer_queue.metadata.kv_batch_meta import KVBatchMeta
+from transfer_queue.metadata.sample_views import Sample
+
+__all__ = ["BatchMeta", "FieldColumn", "KVBatchMeta", "Sample"]
