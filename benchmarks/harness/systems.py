@@ -18,7 +18,7 @@ from transfer_queue import interface as tq
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.net.drivers.connection import MAX_PATH
-from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of itself at the first jagged tensor
 _context = multiprocessing.get_context("forkserver")

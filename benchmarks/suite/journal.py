@@ -15,7 +15,7 @@ from benchmarks.harness.report import Row, Scale, compared
 from benchmarks.harness.systems import Worker, own_folder
 from transfer_queue import interface as tq
 from transfer_queue.config.settings import Settings
-from transfer_queue.node import launcher
+from transfer_queue.node.system import launcher
 
 QUESTION = "What does writing down every change cost small puts?"
 DURABILITIES = ("none", "async", "sync")

@@ -41,7 +41,7 @@ from transfer_queue.messages import (
     RegisterUnit,
     RetrieveMeta,
 )
-from transfer_queue.node import launcher
+from transfer_queue.node.system import launcher
 from transfer_queue.sampler import SequentialSampler
 
 QUESTION = "How long do clients wait where the controller of a large system is killed, what do its snapshots cost?"

@@ -41,8 +41,8 @@ from transfer_queue.kv import (
     kv_list,
     kv_put,
 )
-from transfer_queue.node.launcher import RunningSystem, start_local
-from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder
+from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.on_ray import launcher as on_ray
 from transfer_queue.sampler.factory import sampler_object
 from transfer_queue.utils.installations import advice, overlaid, own_folder

@@ -254,7 +254,7 @@ class Harness:
         self.replies.pop((client.peer, sequence), None)
         try:
             envelope = msgspec.msgpack.decode(sent, type=Envelope)
-        except msgspec.ValidationError as error:  # `node.service` does not pass it to the controller
+        except msgspec.ValidationError as error:  # `node.hosting.service_base` does not pass it to the controller
             self.replies[client.peer, sequence] = Failure("ProtocolError", str(error))
             return sequence
         self.take(self.controller.handle(name, client.peer, envelope, self.now))

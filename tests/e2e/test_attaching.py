@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 from transfer_queue.config.settings import Settings
-from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 NAME = "attached-to"
 

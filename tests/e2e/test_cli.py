@@ -25,8 +25,8 @@ from transfer_queue.messages import (
     UnitProgress,
 )
 from transfer_queue.metrics.timing import LOOP_BOUNDS
-from transfer_queue.node.launcher import find
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.system.launcher import find
+from transfer_queue.node.system.paths import SystemFolder
 
 NAME = "cli"
 

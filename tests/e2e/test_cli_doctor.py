@@ -26,8 +26,8 @@ from transfer_queue.cli.doctor.report import Check, Finding, findings_of
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.node.launcher import start_local
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.system.launcher import start_local
+from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.storage.arena.arena import choose_folder
 
 ROOT = Path(__file__).resolve().parents[2]

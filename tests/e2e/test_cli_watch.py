@@ -25,7 +25,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
-from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 LONG = "600"  # seconds between two looks where the next one must come by itself, of an end
 

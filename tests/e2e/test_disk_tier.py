@@ -22,8 +22,8 @@ from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages import UnitProgress
-from transfer_queue.node.locks import hold_liveness
-from transfer_queue.node.paths import DISK_PREFIX
+from transfer_queue.node.system.locks import hold_liveness
+from transfer_queue.node.system.paths import DISK_PREFIX
 
 SECONDS = 60
 MIB = 1 << 20

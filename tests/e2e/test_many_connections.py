@@ -26,8 +26,8 @@ from transfer_queue.net.drivers.connection import new_socket
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server.server_loop import Server
-from transfer_queue.node.controller_service import ControllerService
-from transfer_queue.node.state_files import StateFiles
+from transfer_queue.node.controller.controller_service import ControllerService
+from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler
 
 KEY = bytes(range(32))

@@ -57,10 +57,10 @@ from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.node import launcher
-from transfer_queue.node.launcher import RunningSystem, find, start_local, take_over
-from transfer_queue.node.locks import StartLock
-from transfer_queue.node.paths import SystemFolder
+from transfer_queue.node.system import launcher
+from transfer_queue.node.system.launcher import RunningSystem, find, start_local, take_over
+from transfer_queue.node.system.locks import StartLock
+from transfer_queue.node.system.paths import SystemFolder
 
 SECONDS = 100.0  # within which what is to happen happens, on a busy machine, too
 
@@ -175,7 +175,7 @@ def servers_of(system: RunningSystem) -> dict[str, psutil.Process]:
 
 STARTER = """
 import json, os, sys, threading
-from transfer_queue.node.launcher import start_local
+from transfer_queue.node.system.launcher import start_local
 config = json.loads(sys.argv[1])
 system = start_local(sys.argv[2], config, environment=os.environ)
 print(json.dumps({"pid": system.description.pid, "owned": system.owned, "address": os.environ.get("TQ_ADDRESS")}))
@@ -343,7 +343,7 @@ def test_the_address_is_in_the_starters_environment_while_it_runs(place: Place) 
 def test_children_of_the_starter_attach_by_environment(place: Place) -> None:
     script = STARTER + textwrap.dedent("""
         import subprocess
-        code = "from transfer_queue.node.launcher import find; print(find().name)"
+        code = "from transfer_queue.node.system.launcher import find; print(find().name)"
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         print(json.dumps({"child": child.stdout}))
     """)
@@ -797,7 +797,7 @@ def test_a_sampler_that_cannot_be_pickled_is_said_to_be_one(place: Place) -> Non
 
 SCRIPT = """
 import json, os, sys
-from transfer_queue.node.launcher import start_local
+from transfer_queue.node.system.launcher import start_local
 from transfer_queue.sampler import SequentialSampler
 
 class Mine(SequentialSampler):
@@ -864,7 +864,7 @@ from transfer_queue.net.calls import Call
 from transfer_queue.messages import Lease, OpenSlot
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
-from transfer_queue.node.launcher import find
+from transfer_queue.node.system.launcher import find
 from transfer_queue.storage.arena.writer_locks import hold_slot
 
 system = find(sys.argv[2])

@@ -29,9 +29,9 @@ from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.drivers.parallel_calls import make
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.node.launcher import RunningSystem, start_local
-from transfer_queue.node.paths import SystemFolder, host_and_port
-from transfer_queue.node.startup import Seat
+from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.paths import SystemFolder, host_and_port
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.errors import AttachError, StartError
-from transfer_queue.node import paths
-from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.server_log import write_log_to
+from transfer_queue.node.hosting.server_log import write_log_to
+from transfer_queue.node.system import paths
+from transfer_queue.node.system.paths import SystemFolder
 
 
 @pytest.fixture

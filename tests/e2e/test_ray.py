@@ -24,7 +24,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.current import CURRENT
-from transfer_queue.node.paths import runtime_dir
+from transfer_queue.node.system.paths import runtime_dir
 
 ray = pytest.importorskip("ray")
 

@@ -19,7 +19,7 @@ from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.current import CURRENT
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages import Topology, TopologyReply
-from transfer_queue.node.paths import SystemFolder, runtime_dir
+from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -25,7 +25,7 @@ from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Clock
-from transfer_queue.node import launcher
+from transfer_queue.node.system import launcher
 
 SECONDS = 60
 

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import light_sampler
 import transfer_queue as tq
-from transfer_queue.node.processes import Process
+from transfer_queue.node.system.processes import Process
 
 
 def put(client: Any, partition: str, rows: int) -> None:

@@ -44,12 +44,12 @@ from transfer_queue.messages import (
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake, Hello, ServerHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.node import startup
-from transfer_queue.node.controller_service import ControllerService
-from transfer_queue.node.paths import Description, SystemFolder
-from transfer_queue.node.service import EnvelopeService
-from transfer_queue.node.state_files import StateFiles
-from transfer_queue.node.unit_service import UnitService
+from transfer_queue.node.controller.controller_service import ControllerService
+from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.node.hosting.service_base import EnvelopeService
+from transfer_queue.node.system import launcher_protocol
+from transfer_queue.node.system.paths import Description, SystemFolder
+from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.sampler import (
     FreshnessSampler,
     GRPOGroupNSampler,
@@ -171,7 +171,7 @@ def answers(data: bytes) -> None:
 @contextlib.contextmanager
 def watched(service: EnvelopeService) -> Iterator[None]:
     """Raises what the service would write into its log as its own failure."""
-    from transfer_queue.node import service as module
+    from transfer_queue.node.hosting import service_base as module
 
     def fail(*_: object) -> None:
         error = sys.exc_info()[1]
@@ -325,7 +325,7 @@ def start_message(data: bytes) -> None:
         ours.sendall(data[:60_000])
         ours.close()
         with contextlib.suppress(EOFError), refused():
-            startup.receive(theirs, startup.Start, 5.0)
+            launcher_protocol.receive(theirs, launcher_protocol.Start, 5.0)
 
 
 def settings(data: bytes) -> None:
@@ -466,7 +466,7 @@ def _of_arena_header(hostile: Hostile) -> bytes:
 
 
 def _of_start_message(hostile: Hostile) -> bytes:
-    body = hostile.body(hostile.struct(startup.Start))
+    body = hostile.body(hostile.struct(launcher_protocol.Start))
     length = len(body) if hostile.chance(80) else hostile.one((0, 1, 1 << 62, (1 << 64) - 1))
     return length.to_bytes(8, "little") + body
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.net.server.sockets import bound_socket
-from transfer_queue.node.metrics_http import serve_metrics
+from transfer_queue.node.controller.metrics_http import serve_metrics
 
 CORPUS = Path(__file__).parent / "corpus"
 EXAMPLES = {"controller": 40, "unit": 25, "settings": 15, "objects": 40, "columns": 40, "tags": 30}

@@ -22,8 +22,8 @@ from transfer_queue.journal.journal import Journal, recover, segment_path, snaps
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock
 from transfer_queue.messages import Done, Envelope, Failure, LoadState, Publish
-from transfer_queue.node.journaling import Journaling
-from transfer_queue.node.state_files import StateFiles
+from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler
 
 CLOCK = Clock(b"b" * 16, 1000.0)
@@ -137,7 +137,7 @@ def test_the_turn_that_loads_takes_no_snapshot_and_the_next_one_does(
         def begin(self, path: Path, *_: object) -> None:
             begun.append(path)
 
-    monkeypatch.setattr("transfer_queue.node.journaling.SNAPSHOT_BYTES", 5000)
+    monkeypatch.setattr("transfer_queue.node.controller.journal_service.SNAPSHOT_BYTES", 5000)
     server = offered(tmp_path, 1000)
     server.journaling.attach(Writer())
     assert isinstance(server.load(), Done)

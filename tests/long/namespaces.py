@@ -40,9 +40,9 @@ from transfer_queue.client.onlooker import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import Done, NodeGone
-from transfer_queue.node.launcher import RunningSystem, find, start_local
-from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.startup import Seat
+from transfer_queue.node.system.launcher import RunningSystem, find, start_local
+from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.paths import SystemFolder
 
 CLONE_NEWNET = 0x40000000
 FIELDS, ROWS, WIDTH = 9, 1024, 8192

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from transfer_queue.node.worker import SWITCH_SECONDS, Worker
+from transfer_queue.node.hosting.service_base import SWITCH_SECONDS, Worker
 
 SECONDS = 30
 

@@ -48,9 +48,9 @@ from transfer_queue.messages import (
 )
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.session import Session
-from transfer_queue.node.controller_service import ControllerService
-from transfer_queue.node.state_files import StateFiles
-from transfer_queue.node.unit_service import UnitService
+from transfer_queue.node.controller.controller_service import ControllerService
+from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaRoom

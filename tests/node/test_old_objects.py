@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.messages import ClearPartition, Done
-from transfer_queue.node.server_process import spare_old_objects
+from transfer_queue.node.hosting.server_process import spare_old_objects
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 from harness import Harness

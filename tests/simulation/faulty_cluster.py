@@ -42,8 +42,8 @@ from transfer_queue.messages import (
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
-from transfer_queue.node.journaling import Journaling
-from transfer_queue.node.state_files import StateFiles
+from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 from transfer_queue.storage.arena.arena import Arena

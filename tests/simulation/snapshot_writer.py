@@ -13,7 +13,8 @@ MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
 
 
 class SnapshotWriter:
-    """A `node.journaling.Writer`: the file has the state of when it was begun, and is there after a while.
+    """A `node.controller.journal_service.Writer`: the file has the state of when it was begun, and is there after a
+    while.
 
     later: has something done when so many seconds have passed. ended: the controller whose child writes was killed.
     """
@@ -25,7 +26,7 @@ class SnapshotWriter:
         self._under_way: tuple[Path, Path] | None = None
 
     def begin(self, path: Path, tree: Callable[[], Any], done: Callable[[str | None], Any], sync: bool) -> None:
-        """See `node.journaling.Writer.begin`."""
+        """See `node.controller.journal_service.Writer.begin`."""
         draft = path.with_name(f".{path.name}.draft")
         state_file.write(draft, tree(), sync=False)
         self.busy, self._under_way = True, (draft, path)

@@ -12,7 +12,7 @@ from transfer_queue.errors import AttachError, InvalidArgumentError
 from transfer_queue.names import did_you_mean
 
 if TYPE_CHECKING:
-    from transfer_queue.node.launcher import RunningSystem
+    from transfer_queue.node.system.launcher import RunningSystem
 
 ATTACH_SECONDS = 30.0  # for a system under Ray that is being started
 Commands = Any  # argparse has no public name for what `add_subparsers` returns
@@ -32,7 +32,7 @@ def _name(text: str) -> str:
 
 def found(name: str | None) -> RunningSystem:
     """The running system of this name; with RAY_ADDRESS, of that cluster first. AttachError where there is none."""
-    from transfer_queue.node.launcher import find
+    from transfer_queue.node.system.launcher import find
     from transfer_queue.on_ray import launcher as on_ray
 
     system = on_ray.find(name, on_ray.NAMESPACE, ATTACH_SECONDS) if on_ray.is_used("auto") else None
@@ -44,7 +44,7 @@ def found(name: str | None) -> RunningSystem:
 
 def _not_running(name: str | None) -> str:
     """Return a phrase that names the system that was not found, and the systems that are running."""
-    from transfer_queue.node.paths import DEFAULT_NAME, SystemFolder, runtime_dir
+    from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder, runtime_dir
 
     place = environment.address() if name is None else None
     wanted = name or environment.system_name() or DEFAULT_NAME

@@ -86,7 +86,7 @@ def start(options: argparse.Namespace) -> int:
     """Start a system, or report the one that is already running."""
     from transfer_queue.config.loading import as_json, merge, unknown_keys
     from transfer_queue.config.settings import Settings
-    from transfer_queue.node.launcher import start_local
+    from transfer_queue.node.system.launcher import start_local
     from transfer_queue.sampler.factory import sampler_object
 
     conf = _conf(options.conf, options.set)

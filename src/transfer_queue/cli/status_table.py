@@ -13,7 +13,7 @@ from transfer_queue.messages import DISK, PartitionProgress, PolicyProgress, Sys
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
-    from transfer_queue.node.launcher import RunningSystem
+    from transfer_queue.node.system.launcher import RunningSystem
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows a second produced or consumed."""

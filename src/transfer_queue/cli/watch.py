@@ -22,8 +22,8 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages import SystemStatus
-from transfer_queue.node.launcher import RunningSystem, find
-from transfer_queue.node.processes import Process
+from transfer_queue.node.system.launcher import RunningSystem, find
+from transfer_queue.node.system.processes import Process
 
 ANSWER_SECONDS = 10.0  # after which a look is given up, and the next one tries again
 RESTART_SECONDS = 2.0  # for a system that ended to be there again

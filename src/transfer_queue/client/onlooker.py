@@ -15,7 +15,7 @@ from transfer_queue.net.session import Session
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from transfer_queue.node.launcher import RunningSystem
+    from transfer_queue.node.system.launcher import RunningSystem
 
 T = TypeVar("T")
 

@@ -50,8 +50,8 @@ from transfer_queue.messages import (
 )
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.session import Session, Target
-from transfer_queue.node.paths import host_and_port
-from transfer_queue.node.presence import Presence
+from transfer_queue.node.system.client_liveness import Presence
+from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import hold_slot
@@ -74,7 +74,7 @@ _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one bloc
 
 
 class SystemAddress(Protocol):
-    """Where a system is found: what `node.launcher` knows of a running one."""
+    """Where a system is found: what `node.system.launcher` knows of a running one."""
 
     @property
     def controller(self) -> str | tuple[str, int]:

@@ -35,16 +35,16 @@ from transfer_queue.errors import StartError
 from transfer_queue.journal.segment import ROOM, check_room
 from transfer_queue.messages import DISK, MEMORY
 from transfer_queue.net.server.sockets import bound_socket
-from transfer_queue.node import processes, startup
-from transfer_queue.node.children import Child
-from transfer_queue.node.controller_process import Sockets, build_controller
-from transfer_queue.node.locks import StartLock, hold_liveness
-from transfer_queue.node.offloading import make_folder
-from transfer_queue.node.paths import Description, SystemFolder, no_link
-from transfer_queue.node.server_log import configure_logging, write_log_to
-from transfer_queue.node.server_process import Serves, run_server
-from transfer_queue.node.store_process import KEPT, build_keeper, say
-from transfer_queue.node.unit_process import UnitPlace, build_unit
+from transfer_queue.node.controller.controller_process import Sockets, build_controller
+from transfer_queue.node.hosting.child_process import Child
+from transfer_queue.node.hosting.server_log import configure_logging, write_log_to
+from transfer_queue.node.hosting.server_process import Serves, run_server
+from transfer_queue.node.system import launcher_protocol, processes
+from transfer_queue.node.system.locks import StartLock, hold_liveness
+from transfer_queue.node.system.paths import Description, SystemFolder, no_link
+from transfer_queue.node.system.store_process import KEPT, build_keeper, say
+from transfer_queue.node.unit.disk_tier import make_folder
+from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena.arena import choose_folder
 from transfer_queue.storage.stores.base import StoreAddress
 
@@ -69,7 +69,7 @@ class _End(Exception):
 class Supervisor:
     """The one of a system. `run` returns when nothing of it is left."""
 
-    def __init__(self, start: startup.Start, channel: socket.socket) -> None:
+    def __init__(self, start: launcher_protocol.Start, channel: socket.socket) -> None:
         self._start = start
         self._channel = channel
         self._system = SystemFolder(Path(start.folder))
@@ -144,7 +144,7 @@ class Supervisor:
             self._bring(self._child(f"unit-{number}", build))
         self._is_up = True
         system.describe(self._description())
-        startup.send(self._channel, startup.Started(self._warnings), RECEIVE_SECONDS)
+        launcher_protocol.send(self._channel, launcher_protocol.Started(self._warnings), RECEIVE_SECONDS)
         self._channel.close()
         logger.info("system %s is up: controller at %s and %d units", system.name, self._controller, len(places))
 
@@ -434,7 +434,7 @@ class Supervisor:
     def _fail(self, reason: str) -> None:
         """Tells the launcher, if it still listens."""
         with contextlib.suppress(OSError):
-            startup.send(self._channel, startup.Failed(reason), RECEIVE_SECONDS)
+            launcher_protocol.send(self._channel, launcher_protocol.Failed(reason), RECEIVE_SECONDS)
         self._channel.close()
 
     def _end(self, crashed: bool) -> None:
@@ -509,7 +509,7 @@ def main() -> None:
     channel = socket.socket(fileno=CHANNEL)
     channel.set_inheritable(False)
     try:
-        start = startup.receive(channel, startup.Start, RECEIVE_SECONDS)
+        start = launcher_protocol.receive(channel, launcher_protocol.Start, RECEIVE_SECONDS)
         if start.heirs and os.fork():
             os._exit(0)  # what goes on is nobody's child: it is to outlive who started it
         supervisor = Supervisor(start, channel)

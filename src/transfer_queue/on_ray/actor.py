@@ -35,12 +35,12 @@ from transfer_queue.messages import (
     UseSampler,
 )
 from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
-from transfer_queue.node.launcher import RunningSystem, start_local, sweep_killed, take_over
-from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.sampler_files import SamplerFiles
-from transfer_queue.node.samplers import PickledSampler, dump
-from transfer_queue.node.startup import Seat
-from transfer_queue.node.store_process import look_again
+from transfer_queue.node.samplers.sampler_files import SamplerFiles
+from transfer_queue.node.system.launcher import RunningSystem, start_local, sweep_killed, take_over
+from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
+from transfer_queue.node.system.store_process import look_again
 from transfer_queue.on_ray.keepers import end_keeper
 from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, FOLDERS, NodeOrder, Nodes, Place, all_nodes, folder_name
 

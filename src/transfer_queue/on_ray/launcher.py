@@ -14,9 +14,9 @@ from typing import Any
 from transfer_queue.config import environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import AttachError, StartError
-from transfer_queue.node import samplers
-from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
-from transfer_queue.node.launcher import find as find_local
+from transfer_queue.node.system import sampler_transfer
+from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
+from transfer_queue.node.system.launcher import find as find_local
 from transfer_queue.on_ray.actor import ControllerActor, Order
 from transfer_queue.on_ray.keepers import end_keeper, start_keeper
 from transfer_queue.on_ray.nodes import FOLDERS, Place
@@ -176,7 +176,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     ray = _ray()
     limit = time.monotonic() + settings.start_timeout
     name = settings.name or environment.system_name()
-    pickled = None if sampler is None else samplers.dump(sampler, alone=True)
+    pickled = None if sampler is None else sampler_transfer.dump(sampler, alone=True)
     plain, keeper = _with_keeper(ray, settings, plain)
     order = Order(
         f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer_queue.errors import StartError
-from transfer_queue.node.launcher import END_SECONDS, STOP_SECONDS, RunningSystem, start_local, take_over
-from transfer_queue.node.startup import Seat
+from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem, start_local, take_over
+from transfer_queue.node.system.launcher_protocol import Seat
 
 LOOK_SECONDS = 1.0
 FOLDERS = "ray-"  # with which the names of systems' folders begin

@@ -41,7 +41,7 @@ from transfer_queue.messages import (
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
-from transfer_queue.node.state_files import StateFiles
+from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit import unit_effects as unit_effects
@@ -376,7 +376,7 @@ class Cluster:
         trouble = None
         try:
             state_file.write(self.states.path(write.name), write.tree(), sync=False)
-        except Exception as error:  # as in `node.state_writer`
+        except Exception as error:  # as in `node.controller.state_writer`
             trouble = f"{type(error).__name__}: {error}"
         self._soon(lambda: self._core(self.controller.state_written(write.name, trouble, self.clock.now)))
 

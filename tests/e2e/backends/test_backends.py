@@ -34,8 +34,8 @@ from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotF
 from transfer_queue.messages import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.node.launcher import start_local
-from transfer_queue.node.paths import runtime_dir
+from transfer_queue.node.system.launcher import start_local
+from transfer_queue.node.system.paths import runtime_dir
 
 SECONDS = 60.0
 MIB = 1 << 20

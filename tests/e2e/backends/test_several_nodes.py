@@ -18,10 +18,10 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages import Done, NodeGone
 from transfer_queue.metadata.batch_meta import BatchMeta
-from transfer_queue.node.launcher import start_local
-from transfer_queue.node.paths import SystemFolder
-from transfer_queue.node.startup import Seat
-from transfer_queue.node.store_process import look_again
+from transfer_queue.node.system.launcher import start_local
+from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.system.store_process import look_again
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transfer_queue.messages import DISK, MEMORY, Blocks, Move
-from transfer_queue.node.mounts import mount_of
+from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, Extent
 from transfer_queue.storage.unit.disk_pool import A_TURN, PAUSES, DiskRoom

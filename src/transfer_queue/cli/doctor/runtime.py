@@ -14,8 +14,8 @@ from transfer_queue.cli.status_table import shown
 from transfer_queue.config import environment
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
-from transfer_queue.node.locks import is_alive
-from transfer_queue.node.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, SystemFolder, runtime_dir
+from transfer_queue.node.system.locks import is_alive
+from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, SystemFolder, runtime_dir
 
 VARIABLES = {variable.name: variable for variable in environment.VARIABLES if variable.name.startswith("TQ_")}
 

@@ -27,7 +27,7 @@ from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
-from transfer_queue.node.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 ROUNDS = 3  # counted rounds of puts and gets, after one that is not counted
 CLAIM_ROWS = 4096  # rows that the measured claims consume

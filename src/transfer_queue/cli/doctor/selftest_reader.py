@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.node.launcher import find
+from transfer_queue.node.system.launcher import find
 
 ROW = 1 << 20  # bytes of a dense row
 SMALL_ROWS = 4096

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
-from transfer_queue.node.mounts import mount_of
+from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")

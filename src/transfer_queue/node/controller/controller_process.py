@@ -1,0 +1,129 @@
+"""The process of the controller: what it is built of."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue.config.settings import Settings
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.units.tiering_policy import Watermarks
+from transfer_queue.journal.journal import Journal, Recovered, recover
+from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.journal.segment import Clock
+from transfer_queue.net.server.server_loop import Server
+from transfer_queue.net.tls_contexts import server_context
+from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
+from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.node.hosting.process_metrics import Meter
+from transfer_queue.node.samplers.sampler_files import SamplerFiles
+from transfer_queue.node.samplers.sampler_loading import SamplerLoading
+from transfer_queue.node.system.client_liveness import Departed, lives
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.system.sampler_transfer import PickledSampler
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.wire.objects.object_values import decoded_tag_value
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """Where a controller listens: sockets that outlive it. metrics: None where they are off."""
+
+    controller: Sequence[socket.socket]
+    metrics: socket.socket | None
+
+
+def build_controller(
+    system: SystemFolder,
+    config: str,
+    key: bytes,
+    sampler: PickledSampler | None,
+    sockets: Sockets,
+    journal: Path | None,
+) -> Server:
+    """The controller's server, listening. config: JSON text with the "settings" of `config.Settings`.
+
+    system: where state files lie for who saves and loads, and clients say that they live. journal: the folder of its
+    journal, from which it takes up what one before it has left; None: it keeps none.
+    Raises whatever the user's sampler raises when it is made; JournalError where the journal is damaged.
+    """
+    # np.unique imports it at its first call: 14 ms in which the loop would answer nobody. Units do not need it.
+    importlib.import_module("numpy.ma")
+    settings = Settings.from_json(msgspec.json.decode(config)["settings"])
+    loading = SamplerLoading.of(settings, system.log("sampler"))
+    files = SamplerFiles(system.samplers, loading)
+    host = files.current() or loading.from_settings(settings, sampler)
+    made = core_sampler(host)
+    clock = Clock.now()
+    recovered = None if journal is None else _recover(journal, clock, settings, made)
+    controller = Controller(
+        made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
+        restored=None if recovered is None else recovered.state, now=time.monotonic(),
+        lives=partial(lives, system.clients),
+        boot=uuid.uuid4().hex,
+        max_deliveries=settings.max_deliveries,
+        replicas=settings.replicas,
+        marks=Watermarks(settings.offload_high, settings.offload_low),
+        strict=settings.strict,
+        values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
+    )  # fmt: skip
+    journaling = loaded = None
+    if journal is not None and recovered is not None:
+        durable = settings.journal_durability == "sync"
+        loaded = LoadedStates(journal, durable)
+        journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
+    states = StateFiles(system.states, loaded)
+    service = ControllerService(controller, states, journaling, Departed(system.clients), files)
+    server = Server(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
+    service.attach(server.call_soon)
+    service.use_host(host, server)
+    controller.of_connections = server.counters
+    secret = server_context(settings.tls)
+    for listener in sockets.controller:
+        server.inherit(listener, secret)
+    if sockets.metrics is not None:
+        _serve_metrics(server, service, controller, sockets.metrics)
+    return server
+
+
+def _recover(folder: Path, clock: Clock, settings: Settings, sampler: AnySampler) -> Recovered:
+    begun = time.perf_counter()
+    recovered = recover(folder, clock, settings.total_storage_size, watched_tags(sampler))
+    if not recovered.fresh:
+        logger.warning(
+            "resumed from the journal in %s: %d rows, %d records after the snapshot, %d bytes of an unfinished commit "
+            "dropped; %.2f s",
+            folder,
+            recovered.state.row_count,
+            recovered.records,
+            recovered.torn,
+            time.perf_counter() - begun,
+        )
+    return recovered
+
+
+def _serve_metrics(server: Server, service: ControllerService, controller: Controller, listener: socket.socket) -> None:
+    """Serves metrics, and tells attaching clients where."""
+    from transfer_queue.metrics.exposition import exposition
+    from transfer_queue.node.controller.metrics_collector import Collector
+    from transfer_queue.node.controller.metrics_http import serve_metrics
+
+    meter = Meter(server, service.load)
+    collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
+    service.told = collector.units.told
+    endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
+    config = {**msgspec.json.decode(controller.config), "metrics_endpoint": endpoint}
+    controller.config = msgspec.json.encode(config).decode()

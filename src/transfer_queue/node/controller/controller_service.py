@@ -1,0 +1,350 @@
+"""The core behind the servers' loop: it carries out the core's effects and decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Union
+
+from transfer_queue.core.checkpoint_handler import checked_name
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.events.effects import (
+    AskSampler,
+    Effect,
+    ForgetState,
+    FreeExtents,
+    ReadState,
+    RefuseLeases,
+    Release,
+    RemoveState,
+    Send,
+    TellUnit,
+    Work,
+    WriteState,
+)
+from transfer_queue.core.queries.batch_metadata import QUERIES
+from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
+from transfer_queue.core.state.restore import release
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import (
+    Done,
+    Envelope,
+    Explain,
+    ExtentsGone,
+    Failure,
+    FetchState,
+    Free,
+    Freed,
+    Measured,
+    Moved,
+    Recalled,
+    Refuse,
+    RegisterUnit,
+    Renew,
+    SendState,
+    SpaceShort,
+    Status,
+    Topology,
+    UseSampler,
+    WriterGone,
+)  # fmt: skip
+from transfer_queue.metrics.snapshot import JournalMeasures
+from transfer_queue.net.handshake import Hello
+from transfer_queue.net.server.server_loop import Outgoing
+from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.node.controller.state_writer import StateWriter
+from transfer_queue.node.hosting.service_base import EnvelopeService, Worker
+from transfer_queue.node.samplers.sampler_files import SamplerFiles
+from transfer_queue.node.samplers.sampler_host import Loop, SamplerHost
+from transfer_queue.node.samplers.sampler_loading import AnyMade
+from transfer_queue.node.system.client_liveness import Departed
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+
+logger = logging.getLogger(__name__)
+
+CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
+READS = (
+    *QUERIES,
+    Explain,
+    Measured,
+    Renew,
+    Status,
+    Topology,
+)  # what is answered out of the state, and changes nothing of it
+MAX_WAITING = 4096  # requests of one connection that wait for room
+ASIDE_A_TURN = 16
+LOOK_SECONDS = 0.1  # between two looks at a disk that is full
+FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled, ExtentsGone, Measured)
+
+
+class ControllerService(EnvelopeService):
+    """A `net.server.server_loop.Service` that serves one controller.
+
+    states: where it is saved to and loaded from. journaling: None: nobody keeps what it records. departed: told of
+    clients that have no connection any more. samplers: where one that replaces the system's is found.
+    told: given what a unit at this connection has measured.
+    """
+
+    name = "controller"
+
+    def __init__(
+        self,
+        controller: Controller,
+        states: StateFiles,
+        journaling: Journaling | None = None,
+        departed: Departed | None = None,
+        samplers: SamplerFiles | None = None,
+    ) -> None:
+        super().__init__()
+        self._samplers = samplers
+        self.told: Callable[[int, Measured], None] = lambda peer, measured: None
+        self._departed = departed
+        self._controller = controller
+        controller.load = self.load
+        self._states = states
+        self._journaling = journaling
+        self._worker = Worker()
+        self._call_soon: CallSoon | None = None
+        self._aside: deque[tuple[Hello, int, Envelope]] = deque()  # what waits for room on the journal's disk
+        self._look_again = 0.0  # for it
+        self._host: SamplerHost | None = None  # of a user's sampler
+        self._loop: Loop | None = None
+
+    def attach(self, call_soon: CallSoon) -> None:
+        """Says how other threads reach the loop: `net.server.server_loop.Server.call_soon`. Before the first
+        request.
+        """
+        self._call_soon = call_soon
+        if self._journaling is not None:
+            self._journaling.attach(StateWriter(call_soon))
+
+    def use_host(self, sampler: AnyMade, loop: Loop) -> None:
+        """Use this sampler from now on. loop: the loop that watches the socket of its process."""
+        self._loop = loop
+        self._replace(sampler)
+
+    def _replace(self, sampler: AnyMade) -> None:
+        if self._host is not None:
+            self._host.close()
+            self._worker.begin(self._host.stop, lambda outcome: None)  # no zombie stays
+        self._host = sampler if isinstance(sampler, SamplerHost) else None
+        if self._host is not None:
+            assert self._loop is not None
+            self._host.attach(self._loop, self._sampler_answered, self._controller.sampler_reads)
+
+    def _sampler_answered(self, number: int, outcome: Any) -> list[Outgoing]:
+        assert self._host is not None
+        self._controller.samplers.restarts = self._host.restarts
+        return self._carried_out(self._controller.sampler_answered(number, outcome, time.monotonic()))
+
+    def commit(self) -> bool:
+        """What a server asks before it lets anything leave: whether what led to it is written down."""
+        if self._journaling is not None:
+            return self._journaling.commit()
+        self._controller.take_records()
+        return True
+
+    def journal_measures(self) -> JournalMeasures | None:
+        """What the journal measures; None where there is none."""
+        return None if self._journaling is None else self._journaling.measures()
+
+    def opened(self, peer: int, hello: Hello) -> None:
+        """See `net.server.server_loop.Service.opened`."""
+        super().opened(peer, hello)
+        self._controller.opened(hello.client_id, peer)
+        if self._departed is not None:
+            self._departed.sweep(self._controller.connections)
+
+    def handle(
+        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+    ) -> Iterable[Outgoing]:
+        """See `EnvelopeService.handle`."""
+        if isinstance(envelope.body, (FetchState, SendState)):
+            return [self._state_file(peer, envelope.sequence, envelope.body, payload)]
+        if self._waits_for_room and not isinstance(envelope.body, READS):
+            return self._set_aside(hello, peer, envelope)
+        return self._serve(hello, peer, envelope, now)
+
+    def _state_file(
+        self, peer: int, sequence: int, request: FetchState | SendState, payload: memoryview | None
+    ) -> Outgoing:
+        """For a client on another node, which does not see the folder of state files."""
+        try:
+            if isinstance(request, FetchState):
+                left, data = self._states.piece(request.name, max(0, request.start), min(request.length, MOST_WRITTEN))
+                return self.answer(peer, sequence, Done(left), [memoryview(data)] if data else ())
+            if request.start < 0:
+                self._states.remove(checked_name(request.name))
+            else:
+                self._states.put(request.name, request.start, payload or b"")
+            return self.answer(peer, sequence, Done(True))
+        except TransferQueueError as error:
+            return self.answer(peer, sequence, Failure(type(error).__name__, str(error)))
+        except OSError as error:
+            return self.answer(peer, sequence, Failure("CheckpointError", f"a state file of the controller: {error}"))
+
+    @property
+    def _waits_for_room(self) -> bool:
+        """Whether what changes anything cannot be written down now, so that it must not be begun."""
+        return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
+
+    def _set_aside(self, hello: Hello, peer: int, envelope: Envelope) -> Iterable[Outgoing]:
+        if sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
+            assert self._journaling is not None
+            words = f"{MAX_WAITING} requests of this connection wait already. {self._journaling.trouble}"
+            return [self.answer(peer, envelope.sequence, Failure("CapacityError", words))]
+        self._aside.append((hello, peer, envelope))
+        return ()
+
+    def _serve_aside(self) -> Iterator[Outgoing]:
+        """Some of what waited for room, in order; then what else is served first has its turn."""
+        assert self._journaling is not None
+        for _ in range(min(ASIDE_A_TURN, len(self._aside))):
+            hello, peer, envelope = self._aside.popleft()
+            yield from self._serve(hello, peer, envelope, time.monotonic())
+
+    def _serve(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+        if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
+            failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
+            return [self.answer(peer, envelope.sequence, failure)]
+        if isinstance(envelope.body, (Freed, Moved)) and envelope.body.failed:
+            logger.error("storage unit %d could not carry out an order: %s", envelope.body.unit, envelope.body.failed)
+        if isinstance(envelope.body, Measured):
+            self.told(peer, envelope.body)
+            return [self.answer(peer, envelope.sequence, Done())]
+        if isinstance(envelope.body, UseSampler) and self._samplers is not None:
+            self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
+            return ()
+        return self._carried_out(self._controller.handle(hello.client_id, peer, envelope, now))
+
+    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.closed`."""
+        hello = self._peers.pop(peer)
+        self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
+        outgoing = self._carried_out(self._controller.closed(hello.client_id, peer, now))
+        if self._departed is not None:
+            if hello.client_id not in self._controller.connections:
+                self._departed.left(hello.client_id)
+            self._departed.sweep(self._controller.connections)
+        return outgoing
+
+    def next_deadline(self) -> float | None:
+        """See `net.server.server_loop.Service.next_deadline`."""
+        due = self._look_again if self._waits_for_room else self._controller.next_deadline()
+        late = None if self._host is None else self._host.next_deadline()
+        return late if due is None else due if late is None else min(due, late)
+
+    def ticked(self, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.ticked`."""
+        late = list(self._host.tick(now)) if self._host is not None else []
+        return [*late, *self._ticked(now)]
+
+    def _ticked(self, now: float) -> Iterable[Outgoing]:
+        if not self._waits_for_room:
+            return self._carried_out(self._controller.tick(now))
+        # no lease ends while its ack waits
+        assert self._journaling is not None
+        if self._journaling.find_room():
+            self._look_again = now
+            return list(self._serve_aside())
+        self._look_again = now + LOOK_SECONDS
+        return ()
+
+    def _begin(self, work: Work) -> None:
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(outcome: Any) -> None:
+            call_soon(lambda: self._carried_out(self._controller.worked(work.number, outcome, time.monotonic())))
+
+        self._worker.begin(work.run, done)
+
+    def _write(self, write: WriteState) -> Iterable[Outgoing]:
+        """Writes the state of now in a forked child, while service goes on."""
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(trouble: str | None) -> Iterable[Outgoing]:
+            return self._carried_out(self._controller.state_written(write.name, trouble, time.monotonic()))
+
+        def soon(function: Callable[[], Any]) -> None:
+            call_soon(function)
+
+        try:
+            StateWriter(soon).begin(self._states.path(write.name), write.tree, done, sync=False)
+        except OSError as error:
+            return done(str(error))
+        return ()
+
+    def _read(self, read: ReadState) -> None:
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(tree: Any) -> None:
+            now = time.monotonic
+            call_soon(lambda: self._carried_out(self._controller.state_read(read.client, read.sequence, tree, now())))
+
+        self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
+
+    def _use_sampler(self, peer: int, sequence: int, samplers: SamplerFiles, name: str) -> None:
+        """Reads a user's code, which may import for seconds, beside the loop."""
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def taken(outcome: Any) -> list[Outgoing]:
+            if isinstance(outcome, BaseException):
+                words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
+                return [self.answer(peer, sequence, Failure("SamplerError", words))]
+            self._replace(outcome)
+            met = self._carried_out(self._controller.use_sampler(core_sampler(outcome)))
+            return [self.answer(peer, sequence, Done()), *met]
+
+        self._worker.begin(lambda: samplers.take(name), lambda outcome: call_soon(lambda: taken(outcome)))
+
+    def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
+        return list(self._outgoing(effects))
+
+    def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
+        for effect in effects:
+            if isinstance(effect, Send):
+                yield self.answer(effect.peer, effect.sequence, effect.reply)
+            elif isinstance(effect, Work):
+                self._begin(effect)
+            elif isinstance(effect, AskSampler):
+                assert self._host is not None
+                self._host.ask(effect.number, effect.call, effect.shown)
+            elif isinstance(effect, WriteState):
+                yield from self._write(effect)
+            elif isinstance(effect, ReadState):
+                self._read(effect)
+            elif isinstance(effect, RemoveState):
+                self._states.remove(effect.name)
+            elif isinstance(effect, ForgetState):
+                self._worker.begin(partial(self._states.forget, effect.file), _nothing)
+            elif isinstance(effect, Release):
+                self._worker.begin(partial(release, effect.partitions), _nothing)
+            elif isinstance(effect, FreeExtents):
+                unit = self._controller.unit_peers.get(effect.unit)
+                if unit is not None:
+                    yield self.demand(unit, Free(effect.extents))
+            elif isinstance(effect, TellUnit):
+                unit = self._controller.unit_peers.get(effect.unit)
+                if unit is not None:
+                    yield self.demand(unit, effect.request)
+            elif isinstance(effect, RefuseLeases):
+                unit = self._controller.unit_peers.get(effect.unit)
+                if unit is not None:
+                    yield self.demand(unit, Refuse(effect.words))
+
+
+def _nothing(outcome: object) -> None:
+    """Ignore the result of the worker."""
+
+
+def core_sampler(made: AnyMade) -> AnySampler:
+    """Return the sampler as the core uses it: a built-in sampler itself, a `UserSampler` for one in a process."""
+    return UserSampler(HostedRunner(made.facts)) if isinstance(made, SamplerHost) else made

@@ -1,0 +1,195 @@
+"""What a controller records goes into its journal before anybody is answered; now and then a snapshot is taken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.events.records import AnyRecord, StateLoaded
+from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
+from transfer_queue.journal.segment import Clock
+from transfer_queue.metrics.snapshot import JournalMeasures
+from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
+from transfer_queue.node.controller.state_writer import Done
+
+SNAPSHOT_RECORDS = 20_000  # since the last one, which take a third of a second to replay
+MOST_RECORDS = 100_000  # after which there is no rest between snapshots
+SNAPSHOT_BYTES = 32 << 20
+REST = 10.0  # times as long as the last snapshot took
+FAILED_SECONDS = 30.0  # after a snapshot that failed, until it is tried again
+EACH = 8  # of so many commits that do not wait for the disk one is measured: the clock would be a part of their cost
+
+logger = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """Writes states to files, as `node.controller.state_writer.StateWriter`."""
+
+    @property
+    def busy(self) -> bool:
+        """A state is being written."""
+
+    def begin(self, path: Path, tree: Callable[[], Any], done: Done, sync: bool) -> None:
+        """Begins to write."""
+
+
+class Journaling:
+    """The journal of one controller.
+
+    `commit` is what `net.server.server_loop.Server` asks before it lets anything leave. After it there is room on the
+    disk for what comes next, or there is `trouble`: then nothing that changes the state should be begun, while what is
+    asked of it can be answered, as all of it is written down. trouble: why the journal cannot be written, None while
+    it can.
+    """
+
+    def __init__(self, controller: Controller, journal: Journal, clock: Clock, sync: bool) -> None:
+        self.trouble: str | None = None
+        self._controller = controller
+        self._journal = journal
+        self._clock = clock
+        self._sync = sync
+        self._writer: Writer | None = None
+        self._behind = False  # the last commit failed
+        self._troubled_at = 0.0
+        self._next_try = 0.0  # of a snapshot
+        self._begun = 0.0  # the one that is being written
+        self._failing = False  # the last one did
+        self._covered = (0, 0)  # records and bytes of the journal that the last snapshot has made needless
+        self._snapshot_at = time.monotonic()
+        self._commits = Histogram(LOOP_BOUNDS)
+        self._commits_so_far = 0
+        self._last_commit = 0.0
+        self._failures = 0
+        self.find_room()
+        self._count()
+
+    def attach(self, writer: Writer) -> None:
+        """Says who writes snapshots. From now on they are taken."""
+        self._writer = writer
+
+    def commit(self) -> bool:
+        """Writes down what happened since the last call; False where that cannot be done."""
+        records = self._controller.take_records()
+        began = 0.0
+        if records:
+            self._commits_so_far += 1
+            if self._sync or self._commits_so_far % EACH == 1:
+                began = time.monotonic()
+            self._journal.append(records)
+        try:
+            self._journal.commit()
+        except OSError as error:
+            self._behind = True
+            self._failed(error)
+            return False
+        if began:
+            self._committed(began)
+        if records or self._behind:
+            self._behind = False
+            self.find_room()
+            self._count()
+        if records and self.trouble is None and self._is_due() and not _loads(records):
+            self._snapshot()
+        return True
+
+    def _committed(self, began: float) -> None:
+        ended = time.monotonic()
+        self._last_commit = ended - began
+        self._commits.note(self._last_commit)
+        if self._last_commit >= NOTEWORTHY:
+            self._controller.load.longest.note("commit", self._last_commit, ended)
+
+    def measures(self) -> JournalMeasures:
+        """For metrics."""
+        records, nbytes = self._journal.records - self._covered[0], self._journal.written - self._covered[1]
+        return JournalMeasures(
+            self._journal.size, records, nbytes, time.monotonic() - self._snapshot_at, self._commits.timing("commit"),
+            self._last_commit, self._failures, self.trouble is not None, self._failing,
+        )  # fmt: skip
+
+    def find_room(self) -> bool:
+        """Whether what comes next can be written down; looks at the disk."""
+        try:
+            self._journal.take_room()
+        except OSError as error:
+            self._failed(error)
+            return False
+        if self.trouble is not None and not self._behind:
+            self._works_again()
+        return True
+
+    @property
+    def snapshotting(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._writer is not None and self._writer.busy
+
+    def _count(self) -> None:
+        counters = self._controller.counters
+        counters["journal_bytes"] = self._journal.size
+        counters["journal_trouble"] = 0 if self.trouble is None else 1
+
+    def _failed(self, error: OSError) -> None:
+        self._failures += 1
+        if self.trouble is None:
+            self.trouble = (
+                f"the journal in {self._journal.folder} cannot be written: {error}. What changes anything waits until "
+                f"it can: make room there, or end the system"
+            )
+            self._controller.trouble = self.trouble
+            self._troubled_at = time.monotonic()
+            logger.error("%s", self.trouble)
+        self._count()
+
+    def _works_again(self) -> None:
+        logger.warning("the journal can be written again after %.1f s", time.monotonic() - self._troubled_at)
+        self.trouble = None
+        self._controller.trouble = ""
+        self._count()
+
+    # ------------------------------------------------------------ snapshots
+
+    def _is_due(self) -> bool:
+        records, size = self._journal.records - self._covered[0], self._journal.written - self._covered[1]
+        if records < SNAPSHOT_RECORDS and size < SNAPSHOT_BYTES:
+            return False
+        if self._writer is None or self.snapshotting:
+            return False
+        return (records >= MOST_RECORDS and not self._failing) or time.monotonic() >= self._next_try
+
+    def _snapshot(self) -> None:
+        assert self._writer is not None
+        self._begun = time.monotonic()
+        number = self._journal.rotate()
+        self.find_room()
+        covers = self._journal.records, self._journal.written
+        path = snapshot_path(self._journal.folder, number)
+        tree = partial(snapshot_of, self._controller.state, self._clock)
+        try:
+            self._writer.begin(path, tree, partial(self._written, number, covers), self._sync)
+        except OSError as error:
+            self._written(number, covers, str(error))
+
+    def _written(self, number: int, covers: tuple[int, int], error: str | None) -> None:
+        now = time.monotonic()
+        self._failing = error is not None
+        self._next_try = now + (FAILED_SECONDS if self._failing else REST * (now - self._begun))
+        if error is not None:
+            logger.error("no snapshot could be written to %s: %s; the journal grows on", self._journal.folder, error)
+            return
+        self._covered = covers
+        self._snapshot_at = self._begun
+        try:
+            self._journal.forget_before(number)
+        except OSError as failure:
+            logger.error("old files of the journal cannot be removed: %s", failure)
+        self._count()
+
+
+def _loads(records: Sequence[AnyRecord]) -> bool:
+    """Whether a checkpoint was loaded in this turn of the loop, which a fork would make longer than others may wait."""
+    return any(isinstance(record, StateLoaded) for record in records)

@@ -1,0 +1,1 @@
+"""What every server process does: its life, its log, its service."""

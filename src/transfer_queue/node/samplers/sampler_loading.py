@@ -1,0 +1,109 @@
+"""Makes the controller's sampler: a built-in one in this process, a user's in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union
+
+from transfer_queue.config.settings import Settings
+from transfer_queue.errors import SamplerError
+from transfer_queue.node.samplers.sampler_host import SamplerHost
+from transfer_queue.node.samplers.sampler_process import LoadSampler
+from transfer_queue.node.system.sampler_transfer import PickledSampler, load
+from transfer_queue.sampler import BUILT_IN
+from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.factory import sampler_from
+from transfer_queue.sampler.sampler_wrapper import built_in
+
+AnyMade = Union[BaseSampler, SamplerHost]
+OURS = "transfer_queue.sampler"
+
+
+class _NotOurs(Exception):
+    """A pickle needs code of another package."""
+
+
+class _OursAlone(pickle.Unpickler):
+    """Loads instances and classes of the built-in samplers, and runs no other code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != OURS and not module.startswith(f"{OURS}."):
+            raise _NotOurs
+        return super().find_class(module, name)
+
+
+@dataclass(frozen=True)
+class SamplerLoading:
+    """How samplers are made. isolated: whether a user's sampler gets a process of its own.
+
+    seconds: time limit of one call; start_seconds: time limit to load a sampler. log: the log file of that process.
+    None: it writes to the stderr of this process.
+    """
+
+    isolated: bool
+    seconds: float
+    start_seconds: float
+    allow_pickle: bool
+    log: Path | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, log: Path) -> SamplerLoading:
+        """Return the loading that the settings define."""
+        isolated = settings.sampler_isolation == "process"
+        return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle, log)
+
+    def from_settings(self, settings: Settings, pickled: PickledSampler | None) -> AnyMade:
+        """Return the sampler of a system that starts. Raises the error that the user's code raises."""
+        if pickled is not None:
+            return self.from_pickle(pickled, settings.sampler_args)
+        if settings.sampler is None:
+            raise SamplerError("the settings do not name a sampler, and no object was passed; pass one to the launcher")
+        if self.isolated and not _named_ours(settings.sampler, settings.sampler_args):
+            return self._isolated(None, settings.sampler, settings.sampler_args)
+        return _made(settings.sampler, settings.sampler_args)
+
+    def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
+        """Return a sampler that was sent as an object or a class. Raises the error that the user's code raises."""
+        if self.isolated and _named_ours(None, args or {}):
+            try:
+                made = _made(_OursAlone(io.BytesIO(pickled.pickled)).load(), args or {})
+                if built_in(made):
+                    return made
+            except _NotOurs:
+                pass
+        if self.isolated:
+            return self._isolated(pickled, None, args or {})
+        return _made(load(pickled), args or {})
+
+    def _isolated(self, pickled: PickledSampler | None, name: str | None, args: dict[str, Any]) -> AnyMade:
+        log = None if self.log is None else str(self.log)
+        order = LoadSampler(pickled, name, args, None, self.allow_pickle, log)
+        host = SamplerHost(order, self.seconds, self.start_seconds)
+        if not host.facts.built_in:
+            return host
+        host.stop()
+        return _made(name if pickled is None else load(pickled), args)
+
+
+INLINE = SamplerLoading(isolated=False, seconds=30.0, start_seconds=30.0, allow_pickle=True)
+
+
+def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
+    """Whether all names in these settings are names of built-in samplers."""
+    inner = args.get("inner")
+    if isinstance(inner, Mapping):
+        if not _named_ours(str(inner.get("sampler")), inner.get("sampler_args") or {}):
+            return False
+    elif inner is not None and inner not in BUILT_IN:
+        return False
+    return name is None or name in BUILT_IN
+
+
+def _made(value: object, args: dict[str, Any]) -> BaseSampler:
+    made = sampler_from(value, args)
+    assert isinstance(made, BaseSampler)  # or sampler_from has raised
+    return made

@@ -1,0 +1,1 @@
+"""A system on one node: its folder, locks and processes, and how it is started."""

@@ -1,0 +1,443 @@
+"""Starts, finds and ends systems on this machine.
+
+`start_local` gives the running system of a name, or starts it: under a lock, so that of many simultaneous
+calls one starts and the others get the same. The starter's death ends the system, in whatever way it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+import msgspec
+
+from transfer_queue.config import environment as environment_of
+from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
+from transfer_queue.net.session import Target
+from transfer_queue.net.tls_contexts import client_context
+from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
+from transfer_queue.node.system.client_liveness import Presence
+from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
+from transfer_queue.node.system.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir
+from transfer_queue.node.system.store_process import told
+from transfer_queue.storage.stores.base import StoreAddress
+
+if TYPE_CHECKING:
+    import ssl
+
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
+END_SECONDS = 10.0  # for a supervisor to end once it was asked to, or for its orphans once it was killed
+
+_ADDRESS = "TQ_ADDRESS"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # not left as our starter has them
+_FIRST_FREE = 10  # descriptors from here on are not among those that the supervisor is started with
+
+logger = logging.getLogger(__name__)
+
+
+class RunningSystem:
+    """A system that runs, as seen from one process.
+
+    name, folder: see `paths`. controller: where it listens. node: see `Description`. key: never to be shown. logs,
+    states: the folders of the servers' logs, and of state files. owned: this very process has started it, and its end
+    ends it. new: whether the call that returned this object has started the system. conf: the merged conf, in the
+    process that started the system.
+    """
+
+    new = False
+    conf: Any = None
+
+    def __init__(
+        self, system: SystemFolder, description: Description, key: bytes, owner: int | None = None,
+        environment: MutableMapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.name = system.name
+        self.folder = system.folder
+        self.logs = system.logs
+        self.states = system.states
+        self.controller = description.address
+        self.node = description.node
+        self.shares_states = not description.is_outpost
+        self.key = key
+        self.description = description
+        self._system = system
+        self._described = system.describes()
+        self._owner = owner
+        self._environment = environment
+
+    def __repr__(self) -> str:
+        return f"<system {self.name} at {self.folder}, {self.describe()}>"
+
+    @functools.cached_property
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections to other nodes use; None: nothing. InvalidArgumentError where its files cannot be read."""
+        return client_context(self.description.tls)
+
+    @property
+    def store(self) -> StoreAddress | None:
+        """Where processes of this node reach the system's external store; None where it is the same on all nodes."""
+        with contextlib.suppress(OSError):
+            return told(self._system)
+        return None
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process started the system; a forked child of the starter did not."""
+        return self._owner == os.getpid()
+
+    def describe(self) -> str:
+        """Whose it is: "started by pid 123 (python train.py) of user x at 2026-01-31 12:00:00"."""
+        its = self.description
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started_at))
+        return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
+
+    def with_other_settings(self, differing: list[str]) -> str:
+        """Return a message that the system runs with other settings than requested, and what to do.
+
+        differing: a phrase for each setting, see `config.loading.differences`.
+        """
+        listed = "".join(f"\n  {each}" for each in differing)
+        return (
+            f"the system {self.name!r}, {self.describe()}, runs with other settings than requested:{listed}\n"
+            f"The settings in force stay. To start a system of your own, give it another name (system.name, or "
+            f"TQ_SYSTEM). To replace this one, stop it first (`tq stop --name {self.name}`)"
+        )
+
+    def log_of(self, target: Target) -> str:
+        """The log of ("controller", 0) or ("unit", n); "" where there is none, or where it is about to be removed."""
+        if self.description.is_outpost:  # units have other numbers here, and the controller is elsewhere
+            return ""
+        log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
+        # servers whose supervisor was killed take all files along; one that ends its system itself hides it first
+        doomed = self._system.description.exists() and self._supervisor_gone()
+        return str(log) if log.exists() and not doomed else ""
+
+    def _supervisor_gone(self) -> bool:
+        with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:
+            return supervisor.gone()
+
+    def presence(self, client_id: str) -> Presence | None:
+        """Says to this system's controllers that a client of this process lives; None where that cannot be said.
+
+        To one on another node its connections say so.
+        """
+        if self.description.is_outpost:
+            return None
+        try:
+            return Presence(self._system.clients, client_id)
+        except OSError as error:
+            logger.warning("this client cannot say that it lives, and seems gone while it is silent: %s", error)
+            return None
+
+    def alive(self) -> bool:
+        """Whether the system can be used; not so either when a later one of its name has taken its place."""
+        return self._system.description.exists() and is_alive(self._system.alive) and self._ours()
+
+    def is_there(self) -> bool:
+        """Whether nobody has ended the system, as far as one look at a file tells, which takes two microseconds.
+
+        False for one that is about to end; true for one that was killed whole.
+        """
+        return self._system.describes() == self._described
+
+    def stop(self, timeout: float = STOP_SECONDS) -> None:
+        """Ends the system, whoever started it; returns when no process and no file of it is left.
+
+        After a crash the end of the dead server's log is logged here, before the logs are removed too. A supervisor
+        that does not end in time is killed; its servers then end by themselves. Idempotent. WaitTimeoutError if even
+        then some process remains.
+        """
+        self._withdraw_address()
+        supervisor = processes.Process(self.description.pid, self.description.started)
+        with Liveness(self._system.alive) as liveness:
+            if not self._ours():
+                supervisor.reap()
+                supervisor.close()
+                return
+            try:
+                # a supervisor that ends its system hides it first
+                ended = not self._system.description.exists()
+                supervisor.signal(signal.SIGTERM)
+                if not supervisor.wait(timeout):
+                    logger.error("the supervisor of %s does not end within %g s and is killed", self.name, timeout)
+                    supervisor.signal(signal.SIGKILL)
+                    supervisor.wait(END_SECONDS)
+                supervisor.reap()
+                if not liveness.wait(END_SECONDS):
+                    raise WaitTimeoutError(f"Timeout: a process of system {self.name} does not end; see {self.logs}")
+                if ended and self.logs.exists():
+                    logger.error("system %s ended before it was closed:\n%s", self.name, log_tails(self._system))
+            finally:
+                supervisor.close()
+        self._sweep()
+
+    def leave(self) -> None:
+        """This process does not use the system any more, which goes on."""
+
+    def _ours(self) -> bool:
+        """Whether what lies in the folder is this system, and no later one of its name."""
+        try:
+            return self._system.read_key() == self.key
+        except AttachError:
+            # after a crash, or in the middle of an end, the key is gone and a later system would have one
+            return self._system.identity() is not None
+
+    def _sweep(self) -> None:
+        if self._system.identity() is None:
+            return
+        with StartLock(self._system.lock, END_SECONDS):
+            if self._ours() and not is_alive(self._system.alive):
+                self._system.sweep()
+
+    def _withdraw_address(self) -> None:
+        environment = self._environment
+        if environment is not None and self.owned and environment.get(_ADDRESS) == str(self.folder):
+            del environment[_ADDRESS]
+
+
+def find(system: str | None = None) -> RunningSystem | None:
+    """The running system of this name, or in this folder (an absolute path); None if there is none.
+
+    None stands for TQ_ADDRESS, else TQ_SYSTEM, else the user's default. AttachError if there is one that is not to
+    be trusted: its folder or key is another user's.
+    """
+    return _find(_folder_of(system))
+
+
+def _folder_of(system: str | None) -> SystemFolder:
+    if system is None:
+        system = environment_of.address() or environment_of.system_name() or DEFAULT_NAME
+    if os.path.isabs(system):
+        return SystemFolder(Path(system))
+    return SystemFolder.of(system)
+
+
+def _find(system: SystemFolder) -> RunningSystem | None:
+    if system.identity() is None:
+        return None
+    system.check_private()
+    description = system.read_description()
+    if description is None or not is_alive(system.alive):
+        return None
+    try:
+        key = system.read_key()
+    except AttachError:
+        if system.description.exists():
+            raise
+        return None  # it ended this moment
+    return RunningSystem(system, description, key)
+
+
+def start_local(
+    system: str | None,
+    config: dict[str, Any],
+    sampler: object | None = None,
+    detached: bool = False,
+    timeout: float = START_SECONDS,
+    environment: MutableMapping[str, str] | None = None,
+    heirs: float = 0.0,
+    seat: launcher_protocol.Seat = launcher_protocol.HERE,
+    key: bytes | None = None,
+) -> RunningSystem:
+    """The running system of this name (None: TQ_SYSTEM, else the user's default); started if there is none.
+
+    config: JSON values, what attaching clients get; `config["settings"]` is `Settings.to_json()`. sampler: an object
+    or class that the settings do not name, or one that was pickled elsewhere. detached: it outlives this process.
+    timeout: seconds until it must be up. environment: gets TQ_ADDRESS while this process owns the system
+    (`os.environ`, so that its children attach). heirs: for so many seconds after the death of this process another
+    may take its place (`take_over`); the supervisor is then nobody's child, as some end their children when they die.
+    seat: in a system of several nodes; key: of the system, where its controller is on another.
+
+    StartError with the server's traceback or the end of the logs; nothing is left of the attempt.
+    """
+    sampler_transfer.refuse_while_loading()
+    limit = time.monotonic() + timeout
+    folder = SystemFolder.of(system or environment_of.system_name() or DEFAULT_NAME)
+    with StartLock(folder.lock, timeout):
+        found = _find(folder)
+        if found is not None:
+            return found
+        with Liveness(folder.alive) as liveness:  # one that is about to end
+            if not liveness.wait(max(0.0, limit - time.monotonic())):
+                raise StartError(f"the system in {folder.folder} is ending and does not end; see {folder.logs}")
+        folder.sweep()
+        pickled = sampler is None or isinstance(sampler, sampler_transfer.PickledSampler)
+        message: Any = sampler if pickled else sampler_transfer.dump(sampler)
+        seconds = max(0.1, limit - time.monotonic())
+        started = _start(folder, config, message, detached, seconds, environment, heirs, seat, key)
+    if environment is not None and not detached:
+        environment[_ADDRESS] = str(folder.folder)
+    return started
+
+
+def sweep_killed(prefix: str) -> None:
+    """Removes what killed systems have left whose names begin so, and that no later one will be called."""
+    for path in runtime_dir().glob(f"{prefix}*"):
+        folder = SystemFolder(path)
+        if folder.identity() is None:
+            continue
+        # whoever starts one holds its lock until it lives
+        with contextlib.suppress(StartError, AttachError, OSError), StartLock(folder.lock, 0.0):
+            if not is_alive(folder.alive):
+                folder.sweep()
+
+
+def _start(
+    folder: SystemFolder, config: dict[str, Any], sampler: sampler_transfer.PickledSampler | None, detached: bool,
+    seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.Seat,
+    key: bytes | None,
+) -> RunningSystem:  # fmt: skip
+    key = folder.create(key)
+    identity = folder.identity()
+    assert identity is not None
+    supervisor: processes.Process | None = None
+    try:
+        channel, pid = _spawn(folder)
+        supervisor = processes.Process(pid, None)
+        with channel:
+            message = launcher_protocol.Start(
+                folder=str(folder.folder),
+                identity=identity,
+                config=msgspec.json.encode(config).decode(),
+                key=key,
+                sampler=sampler,
+                starter_pid=os.getpid(),
+                starter_started=processes.start_time(os.getpid()),
+                starter_command=processes.command(),
+                starter_user=processes.user(),
+                detached=detached,
+                seconds=seconds,
+                heirs=heirs,
+                seat=seat,
+            )
+            _converse(folder, channel, message, seconds)
+        description = folder.read_description()
+        if description is None:
+            raise StartError(f"the system in {folder.folder} ended as soon as it was up; {log_tails(folder)}")
+    except BaseException:
+        if supervisor is not None:
+            _abandon(supervisor, folder)
+        folder.sweep()
+        raise
+    finally:
+        if supervisor is not None:
+            supervisor.close()
+    started = RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
+    started.new = True
+    return started
+
+
+def take_over(system: str) -> RunningSystem | None:
+    """The running system of this name, whose starter has died, as this process's own; None where it does not run."""
+    folder = SystemFolder.of(system)
+    found = _find(folder)
+    if found is None:
+        return None
+    folder.inherit(os.getpid(), processes.start_time(os.getpid()))
+    return RunningSystem(folder, found.description, found.key, os.getpid())
+
+
+def _converse(folder: SystemFolder, channel: socket.socket, message: launcher_protocol.Start, seconds: float) -> None:
+    """Tells the supervisor what to start, and waits until it has. StartError if it has not."""
+    try:
+        launcher_protocol.send(channel, message, seconds)
+        # the supervisor keeps to the time; what it has to say about a failure may come a little later
+        reply = launcher_protocol.receive(
+            channel, Union[launcher_protocol.Started, launcher_protocol.Failed], seconds + END_SECONDS
+        )
+    except TimeoutError as error:
+        raise StartError(f"the system {folder.name} was not up within {seconds:.1f} s.\n{log_tails(folder)}") from error
+    except (EOFError, OSError) as error:
+        raise StartError(f"the supervisor of system {folder.name} has ended.\n{log_tails(folder)}") from error
+    if isinstance(reply, launcher_protocol.Failed):
+        raise StartError(f"the system {folder.name} could not be started: {reply.reason}")
+    for warning in reply.warnings:
+        logger.warning("%s", warning)
+
+
+def _abandon(supervisor: processes.Process, folder: SystemFolder) -> None:
+    """Ends a supervisor that has not brought its system up."""
+    with Liveness(folder.alive) as liveness:
+        supervisor.signal(signal.SIGTERM)
+        if not supervisor.wait(END_SECONDS):
+            supervisor.signal(signal.SIGKILL)
+            supervisor.wait(END_SECONDS)
+        supervisor.reap()
+        liveness.wait(END_SECONDS)
+
+
+def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
+    """Starts the supervisor; returns our end of its pipe and its pid."""
+    python = sys.executable or shutil.which("python3")
+    if not python:
+        raise StartError("the path of the Python interpreter is not known (sys.executable is empty)")
+    ours, theirs = socket.socketpair()
+    held: list[int] = []
+    try:
+        with theirs:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            log = os.open(folder.log("supervisor"), flags, 0o600)
+            held.append(log)
+            # above those that they become, so that none is overwritten before it was copied
+            held += [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for file in (log, theirs.fileno())]
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, held[1], 1),
+                (os.POSIX_SPAWN_DUP2, held[1], 2),
+                (os.POSIX_SPAWN_DUP2, held[2], 3),
+            ]
+            arguments = [python, "-m", "transfer_queue.node.supervisor"]
+            pid = os.posix_spawn(
+                python, arguments, _environment(), file_actions=actions, setsigmask=(), setsigdef=_SIGNALS
+            )
+    except OSError as error:
+        ours.close()
+        raise StartError(f"the supervisor cannot be started with {python}: {error}") from error
+    finally:
+        for file in held:
+            os.close(file)
+    return ours, pid
+
+
+_HUGE_PAGES = "glibc.malloc.hugetlb"  # memory in huge pages makes the fork of a large state several times as fast
+
+
+def _environment() -> dict[str, str]:
+    """The supervisor's: it imports this very package, nothing from the current folder, and computes on one thread."""
+    environment = dict(os.environ)
+    spec = importlib.util.find_spec("transfer_queue")
+    assert spec is not None
+    assert spec.origin is not None
+    path = [str(Path(spec.origin).parent.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    environment["PYTHONSAFEPATH"] = "1"
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if _HUGE_PAGES not in tunables:
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))
+    environment.pop(_ADDRESS, None)
+    return environment
+
+
+def log_tails(folder: SystemFolder, lines: int = 30) -> str:
+    """The ends of all logs of a system."""
+    texts = []
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.logs.glob("*.log")):
+            with open(path, encoding="utf-8", errors="replace", opener=no_link) as file:
+                text = file.read().splitlines()[-lines:]
+            texts.append("\n".join([f"--- {path}", *text]))
+    return "\n".join(texts) or "It has left no log."

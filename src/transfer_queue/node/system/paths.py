@@ -1,0 +1,355 @@
+"""The folder of a system: what lies where, who may look, and how it is removed.
+
+    <runtime dir>/<name>/         0700, this user's
+        key                       0600, 32 random bytes; who can read it may use the system
+        system.json               `Description`; there exactly while the system can be used
+        heir                      the process that took the place of the starter, where one did
+        alive                     locked by every process of the system (`node.system.locks`)
+        arena                     link to the folder of the arenas, which is best in memory
+        disk                      link to that of arenas on disk, where there are some (`node.unit.disk_tier`)
+        journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
+        clients/                  locks of the clients that live (`node.system.client_liveness`)
+        slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
+        states/                   states of the controller, while clients save or load (`node.controller.state_files`)
+        samplers/                 samplers that came to a running system (`node.samplers.sampler_files`)
+        controller.sock, unit-0.sock
+        logs/                     supervisor.log, controller.log, unit-0.log; sampler.log of a user's sampler
+    <runtime dir>/.<name>.lock    while somebody starts or removes the system
+
+A folder that another user owns, or could look into, is refused. Nothing here starts or ends a process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue.config import environment
+from transfer_queue.errors import AttachError, StartError
+from transfer_queue.messages import PROTOCOL_VERSION, UNREADABLE
+from transfer_queue.net.drivers.connection import MAX_PATH
+
+DEFAULT_NAME = "default"
+KEY_BYTES = 32
+ARENA_PREFIX = "transfer_queue-"
+DISK_PREFIX = "transfer_queue-disk-"
+OWNER = "system"  # in a folder of arenas: a link to the folder of the system that made it
+
+_Heir = tuple[int, int | None]  # pid, and see `processes.start_time`
+_LONGEST = "controller.sock"  # of the sockets in the folder, up to a million units
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What system.json says. Times are seconds since 1970; started: see `processes.start_time`.
+
+    node: which of the system's nodes this folder is on, "" where it has but one. controller: the path of its socket, or
+    its "host:port" where the controller is on another node. remote: "host:port" where the controller of this folder
+    listens for other nodes; "" where it does not. tls: `Settings.tls`, for connections to other nodes.
+    """
+
+    name: str
+    pid: int
+    started: int | None
+    starter_pid: int
+    starter_command: str
+    starter_user: str
+    started_at: float
+    detached: bool
+    folder: str
+    logs: str
+    controller: str
+    protocol: int = PROTOCOL_VERSION
+    node: str = ""
+    remote: str = ""
+    tls: dict[str, str] | None = None
+
+    @property
+    def is_outpost(self) -> bool:
+        """Whether the system's controller is on another node."""
+        return not os.path.isabs(self.controller)
+
+    @property
+    def address(self) -> str | tuple[str, int]:
+        """Where the controller listens."""
+        return host_and_port(self.controller) if self.is_outpost else self.controller
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of "host:port"."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def runtime_dir() -> Path:
+    """The folder in which this user's systems live, made if missing.
+
+    TQ_RUNTIME_DIR; else `transfer_queue` in the user's runtime folder /run/user/<uid>; else a folder of the user's
+    among the temporary files. StartError if others could put things there in our name.
+    """
+    asked = environment.runtime_dir()
+    if asked is not None:
+        folder = Path(asked)
+    elif _is_ours(Path(f"/run/user/{os.geteuid()}")):
+        folder = Path(f"/run/user/{os.geteuid()}/transfer_queue")
+    else:
+        import tempfile  # which takes a megabyte of each server
+
+        folder = Path(tempfile.gettempdir()) / f"transfer_queue-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise StartError(f"the runtime folder {folder} cannot be used: {error}; set TQ_RUNTIME_DIR") from error
+    others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (0, os.geteuid()) or others_write:
+        raise StartError(
+            f"the runtime folder {folder} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so "
+            f"that others could change it; make it yours with mode 700, or set TQ_RUNTIME_DIR to one that is"
+        )
+    return folder
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+class SystemFolder:
+    """The paths of one system. Its folder need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.key = folder / "key"
+        self.description = folder / "system.json"
+        self.heir = folder / "heir"
+        self.alive = folder / "alive"
+        self.arena = folder / "arena"
+        self.disk = folder / "disk"
+        self.logs = folder / "logs"
+        self.journal = folder / "journal"
+        self.clients = folder / "clients"
+        self.states = folder / "states"
+        self.samplers = folder / "samplers"
+        self.controller = folder / "controller.sock"
+
+    @classmethod
+    def of(cls, name: str) -> SystemFolder:
+        """The folder of the system with this name, in the runtime folder."""
+        return cls(runtime_dir() / name)
+
+    @property
+    def lock(self) -> Path:
+        """What is locked while the system is started or removed; no name of a system begins with a dot."""
+        return self.folder.with_name(f".{self.name}.lock")
+
+    def unit(self, number: int) -> Path:
+        """The socket of a storage unit."""
+        return self.folder / f"unit-{number}.sock"
+
+    @property
+    def store(self) -> Path:
+        """Where it says what external store it has."""
+        return self.folder / "store.json"
+
+    def slots(self, number: int) -> Path:
+        """The folder of slot locks of a storage unit."""
+        return self.folder / f"slots-{number}"
+
+    def log(self, server: str) -> Path:
+        """The log of "supervisor", "controller" or "unit-0"."""
+        return self.logs / f"{server}.log"
+
+    def crash(self) -> str:
+        """Return a phrase that says where the logs of the last system in this folder are if it crashed, else ""."""
+        crashed = self.logs.is_dir() and not self.key.exists()  # see `remove_all_but_logs`
+        return f" (the last one crashed; its logs are in {self.logs})" if crashed else ""
+
+    # ------------------------------------------------------------ making
+
+    def create(self, key: bytes | None = None) -> bytes:
+        """Makes the folder with those in it and a key, a new one or this, and returns it. Nothing may be there yet."""
+        longest = len(os.fsencode(self.folder / _LONGEST))
+        if longest > MAX_PATH:
+            raise StartError(
+                f"sockets in {self.folder} would have paths of {longest} bytes, the system's limit is {MAX_PATH}: set "
+                "TQ_RUNTIME_DIR to a folder with a shorter path, or choose a shorter name for the system"
+            )
+        try:
+            self.folder.mkdir(mode=0o700)
+            self.logs.mkdir(mode=0o700)
+            self.clients.mkdir(mode=0o700)
+            self.states.mkdir(mode=0o700)
+            self.samplers.mkdir(mode=0o700)
+            key = key or secrets.token_bytes(KEY_BYTES)
+            _write(self.key, key)
+        except OSError as error:
+            raise StartError(f"the system's folder {self.folder} cannot be made: {error}") from error
+        return key
+
+    def create_arena_folder(self, parent: Path) -> Path:
+        """Makes a folder for arenas under `parent`; the link to it comes first, so that it is found and swept."""
+        return self._create_linked(self.arena, parent, ARENA_PREFIX)
+
+    def create_offload_folder(self, parent: Path) -> Path:
+        """The same for arenas on disk."""
+        return self._create_linked(self.disk, parent, DISK_PREFIX)
+
+    def _create_linked(self, link: Path, parent: Path, prefix: str) -> Path:
+        folder = parent / f"{prefix}{os.geteuid()}-{self.name}-{secrets.token_hex(4)}"
+        link.symlink_to(folder)
+        folder.mkdir(mode=0o700)
+        (folder / OWNER).symlink_to(self.folder.absolute())
+        return folder
+
+    def describe(self, description: Description) -> None:
+        """Writes system.json, whole or not at all: from now on the system is found."""
+        draft = self.description.with_suffix(".new")
+        _write(draft, msgspec.json.encode(description))
+        draft.replace(self.description)
+
+    def inherit(self, pid: int, started: int | None) -> None:
+        """Says that this process takes the place of the system's starter, which has died or is about to."""
+        draft = self.heir.with_suffix(f".{pid}")
+        _write(draft, msgspec.json.encode((pid, started)))
+        draft.replace(self.heir)
+
+    # ------------------------------------------------------------ reading
+
+    def describes(self) -> tuple[int, int] | None:
+        """Which system.json is there, as its inode and when it was made; None where there is none."""
+        try:
+            found = os.stat(self.description, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def read_heir(self) -> _Heir | None:
+        """The process that took the place of the starter, see `inherit`; None where none did."""
+        try:
+            with open(self.heir, "rb", opener=no_link) as file:
+                heir: _Heir = msgspec.json.decode(file.read(), type=_Heir)
+                return heir
+        except FileNotFoundError:
+            return None
+
+    def check_private(self) -> None:
+        """AttachError unless the folder is this user's alone, and no link."""
+        try:
+            found = self.folder.lstat()
+        except OSError as error:
+            raise AttachError(f"there is no system at {self.folder}: {error}") from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise AttachError(
+                f"{self.folder} is no private folder of this user (owner {found.st_uid}, mode "
+                f"{stat.filemode(found.st_mode)}); it is not trusted: remove it, or choose another name"
+            )
+
+    def read_key(self) -> bytes:
+        """The system's key. AttachError if it is not there, or not this user's alone."""
+        key = _read_private(self.key)
+        if len(key) != KEY_BYTES:
+            raise AttachError(f"{self.key} has {len(key)} bytes and {KEY_BYTES} are a key; start the system anew")
+        return key
+
+    def read_description(self) -> Description | None:
+        """What system.json says, None if there is none: no system, or one that starts or ends."""
+        if not self.description.exists():
+            return None
+        content = _read_private(self.description)
+        try:
+            return msgspec.json.decode(content, type=Description)
+        except UNREADABLE as error:
+            raise AttachError(f"{self.description} cannot be read ({error}); start the system anew") from error
+
+    # ------------------------------------------------------------ removing
+
+    def identity(self) -> tuple[int, int] | None:
+        """What tells this folder from a later one at the same path; None if there is none."""
+        try:
+            found = self.folder.lstat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def remove(self) -> None:
+        """Removes everything of the system at once to the eye of others. No process of it may need it any more."""
+        self.remove_arenas()
+        gone = self.folder.with_name(f".{self.name}.{secrets.token_hex(4)}.gone")
+        try:
+            self.folder.rename(gone)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def remove_all_but_logs(self) -> None:
+        """What `remove` does, but for the logs, which say why the system ended."""
+        self.remove_arenas()
+        for path in self.folder.iterdir():
+            if path not in (self.logs, self.alive):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        self.alive.unlink(missing_ok=True)
+
+    def remove_arenas(self) -> None:
+        """Removes the folders of the arenas, if they are such as `create_arena_folder` and the like make."""
+        for link, prefix in ((self.arena, ARENA_PREFIX), (self.disk, DISK_PREFIX)):
+            try:
+                folder = Path(os.readlink(link))
+                owner = folder.lstat().st_uid
+            except OSError:
+                continue
+            if owner == os.geteuid() and folder.name.startswith(f"{prefix}{os.geteuid()}-{self.name}-"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Removes what killed processes have left. To be called under the lock, when nothing of it is alive."""
+        for gone in self.folder.parent.glob(f".{self.name}.*.gone"):
+            shutil.rmtree(gone, ignore_errors=True)
+        if self.identity() is not None:
+            self.check_private()
+            self.remove()
+
+
+def no_link(path: str, flags: int) -> int:
+    """An opener of files of a system: the last name in the path is no link; what it makes is its user's alone."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _write(path: Path, content: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(file, "wb") as stream:
+        stream.write(content)
+
+
+def _read_private(path: Path) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise AttachError(f"{path} cannot be read: {error}; is the system running, and yours?") from error
+    with open(file, "rb") as stream:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise AttachError(f"{path} is not this user's alone (owner {found.st_uid}); it is not trusted")
+        return stream.read(1 << 20)
+
+
+def mount_of(folder: Path) -> tuple[str, list[str]]:
+    """Type and options of the file system that a folder lies on."""
+    best, found = "", ("unknown", [""])
+    real = os.path.realpath(folder)
+    mounts = Path("/proc/self/mounts")
+    for line in mounts.read_text("utf-8", "replace").splitlines() if mounts.exists() else ():
+        _, at, kind, options = line.split(" ")[:4]
+        at = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), at)
+        if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best):
+            best, found = at, (kind, options.split(","))
+    return found

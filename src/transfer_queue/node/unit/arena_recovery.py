@@ -1,0 +1,74 @@
+"""With what a storage unit starts: the arena and slots of the unit before it, if they are whole, else new ones.
+
+<arenas>/unit-0, or unit-0.2 after the first was lost, and so on
+<system>/slots-0/<boot id of the arena>/
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from itertools import count
+from pathlib import Path
+
+from transfer_queue.errors import AttachError
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.writer_locks import SlotFolder
+from transfer_queue.storage.unit.object_pool import Names
+
+logger = logging.getLogger(__name__)
+
+
+def take_up(
+    system: SystemFolder, number: int, arenas: Path, capacity: int | None, tier: str
+) -> tuple[Arena, SlotFolder]:
+    """Arena and slots of unit `number` of a system. capacity: of a new arena, tier: of any; see `Arena.create`.
+
+    What was lost is logged and removed.
+    """
+    slots = system.slots(number)
+    names = (f"unit-{number}" + (f".{n}" if n > 1 else "") for n in count(1))
+    for name in names:
+        folder = arenas / name
+        if not folder.exists():
+            break
+        if not any(folder.iterdir()):
+            continue  # lost before
+        try:
+            arena = Arena.reopen(folder, tier)
+        except AttachError as error:
+            logger.error("all that was stored in %s is lost: %s", folder, error)
+        else:
+            logger.info("goes on with the arena in %s: %d bytes held", folder, arena.held)
+            return arena, SlotFolder(slots / arena.boot_id)
+    if slots.exists() and folder == arenas / f"unit-{number}":
+        logger.error("all that was stored by the unit before this one is lost: %s is not there any more", folder)
+    arena = Arena.create(folder, capacity, tier)
+    shutil.rmtree(slots, ignore_errors=True)
+    for lost in arenas.glob(f"unit-{number}*"):
+        if lost != folder and lost.name.partition(".")[0] == f"unit-{number}":
+            _empty(lost)
+    return arena, SlotFolder(slots / arena.boot_id)
+
+
+def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[Names, SlotFolder]:
+    """The same for a unit whose blocks are in an external store. OSError where the folder cannot be used."""
+    folder, slots = arenas / f"unit-{number}", system.slots(number)
+    if folder.exists():
+        try:
+            names = Names.reopen(folder)
+        except AttachError as error:
+            logger.error("what was known of the store is lost: %s", error)
+            _empty(folder)
+        else:
+            return names, SlotFolder(slots / names.boot_id)
+    names = Names.create(folder)
+    shutil.rmtree(slots, ignore_errors=True)
+    return names, SlotFolder(slots / names.boot_id)
+
+
+def _empty(folder: Path) -> None:
+    """Gives the space of a lost arena back."""
+    for path in folder.iterdir():
+        path.unlink(missing_ok=True)

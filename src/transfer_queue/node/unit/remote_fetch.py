@@ -1,0 +1,95 @@
+"""Receives blocks of units on other nodes, of several at once. Blocking: a thread of a unit's process does it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import Done, ReadPieces
+from transfer_queue.net.drivers.connection import Connection
+from transfer_queue.net.session import Session, outcome
+from transfer_queue.node.system.paths import host_and_port
+from transfer_queue.storage.unit.unit_effects import Fetch
+
+if TYPE_CHECKING:
+    import ssl
+
+CALL_SECONDS = 30.0  # for one answer of another unit
+AT_ONCE = 256 << 20  # bytes of one answer
+MOST_LANES = 8  # units that are received from at once
+
+logger = logging.getLogger(__name__)
+
+
+def fetched(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
+    """Receives the blocks of an order; the numbers of those that came. key, tls: of the system.
+
+    Left out are those that were gone before they were here, or whose unit cannot be reached.
+    """
+    units = list(dict.fromkeys(block[0] for block in order.wanted))
+    good: list[int] = []
+
+    def receive(lane: list[int]) -> None:
+        for unit in lane:
+            wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
+            try:
+                good.extend(_from(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
+            except (OSError, KeyError, TransferQueueError) as error:
+                logger.warning("%d blocks of storage unit %d cannot be fetched: %s", len(wanted), unit, error)
+
+    lanes = [units[first::MOST_LANES] for first in range(min(MOST_LANES, len(units)))]
+    threads = [threading.Thread(target=receive, args=(lane,), name="fetch blocks", daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return set(good)
+
+
+def _from(
+    unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
+) -> list[int]:
+    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
+    connection = Connection(address)
+    try:
+        connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS, tls)
+        return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
+    finally:
+        connection.close()
+        session.close()
+
+
+def _receive(session: Session, connection: Connection, block: tuple[int, int, int, int], into: memoryview) -> bool:
+    """Whether a block has come, and was still what was wanted after that."""
+    unit, offset, generation, nbytes = block
+    for begin in range(0, nbytes, AT_ONCE):
+        part = into[begin : min(nbytes, begin + AT_ONCE)]
+        if not _ask(session, connection, (unit, offset, generation), [(offset + begin, part)]):
+            return False
+    return _ask(session, connection, (unit, offset, generation), [])
+
+
+def _ask(
+    session: Session, connection: Connection, block: tuple[int, int, int], parts: Sequence[tuple[int, memoryview]]
+) -> bool:
+    unit, offset, generation = block
+    starts, lengths = (
+        np.array(c, "<i8").tobytes() for c in ([at for at, _ in parts], [len(part) for _, part in parts])
+    )
+    place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
+    sequence, frame = session.begin(ReadPieces(unit, starts, lengths, *place))
+    deadline = time.monotonic() + CALL_SECONDS
+    try:
+        into = [part for _, part in parts]
+        body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
+        reply = outcome(session.answer(body).body)
+        return isinstance(reply, Done) and bool(reply.value)
+    finally:
+        session.finish(sequence)

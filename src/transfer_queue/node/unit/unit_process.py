@@ -1,0 +1,219 @@
+"""The process of a storage unit: what it is built of, and how it finds its controller again."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.config.settings import Settings
+from transfer_queue.errors import ProtocolError, TransferQueueError
+from transfer_queue.messages import DISK, MEMORY, AnyReply, Done, RegisterUnit
+from transfer_queue.net.drivers.connection import Connection
+from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.session import Session, outcome
+from transfer_queue.net.tls_contexts import client_context, server_context
+from transfer_queue.node.hosting.process_metrics import Meter
+from transfer_queue.node.hosting.service_base import Worker
+from transfer_queue.node.system.paths import SystemFolder, host_and_port
+from transfer_queue.node.system.store_process import life_of, told
+from transfer_queue.node.unit.arena_recovery import take_up, take_up_names
+from transfer_queue.node.unit.remote_fetch import fetched
+from transfer_queue.node.unit.unit_service import UnitService
+from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.storage.arena.writer_locks import SlotFolder
+from transfer_queue.storage.stores.base import connect
+from transfer_queue.storage.unit.disk_pool import DiskRoom
+from transfer_queue.storage.unit.extent_pool import ArenaRoom, Room
+from transfer_queue.storage.unit.object_pool import UNLIMITED, Begin, VirtualRoom
+from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch
+
+CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
+RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away
+LONGEST_PAUSE = 5.0  # seconds before connecting again, if connections end soon
+STEADY_SECONDS = 10.0  # a connection that has lasted for this time did not end soon
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UnitPlace:
+    """Where a storage unit works.
+
+    controller: where it listens, a path or "host:port". arenas: the folder for the unit's arena. listeners: where the
+    unit serves; sockets that outlive it (`net.server.sockets`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
+    sharers: how many units in memory share the node's.
+    """
+
+    controller: str
+    arenas: Path
+    listeners: Sequence[socket.socket]
+    node: str = ""
+    remote: str = ""
+    tier: str = MEMORY
+    sharers: int = 1
+
+    @property
+    def address(self) -> str | tuple[str, int]:
+        """Of the controller."""
+        return self.controller if self.controller.startswith("/") else host_and_port(self.controller)
+
+    def name(self, number: int) -> str:
+        """What a unit is called in the whole system, whatever its arena."""
+        return f"unit-{number}" + (f"@{self.node}" if self.node else "")
+
+
+def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place: UnitPlace) -> Server:
+    """The server of the `number`-th unit here, registered with the controller.
+
+    It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
+    another one after an arena was lost.
+    """
+    settings = Settings.from_json(msgspec.json.decode(config)["settings"])
+    room, slots, share, store = _room(system, number, place, settings, lambda run, then: begin_beside(run, then))
+    name = place.name(number)
+    tls = client_context(settings.tls)
+    session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit", tls=tls)
+
+    def registration(extents: bytes) -> RegisterUnit:
+        when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
+        return RegisterUnit(
+            str(system.unit(number)), str(room.folder), room.boot_id, name, when, extents, newer, place.node,
+            place.remote, place.tier, share, store,
+        )  # fmt: skip
+
+    leased = room.table.leased_extents()
+    request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
+    connection, reply, demands = _registered(session, request)
+    if not isinstance(reply, Done) or not isinstance(reply.value, int):
+        raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
+    unit = StorageUnit(reply.value, room, slots)
+
+    worker, pauses = Worker(), _Pauses()
+
+    def begin_beside(run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
+        def done(outcome: Any) -> None:
+            server.call_soon(lambda: service.carried_out(then(outcome)))
+
+        worker.begin(run, done)
+
+    def seek() -> None:
+        """Connects to the controller, in a thread of its own: it may be long in coming."""
+        time.sleep(pauses.next(time.monotonic()))
+        while not session.closed:
+            try:
+                found = _connected(session)
+            except (OSError, TransferQueueError) as error:
+                logger.info("no controller yet: %s", error)
+                time.sleep(RETRY_SECONDS)
+            else:
+                server.call_soon(partial(adopted, found))
+                return
+
+    def adopted(found: Connection) -> Iterable[Outgoing]:
+        return service.connected(server.adopt(found.sock))
+
+    def lost() -> None:
+        threading.Thread(target=seek, name="seek controller", daemon=True).start()
+
+    def fetch(order: Fetch, come: Callable[[set[int]], Iterable[Outgoing]]) -> None:
+        def run() -> None:
+            good = fetched(order, key, tls)
+            server.call_soon(lambda: come(good))
+
+        threading.Thread(target=run, name="fetch blocks", daemon=True).start()
+
+    service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
+    server = Server(service, key, max_payload=MOST_WRITTEN, idle=service.idle, longest=service.load.longest)
+    service.meter = Meter(server, service.load)
+    secret = server_context(settings.tls)
+    for listener in place.listeners:
+        server.inherit(listener, secret)
+
+    def begin() -> Iterator[Outgoing]:
+        peer = server.adopt(connection.sock)  # not before: what it says would come from nobody that the service knows
+        yield from service.registered(peer)
+        for body in demands:
+            yield from service.received(peer, body, None, time.monotonic())
+
+    server.call_soon(begin)
+    return server
+
+
+class _Pauses:
+    """The pauses before connecting again: none at first, and longer each time a connection ends soon."""
+
+    def __init__(self) -> None:
+        self._ended = -STEADY_SECONDS
+        self._pause = 0.0
+
+    def next(self, now: float) -> float:
+        """Return the seconds to wait after a connection that has ended now."""
+        soon = now - self._ended < STEADY_SECONDS + self._pause
+        self._pause = min(max(2 * self._pause, RETRY_SECONDS), LONGEST_PAUSE) if soon else 0.0
+        self._ended = now
+        return self._pause
+
+
+def _room(
+    system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
+) -> tuple[Room, SlotFolder, int, str]:
+    """What the unit leases, the slots of its writers, how much it may use, and where its external store is (JSON)."""
+    if settings.storage_backend != "SimpleStorage":
+        address = told(system)
+        names, slots = take_up_names(system, number, place.arenas)
+        store = connect(address)
+        known = address.capacity or store.capacity
+        room = VirtualRoom(names, store, begin, known or UNLIMITED, lambda: f"{life_of(system.store)} {store.life()}")
+        return room, slots, known, msgspec.json.encode(address).decode()
+    most, sharers = settings.arena_bytes, place.sharers
+    if place.tier == DISK:
+        most, sharers = settings.offload_bytes, settings.replicas
+    arena, slots = take_up(system, number, place.arenas, most, place.tier)
+    share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
+    return DiskRoom(arena) if place.tier == DISK else ArenaRoom(arena), slots, share, ""
+
+
+def _connected(session: Session) -> Connection:
+    address = session.resolve(("controller", 0))
+    connection = Connection(address)
+    try:
+        deadline = time.monotonic() + CALL_SECONDS
+        connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _registered(session: Session, request: RegisterUnit) -> tuple[Connection, AnyReply, list[bytes]]:
+    """The connection on which the controller has answered, its answer, and what it has demanded together with that.
+
+    A controller that ends meanwhile will be back: the unit that asks has not failed by it.
+    """
+    deadline = time.monotonic() + CALL_SECONDS
+    while True:
+        connection = _connected(session)
+        sequence, frame = session.begin(request)
+        try:
+            first, *demands = connection.exchange_with_more(frame, deadline)
+        except ConnectionError:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            return connection, outcome(session.answer(first).body), demands
+        finally:
+            session.finish(sequence)

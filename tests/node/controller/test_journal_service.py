@@ -1,0 +1,245 @@
+"""The journal of a running controller: snapshots out of a forked child, and a disk that is full."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.journal import state_file
+from transfer_queue.journal.journal import Journal, numbers, recover
+from transfer_queue.journal.segment import Clock
+from transfer_queue.messages import Envelope, Publish
+from transfer_queue.node.controller import journal_service, state_writer
+from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.state_writer import StateWriter
+from transfer_queue.sampler import SequentialSampler
+
+CLOCK = Clock(b"b" * 16, 0.0)
+
+
+class Loop:
+    """`call_soon` of a server; `turn` runs what came."""
+
+    def __init__(self) -> None:
+        self.functions: queue.Queue[Callable[[], None]] = queue.Queue()
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        self.functions.put(function)
+
+    def turn(self) -> None:
+        """Waits for one function and runs it."""
+        self.functions.get(timeout=60)()
+
+
+class Served:
+    """A controller with its journaling in a folder."""
+
+    def __init__(self, folder: Path, sync: bool = False) -> None:
+        self.loop = Loop()
+        found = recover(folder, CLOCK)
+        self.controller = Controller(SequentialSampler(), restored=found.state)
+        self.controller.opened("c", 1)
+        self.journal = Journal(folder, found, CLOCK, sync)
+        self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)
+        self.journaling.attach(StateWriter(self.loop.call_soon))
+        self.sequence = 0
+
+    def put(self, count: int = 1) -> bool:
+        """Puts a row in each of so many turns; whether the last was committed."""
+        committed = False
+        for _ in range(count):
+            self.sequence += 1
+            request = Publish("p", 1, tags=[{"n": self.sequence}], pre_allocate=0)
+            self.controller.handle("c", 1, Envelope(self.sequence, self.sequence - 1, request), 0.0)
+            committed = self.journaling.commit()
+        return committed
+
+    @property
+    def rows(self) -> int:
+        return self.controller.state.row_count
+
+
+# ---------------------------------------------------------------- a state written by a child
+
+
+def written(tmp_path: Path, tree: Callable[[], Any], path: Path | None = None) -> tuple[str | None, Path]:
+    loop, found = Loop(), []
+    writer = StateWriter(loop.call_soon)
+    path = path or tmp_path / "state"
+    writer.begin(path, tree, found.append, sync=False)
+    assert writer.busy
+    loop.turn()
+    assert not writer.busy
+    return found[0], path
+
+
+def test_the_child_writes_what_was_there_at_the_fork(tmp_path: Path) -> None:
+    column = np.arange(5)
+    loop, found = Loop(), []
+    writer = StateWriter(loop.call_soon)
+    writer.begin(tmp_path / "state", lambda: {"column": column}, found.append, sync=True)
+    column[:] = 0
+    loop.turn()
+    assert found == [None]
+    assert state_file.read(tmp_path / "state")["column"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_child_holds_nothing_of_its_parents(tmp_path: Path) -> None:
+    """A peer sees the end of a connection that the parent closes while the child writes; locks and pipes likewise."""
+    ours, theirs = socket.socketpair()
+    go, wait = os.pipe()[::-1]
+    loop, found = Loop(), []
+
+    def tree() -> Any:
+        try:
+            os.read(wait, 1)
+        except OSError:
+            return {"closed": True}
+        return {"closed": False}
+
+    StateWriter(loop.call_soon).begin(tmp_path / "state", tree, found.append, sync=False)
+    ours.close()
+    theirs.settimeout(10)
+    assert theirs.recv(1) == b""
+    theirs.close()
+    loop.turn()
+    os.close(go)
+    os.close(wait)
+    assert found == [None]
+    assert state_file.read(tmp_path / "state") == {"closed": True}
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    def tree() -> Any:
+        raise ValueError("no tree today")
+
+    assert written(tmp_path, tree)[0] == "ValueError: no tree today"
+    words, path = written(tmp_path, dict, tmp_path / "nowhere" / "state")
+    assert words is not None
+    assert "No such file" in words
+    assert not path.exists()
+
+
+def test_a_child_that_is_killed_leaves_no_state(tmp_path: Path) -> None:
+    words, path = written(tmp_path, lambda: os.kill(os.getpid(), 9))
+    assert words == "its process ended with status -9"
+    assert not path.exists()
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_writer, "CHILD_SECONDS", 0.05)
+    words, path = written(tmp_path, lambda: time.sleep(1000))
+    assert words == "it took longer than 0.05 s"
+    assert not path.exists()
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def test_snapshots_are_taken_and_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 30)
+    monkeypatch.setattr(journal_service, "REST", 0.0)
+    served = Served(tmp_path)
+    for _ in range(6):
+        while not served.journaling.snapshotting:
+            served.put()
+        served.put(5)  # while the child writes
+        served.loop.turn()
+    segments, snapshots = numbers(tmp_path)
+    assert (segments, snapshots) == ([7], [7])
+    found = recover(tmp_path, CLOCK)
+    assert found.state.snapshot() == served.controller.state.snapshot()
+    assert 0 < found.records < 30
+    assert served.controller.counters["journal_bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def test_what_was_replayed_counts_towards_the_next_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that is killed again and again must not let its journal grow without end."""
+    served = Served(tmp_path)
+    served.put(10)
+    monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 22)
+    again = Served(tmp_path)
+    again.sequence = 10
+    assert again.put()
+    again.loop.turn()
+    assert numbers(tmp_path)[1] == [3]
+    assert recover(tmp_path, CLOCK).state.row_count == 11
+
+
+def test_a_snapshot_that_fails_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 10)
+    served = Served(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(state_file, "write", lambda *_: 1 / 0)
+        while not served.journaling.snapshotting:
+            served.put()
+        served.loop.turn()
+    assert "no snapshot could be written" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    served.put(20)
+    assert not served.journaling.snapshotting, "not at once"
+    monkeypatch.setattr(journal_service, "FAILED_SECONDS", 0.0)
+    monkeypatch.setattr(served.journaling, "_next_try", 0.0)
+    served.put()
+    served.loop.turn()
+    assert len(numbers(tmp_path)[1]) == 1
+    assert recover(tmp_path, CLOCK).state.row_count == served.rows
+
+
+def test_there_is_a_rest_after_a_snapshot_unless_records_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 10)
+    monkeypatch.setattr(journal_service, "MOST_RECORDS", 100)
+    monkeypatch.setattr(journal_service, "REST", 1e9)
+    served = Served(tmp_path)
+    while not served.journaling.snapshotting:
+        served.put()
+    served.loop.turn()
+    first = served.rows
+    while not served.journaling.snapshotting:
+        served.put()
+    served.loop.turn()
+    assert served.rows >= first + 30
+    assert recover(tmp_path, CLOCK).state.row_count == served.rows
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_full_disk_holds_back_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sync: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    served = Served(tmp_path, sync)
+    assert served.put(3)
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", full)
+        assert not served.put()
+        assert not served.journaling.commit()
+        assert not served.journaling.commit()
+        assert served.controller.counters["journal_trouble"] == 1
+    assert caplog.text.count("cannot be written") == 1
+    assert "No space left on device" in caplog.text
+    assert recover(tmp_path, CLOCK).state.row_count == 3
+    assert served.journaling.commit()
+    assert served.controller.counters["journal_trouble"] == 0
+    assert "can be written again" in caplog.text
+    assert recover(tmp_path, CLOCK).state.row_count == 4

@@ -1,0 +1,92 @@
+"""When a server that has ended is restarted, and when it is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from transfer_queue.node.hosting import child_process
+from transfer_queue.node.hosting.child_process import LONGEST_PAUSE, STEADY_SECONDS, Child
+from transfer_queue.node.hosting.server_process import READY
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(child_process, "time", clock)
+    return clock
+
+
+def child(patience: float = 60.0) -> Child:
+    def build() -> None:
+        raise AssertionError
+
+    return Child("controller", build, True, patience)  # type: ignore[arg-type]
+
+
+def forked(each: Child, up: bool) -> None:
+    """A process that comes up or fails to."""
+    ready, say = os.pipe()
+    each.forked(1, ready, 0.0)
+    if up:
+        os.write(say, READY)
+    os.close(say)
+    while each.ready is not None:
+        each.hear()
+
+
+def test_a_server_is_given_up_by_time_and_not_by_the_number_of_its_failures(clock: Clock) -> None:
+    each, begun, tries = child(), clock.now, 0
+    forked(each, up=True)
+    assert each.ended(-signal.SIGKILL)
+    while True:
+        forked(each, up=False)
+        tries += 1
+        if not each.ended(-signal.SIGKILL if tries % 2 else 1):
+            break
+        assert each.due is not None
+        assert clock.now < each.due <= clock.now + LONGEST_PAUSE
+        clock.now = each.due
+    assert 60.0 <= clock.now - begun <= 60.0 + LONGEST_PAUSE
+    assert tries > 10
+
+
+def test_failures_are_counted_from_0_after_a_long_time_up(clock: Clock) -> None:
+    each = child(patience=5.0)
+    for _ in range(10):
+        forked(each, up=True)
+        clock.now += STEADY_SECONDS
+        assert each.ended(1)
+        assert each.due == clock.now
+    forked(each, up=False)
+    clock.now += 1.0
+    assert each.ended(1)
+    assert each.failing_since == clock.now
+
+
+def test_a_server_that_ends_by_itself_soon_after_it_is_up_is_given_up_too(clock: Clock) -> None:
+    each = child(patience=5.0)
+    for _ in range(100):
+        forked(each, up=True)
+        clock.now += 1.0
+        if not each.ended(1):
+            break
+    else:
+        pytest.fail("it is tried for ever")
+
+
+def test_a_server_that_is_killed_while_it_serves_is_restarted_at_once(clock: Clock) -> None:
+    each = child()
+    for _ in range(100):
+        forked(each, up=True)
+        assert each.ended(-signal.SIGKILL)
+        assert each.due == clock.now

@@ -1,0 +1,64 @@
+"""Samplers that come to a running system: through its private folder, never with a message."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.errors import InvalidArgumentError, SamplerError
+from transfer_queue.node.samplers.sampler_files import SamplerFiles
+from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
+from transfer_queue.sampler import GRPOGroupNSampler, SequentialSampler
+
+
+def test_the_last_one_is_the_current(tmp_path: Path) -> None:
+    files = SamplerFiles(tmp_path)
+    assert files.current() is None
+    for size in (2, 3):
+        name = files.leave(dump(GRPOGroupNSampler(size), alone=True))
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        taken = files.take(name)
+        assert isinstance(taken, GRPOGroupNSampler)
+        found = SamplerFiles(tmp_path).current()
+        assert isinstance(found, GRPOGroupNSampler)
+        assert (taken.n_samples_per_prompt, found.n_samples_per_prompt) == (size, size)
+    assert [path.name for path in tmp_path.iterdir()] == ["current"]
+
+
+@pytest.mark.parametrize("name", ["../key", "current", "", "a" * 31, "A" * 32, "/etc/passwd"])
+def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is no name of a sampler's file"):
+        SamplerFiles(tmp_path).take(name)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="no sampler is in"):
+        SamplerFiles(tmp_path).take("0" * 32)
+
+
+def test_what_is_no_sampler_is_removed_and_the_current_stays(tmp_path: Path) -> None:
+    files = SamplerFiles(tmp_path)
+    files.take(files.leave(dump(SequentialSampler())))
+    (tmp_path / ("0" * 32)).write_bytes(b"nonsense")
+    with pytest.raises(SamplerError, match="does not contain a sampler"):
+        files.take("0" * 32)
+    with pytest.raises(InvalidArgumentError, match="sampler"):
+        files.take(files.leave(PickledSampler(pickle.dumps(5), [], {})))
+    assert [path.name for path in tmp_path.iterdir()] == ["current"]
+    assert isinstance(files.current(), SequentialSampler)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Nobody else can write there; should something be mislaid, it is not read through a link."""
+    folder = tmp_path / "samplers"
+    folder.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    name = SamplerFiles(elsewhere).leave(dump(SequentialSampler()))
+    os.symlink(elsewhere / name, folder / name)
+    with pytest.raises(OSError, match="symbolic links"):
+        SamplerFiles(folder).take(name)

@@ -1,0 +1,181 @@
+"""Clients that live though they say nothing: known by a lock, which ends with their process and no other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from transfer_queue.config.settings import Settings
+from transfer_queue.core.control.connections import GRACE_SECONDS
+from transfer_queue.core.controller import Controller
+from transfer_queue.journal.journal import Journal, recover
+from transfer_queue.journal.segment import Clock
+from transfer_queue.messages import ClearKeys, Envelope
+from transfer_queue.net.handshake import Hello
+from transfer_queue.node.controller.controller_process import Sockets, build_controller
+from transfer_queue.node.controller.controller_service import ControllerService
+from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.node.system.client_liveness import LOOKS, Departed, Presence, lives
+from transfer_queue.node.system.locks import is_alive
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.sampler import SequentialSampler
+
+
+def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
+    assert not lives(tmp_path, "c1")
+    presence = Presence(tmp_path, "c1")
+    assert lives(tmp_path, "c1")
+    presence.end()
+    presence.end()
+    assert not lives(tmp_path, "c1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_does_not_speak_for_its_dead_parent(tmp_path: Path) -> None:
+    presence = Presence(tmp_path, "parent")
+    go, wait = os.pipe()[::-1]
+    child = os.fork()
+    if not child:
+        os.close(go)
+        presence.forked()
+        os.read(wait, 1)
+        os._exit(0)
+    assert lives(tmp_path, "parent"), "the child has let go of its copy alone"
+    presence.end()
+    assert not lives(tmp_path, "parent")
+    os.close(go)
+    os.close(wait)
+    os.waitpid(child, 0)
+
+
+def test_a_killed_client_is_dead(tmp_path: Path) -> None:
+    said, say = os.pipe()
+    child = os.fork()
+    if not child:
+        Presence(tmp_path, "killed")
+        kept = Presence(tmp_path, "held")
+        os.write(say, b"+")
+        while kept:
+            time.sleep(100)
+    os.read(said, 1)
+    assert lives(tmp_path, "held")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not lives(tmp_path, "held")
+    os.close(said)
+    os.close(say)
+
+
+def test_what_killed_clients_leave_is_removed(tmp_path: Path) -> None:
+    """When the next one comes or goes; of those that live, connected or not, nothing is."""
+    for name in ("before", "connected", "killed"):
+        (tmp_path / name).touch()
+    alive = Presence(tmp_path, "alive")
+    departed = Departed(tmp_path)
+    service = ControllerService(Controller(SequentialSampler()), StateFiles(tmp_path / "states"), departed=departed)
+    service.opened(1, Hello("client", "connected"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
+    (tmp_path / "killed").touch()
+    for peer, name in enumerate(("killed", "alive"), 2):
+        service.opened(peer, Hello("client", name))
+        service.closed(peer, 0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
+    alive.end()
+    service.closed(1, 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_looks_at_a_few(tmp_path: Path) -> None:
+    """All are looked at in turn, however many live and are silent."""
+    living = [Presence(tmp_path, f"alive{number}") for number in range(LOOKS)]
+    departed = Departed(tmp_path)
+    (tmp_path / "dead").touch()
+    departed.left("dead")
+    departed.sweep(())
+    assert (tmp_path / "dead").exists()
+    departed.sweep(())
+    assert not (tmp_path / "dead").exists()
+    for presence in living:
+        assert lives(tmp_path, presence._path.name)
+        presence.end()
+
+
+def test_who_was_swept_before_it_held_its_lock_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+    swept: list[str] = []
+
+    def late(file: int, kind: int) -> None:
+        if not swept:
+            swept.append("c1")
+            (tmp_path / "c1").unlink()
+        lock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    presence = Presence(tmp_path, "c1")
+    assert lives(tmp_path, "c1")
+    presence.end()
+
+
+def test_a_process_that_can_open_no_file_takes_nobody_for_dead(tmp_path: Path) -> None:
+    alive = Presence(tmp_path, "c1")
+    departed = Departed(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        assert lives(tmp_path, "c1")
+        with pytest.raises(OSError, match="Too many open files"):
+            is_alive(tmp_path / "c1")
+        departed.sweep(())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert (tmp_path / "c1").exists()
+    alive.end()
+    departed.sweep(())
+    assert not lives(tmp_path, "c1")
+
+
+def test_an_id_is_no_path(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w"):
+        assert not lives(tmp_path / "x", "../file")
+
+
+def test_a_controller_asks_before_it_takes_a_client_for_gone(tmp_path: Path) -> None:
+    system = SystemFolder(tmp_path)
+    clients, journal = system.clients, system.journal
+    clients.mkdir()
+    journal.mkdir()
+    config = msgspec.json.encode({"settings": Settings.from_config(None).to_json(), "conf": {}}).decode()
+
+    def core() -> Any:
+        path = str(tmp_path / f"{time.monotonic_ns()}.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        server = build_controller(system, config, bytes(32), None, Sockets([listener], None), journal)
+        service: Any = server._service
+        server.close()
+        return service._controller
+
+    first = core()
+    for client in ("silent", "dead"):
+        first.opened(client, 1)
+        first.handle(client, 1, Envelope(1, 0, ClearKeys("p", [])), 0.0)
+    files = Journal(journal, recover(journal, Clock.now()), Clock.now(), durable=False)
+    files.append(first.take_records())
+    files.commit()
+    files.close()
+    presence = Presence(clients, "silent")
+    second = core()
+    second.tick(time.monotonic() + GRACE_SECONDS)
+    assert (list(second.connections), list(second.departed)) == (["silent"], ["dead"])
+    presence.end()
+    second.tick(time.monotonic() + 3 * GRACE_SECONDS)
+    assert set(second.departed) == {"dead", "silent"}
