@@ -58,7 +58,7 @@ def test_servers_are_small():
 
 def test_commands_load_no_torch():
     """`tq start`, `stop`, `status` and `explain` answer at once: torch alone takes seconds."""
-    modules = ["cli.start_stop", "cli.watch", "cli.explain", "client.onlooker", "node.system.launcher"]
+    modules = ["cli.start_stop", "cli.watch", "cli.explain", "client.control_client", "node.system.launcher"]
     assert "torch" not in loaded_after("; ".join(f"import transfer_queue.{m}" for m in modules))
 
 

@@ -14,8 +14,8 @@ import pytest
 import transfer_queue
 from transfer_queue import interface, kv
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.operations import Operations
-from transfer_queue.client.surface import Surface
+from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client.operations.sample_operations import Operations
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATIONS = [name for name, _ in inspect.getmembers(Operations, inspect.isfunction) if not name.startswith("_")]

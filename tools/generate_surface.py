@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-NAMES = ("operations", "fetch_operations", "kv_operations", "lease_operations", "checkpoint_operations")
+NAMES = ("sample_operations", "fetch_operations", "kv_operations", "lease_operations", "checkpoint_operations")
 WITH_FILES = "checkpoint_operations"  # these read and write them
-SOURCES = tuple(PACKAGE / "client" / f"{name}.py" for name in NAMES)
+SOURCES = tuple(PACKAGE / "client" / "operations" / f"{name}.py" for name in NAMES)
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 
@@ -34,12 +34,12 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.arguments import Columns, DataParser, Tags
-from transfer_queue.client.changes import PartitionChange
-from transfer_queue.client.checkpoint_data import Cut
-from transfer_queue.client.operations import Operations, Readiness
-from transfer_queue.client.transfers import Operation
-from transfer_queue.conditions import ConsumedBy
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
+from transfer_queue.client.conversion.change_events import PartitionChange
+from transfer_queue.client.checkpoint.checkpoint_data import Cut
+from transfer_queue.client.operations.sample_operations import Operations, Readiness
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.conversion.arguments import ConsumedBy
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -77,7 +77,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.client.arguments import Columns, DataParser, Tags
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
 from transfer_queue.current import current_client
 from transfer_queue.metadata import KVBatchMeta
 '''
@@ -197,10 +197,10 @@ def _formatted(source: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the generated modules, or check them with --check."""
     found = operations()
-    files_of = {function.name for function in operations((PACKAGE / "client" / f"{WITH_FILES}.py",))}
+    files_of = {function.name for function in operations((PACKAGE / "client" / "operations" / f"{WITH_FILES}.py",))}
     methods = [_method(function, function.name in files_of) for function in found]
     files = {
-        PACKAGE / "client" / "surface.py": CLIENT_HEAD + "".join("\n" + method for method in methods),
+        PACKAGE / "client" / "_generated_methods.py": CLIENT_HEAD + "".join("\n" + method for method in methods),
         PACKAGE / "kv.py": KV_HEAD + "".join(_function(f) for f in found if f.name in KV_FUNCTIONS),
     }
     stale = []

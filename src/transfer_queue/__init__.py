@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
-    from transfer_queue.client.changes import PartitionChange, SampleChange, SampleLoss
-    from transfer_queue.conditions import consumed_by
+    from transfer_queue.client.conversion.arguments import consumed_by
+    from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
     from transfer_queue.errors import (
@@ -166,18 +166,18 @@ _WHERE = {
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
-    "PartitionChange": "client.changes",
+    "PartitionChange": "client.conversion.change_events",
     "PrioritySampler": "sampler",
     "RankAwareSampler": "sampler",
-    "SampleChange": "client.changes",
-    "SampleLoss": "client.changes",
+    "SampleChange": "client.conversion.change_events",
+    "SampleLoss": "client.conversion.change_events",
     "SeqlenBalancedSampler": "sampler",
     "SequentialSampler": "sampler",
     "StreamingDataLoader": "dataloader.streaming_dataloader",
     "StreamingDataset": "dataloader.streaming_dataset",
     "TokenBudgetSampler": "sampler",
     "TransferQueueClient": "client",
-    "consumed_by": "conditions",
+    "consumed_by": "client.conversion.arguments",
 }
 
 # Modules that users reach as attributes of the package, without importing them.

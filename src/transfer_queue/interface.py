@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_queue.client import TransferQueueClient, checkpoint_folder
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.checkpoint import checkpoint_folder
 from transfer_queue.config.environment import address, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simulated import Start, numbers, rows_of, table
-from transfer_queue.client.transfers import Transfers
+from transfer_queue.client.data.data_path import Transfers
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyRequest, Claim, Lookup
 from transfer_queue.sampler import RankAwareSampler

@@ -16,9 +16,9 @@ from test_lost_units import lose
 
 from simulated import numbers, ragged, rows_of, table
 from transfer_queue import interface
-from transfer_queue.client import checkpoint_data
-from transfer_queue.client.checkpoint_folder import MANIFEST, STATE, STORAGE
-from transfer_queue.conditions import consumed_by
+from transfer_queue.client.checkpoint import checkpoint_data
+from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, STATE, STORAGE
+from transfer_queue.client.conversion.arguments import consumed_by
 from transfer_queue.core.state import restore
 from transfer_queue.errors import (
     CapacityError,

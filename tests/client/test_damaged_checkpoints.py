@@ -14,9 +14,9 @@ import pytest
 
 from simulated import numbers
 from transfer_queue import interface
-from transfer_queue.client.checkpoint_folder import MANIFEST, METADATA, STATE, STORAGE
+from transfer_queue.client.checkpoint.block_file import BlockFile, BlockIndex
+from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, METADATA, STATE, STORAGE
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError
-from transfer_queue.storage.block_file import BlockFile, BlockIndex
 
 FLIPS = 40  # of each file
 

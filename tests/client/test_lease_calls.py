@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from simulated import Start, numbers
-from transfer_queue.client.renewals import Renewals, Renewer
+from transfer_queue.client.data.lease_renewal import Renewals, Renewer
 from transfer_queue.errors import (
     BatchGoneError,
     InvalidArgumentError,

@@ -11,7 +11,7 @@ import torch
 
 import transfer_queue as tq
 from simulated import Start, numbers
-from transfer_queue.client.changes import SampleLoss
+from transfer_queue.client.conversion.change_events import SampleLoss
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import RegisterUnit
 from transfer_queue.metadata import BatchMeta

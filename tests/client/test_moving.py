@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from simulated import Start, rows_of, table
-from transfer_queue.client.space import LARGEST_EXTENT
+from transfer_queue.client.data.extent_allocator import LARGEST_EXTENT
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.testing import Client, Cluster

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.client import checkpoint_data, stores
-from transfer_queue.client.stores import StoredBlocks, StoredSpace
+from transfer_queue.client.checkpoint import block_file, checkpoint_data
+from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned, write_blocks
+from transfer_queue.client.data import store_io
+from transfer_queue.client.data.store_io import StoredBlocks, StoredSpace
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages import UnitInfo
 from transfer_queue.net.session import Session, Target
-from transfer_queue.storage import block_file
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.block_file import BlockFile, Mapped, aligned, write_blocks
 from transfer_queue.storage.protocols import Bytes, Reserved
 from transfer_queue.storage.stores.base import Piece, Store
 
@@ -75,7 +75,7 @@ def test_what_is_loaded_is_saved_again(
     numbers, units, offset = np.arange(len(sizes)) + 1, np.zeros(len(sizes), "i8"), np.cumsum(taken) - taken
     memory = np.random.default_rng(1).integers(0, 256, int(taken.sum()) + 64, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stores, "MOST_READ", most)
+        patch.setattr(store_io, "MOST_READ", most)
         patch.setattr(block_file, "SEGMENT", segment)
         write_blocks(folder / "one", "here", numbers, units, offset, nbytes, lambda unit: Mapped(memory))
         loaded = load(folder / "one", store)

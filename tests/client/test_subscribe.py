@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from simulated import numbers
-from transfer_queue.client.changes import SampleChange
+from transfer_queue.client.conversion.change_events import SampleChange
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.objects.object_values import DELETE

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from simulated import Start, numbers, table
-from transfer_queue.client import transfers
-from transfer_queue.client.state import ClientState
+from transfer_queue.client.data import data_path
+from transfer_queue.client.data.client_context import ClientState
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.messages import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
@@ -48,7 +48,7 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
         seen.append(reply)
         return real_gather(reply, *arguments, **more)
 
-    monkeypatch.setattr(transfers, "gather", spy)
+    monkeypatch.setattr(data_path, "gather", spy)
     monkeypatch.setattr(ClientState, "unchanged", unchanged)
     return seen
 
@@ -137,7 +137,7 @@ def test_torn_bytes_may_look_like_anything(
             raise kind("nonsense")
         return real_gather(*arguments, **more)
 
-    monkeypatch.setattr(transfers, "gather", torn)
+    monkeypatch.setattr(data_path, "gather", torn)
     assert int(b.get_data(meta)["x"].values().max()) == 2
 
 
@@ -147,7 +147,7 @@ def test_an_error_of_whole_bytes_is_told(a: Client, monkeypatch: pytest.MonkeyPa
         raise kind("damaged")
 
     meta = a.put(numbers(1), partition_id="p")
-    monkeypatch.setattr(transfers, "gather", fail)
+    monkeypatch.setattr(data_path, "gather", fail)
     with pytest.raises(kind, match="damaged"):
         a.get_data(meta)
 
@@ -164,7 +164,7 @@ def test_overwritten_during_the_copy(a: Client, b: Client, monkeypatch: pytest.M
         copies.append(real_gather(*arguments, **more))
         return copies[-1]
 
-    monkeypatch.setattr(transfers, "gather", slow)
+    monkeypatch.setattr(data_path, "gather", slow)
     with pytest.raises(StorageKeyNotFoundError):
         b.get_data(meta)
     assert int(copies[0]["x"].values().max()) == 9  # the other sample's bytes were there to be seen
@@ -181,10 +181,10 @@ def test_replaced_again_and_again(a: Client, b: Client, monkeypatch: pytest.Monk
         copies.append(real_gather(*arguments, **more))
         return copies[-1]
 
-    monkeypatch.setattr(transfers, "gather", slow)
+    monkeypatch.setattr(data_path, "gather", slow)
     with pytest.raises(StorageKeyNotFoundError, match="replaced 8 times"):
         b.get_data(meta)
-    assert len(copies) == transfers.READ_ATTEMPTS == 8
+    assert len(copies) == data_path.READ_ATTEMPTS == 8
 
 
 def test_freed_and_not_written_yet(a: Client, b: Client, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from simulated import ragged, rows_of, same, table
-from transfer_queue.client.surface import Surface
+from transfer_queue.client._generated_methods import Surface
 from transfer_queue.dataloader.pinning import pinned
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.client.control_client import Onlooker
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages import UnitProgress

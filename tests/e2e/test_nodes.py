@@ -18,8 +18,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.checkpoint_folder import STATE
-from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.client.checkpoint.checkpoint_folder import STATE
+from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply

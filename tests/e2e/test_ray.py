@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.client.control_client import Onlooker
 from transfer_queue.current import CURRENT
 from transfer_queue.node.system.paths import runtime_dir
 

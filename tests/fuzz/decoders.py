@@ -152,7 +152,7 @@ def client_handshake(data: bytes) -> None:
 
 def answers(data: bytes) -> None:
     """A body that a server sent, read as the answer to a request of each kind of operation."""
-    from transfer_queue.client import replies
+    from transfer_queue.client.conversion import replies
 
     session = Session("c", KEY, lambda target: "nowhere")
     with refused():
@@ -274,7 +274,7 @@ def tags(data: bytes) -> None:
 
 def columns(data: bytes) -> None:
     """A lookup's reply, gathered out of a small arena in every layout, and joined with itself."""
-    from transfer_queue.client.lookups import joined
+    from transfer_queue.client.operations.merge_lookups import joined
     from transfer_queue.wire.blocks.gather import gather
 
     try:

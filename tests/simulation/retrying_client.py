@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.client.operations import Operations
-from transfer_queue.client.state import ClientState
-from transfer_queue.client.transfers import Operation
+from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
 from transfer_queue.net.calls import Call

@@ -20,7 +20,7 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import Ledger, LedgerError, content
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
-from transfer_queue.client.transfers import UNCERTAIN, Operation
+from transfer_queue.client.data.data_path import UNCERTAIN, Operation
 from transfer_queue.errors import (
     StaleMetadataError,
     StorageKeyNotFoundError,

@@ -9,7 +9,7 @@ import pytest
 from simulated import numbers
 from tests.simulation import expected_losses
 from tests.simulation.faulty_cluster import FaultyCluster
-from transfer_queue.client.checkpoint_folder import STATE
+from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.net.calls import CONTROLLER
 
 

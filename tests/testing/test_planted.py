@@ -7,7 +7,7 @@ import pytest
 from tests.simulation import chaos
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
-from transfer_queue.client.state import ClientState
+from transfer_queue.client.data.client_context import ClientState
 from transfer_queue.core.events.effects import Effect, FreeExtents
 from transfer_queue.messages import Free
 from transfer_queue.testing import simulated_locks

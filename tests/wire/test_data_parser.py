@@ -6,9 +6,9 @@ import torch
 from carried_values import jagged, same
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
+from transfer_queue.client.conversion.data_parser import checked_parser_result, columns_of_row, parser_columns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
-from transfer_queue.wire.parser import checked_parser_result, columns_of_row, parser_columns
 
 ROWS = [torch.arange(2), torch.arange(3)]
 TABLE = TensorDict({"z": torch.arange(2)}, [2])

@@ -37,7 +37,7 @@ def _names(text: str) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Says it in a sentence, and which of the given names nobody has used yet."""
-    from transfer_queue.client.onlooker import Onlooker
+    from transfer_queue.client.control_client import Onlooker
 
     if options.index is None and options.key is None and (options.task is None or options.fields is None):
         options.usage_error("which sample? give --index or --key, or both --task and --fields")

@@ -154,7 +154,7 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
     """Raise StartError if the running system has other settings than the conf."""
     import msgspec
 
-    from transfer_queue.client.onlooker import Onlooker
+    from transfer_queue.client.control_client import Onlooker
     from transfer_queue.config.loading import as_json, differences, merge
     from transfer_queue.messages import Topology, TopologyReply
 

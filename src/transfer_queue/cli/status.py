@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         from transfer_queue.cli.watch import watch
 
         return watch(options.name, options.watch, options.json)
-    from transfer_queue.client.onlooker import Onlooker
+    from transfer_queue.client.control_client import Onlooker
 
     system = found(options.name)
     with Onlooker(system) as onlooker:

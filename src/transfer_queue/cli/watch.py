@@ -13,7 +13,7 @@ from typing import Protocol
 
 from transfer_queue.cli.common import found
 from transfer_queue.cli.status_table import Rates, as_line, rates, table
-from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.client.control_client import Onlooker
 from transfer_queue.errors import (
     AttachError,
     AuthenticationError,

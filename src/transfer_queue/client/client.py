@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from transfer_queue.client.operations import Operations
-from transfer_queue.client.renewals import Renewer
-from transfer_queue.client.state import ClientState, SystemAddress
+from transfer_queue.client.data.client_context import ClientState, SystemAddress
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.data.lease_renewal import Renewer
+from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
-from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import NotInitializedError, TransferQueueError
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Union
 
-from transfer_queue.client import arguments
-from transfer_queue.client.changes import PartitionChange, SampleChange, SampleLoss
-from transfer_queue.client.surface import Surface
+from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client.conversion import arguments
+from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
 
 ASK_SECONDS = 60.0  # seconds after which the server is asked again, so that it keeps nothing for clients that are gone
 

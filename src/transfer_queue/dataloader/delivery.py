@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transfer_queue.client.surface import Surface
+from transfer_queue.client._generated_methods import Surface
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError
 from transfer_queue.metadata import BatchMeta
 

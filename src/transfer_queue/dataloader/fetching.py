@@ -8,9 +8,9 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from transfer_queue.client.long_waits import report
-from transfer_queue.client.surface import Surface
-from transfer_queue.client.transfers import Transfers
+from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client.data.data_path import Transfers
+from transfer_queue.client.operations.long_waits import report
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 

@@ -19,8 +19,8 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset, get_worker_info
 
-from transfer_queue.client import arguments
-from transfer_queue.client.surface import Surface
+from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client.conversion import arguments
 from transfer_queue.config.environment import empty_batch_sleep_interval
 from transfer_queue.current import client_of
 from transfer_queue.dataloader.channel import Channel, Seat, is_orphan

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError

@@ -5,7 +5,7 @@ it to the controller, and says how that ended with `published` or `abandon`. Rea
 out of `Memory.view` and then compares `Memory.generation` with the one its descriptor names; a difference
 means that the space was leased anew meanwhile, and what was copied must be thrown away.
 
-`client.space.Space` and `storage.arena.arena.Arena` are the simple backend's. Durations are seconds.
+`client.data.extent_allocator.Space` and `storage.arena.arena.Arena` are the simple backend's. Durations are seconds.
 """
 
 from __future__ import annotations

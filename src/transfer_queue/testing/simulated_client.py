@@ -6,10 +6,10 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from transfer_queue.client.operations import Operations
-from transfer_queue.client.state import ClientState
+from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
-from transfer_queue.client.transfers import Operation
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import AnyReply, Done
 from transfer_queue.net.calls import Call

@@ -25,8 +25,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from transfer_queue.client.checkpoint_folder import STATE
-from transfer_queue.client.stores import StoredBlocks
+from transfer_queue.client.checkpoint.checkpoint_folder import STATE
+from transfer_queue.client.data.store_io import StoredBlocks
 from transfer_queue.config.settings import Settings
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset

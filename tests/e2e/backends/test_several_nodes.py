@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.onlooker import Onlooker
+from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages import Done, NodeGone

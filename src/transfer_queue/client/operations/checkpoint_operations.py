@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.client import checkpoint_data, checkpoint_folder
-from transfer_queue.client.checkpoint_data import Cut, Loaded
-from transfer_queue.client.distant import fetch_state, remove_sent, send_state
-from transfer_queue.client.pickled_values import PickledValues
-from transfer_queue.client.transfers import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
+from transfer_queue.client.checkpoint import checkpoint_data, checkpoint_folder
+from transfer_queue.client.checkpoint.block_file import BlockFile
+from transfer_queue.client.checkpoint.checkpoint_data import Cut, Loaded
+from transfer_queue.client.checkpoint.pickled_values import PickledValues
+from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
+from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
 from transfer_queue.config.validators import Boolean
 from transfer_queue.core.state.forms import MOST
 from transfer_queue.core.state.serialization import needed, relocate, saved, trusted
@@ -38,7 +39,6 @@ from transfer_queue.errors import (
 from transfer_queue.journal import state_file
 from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
 from transfer_queue.net.calls import CONTROLLER, Call
-from transfer_queue.storage.block_file import BlockFile
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from transfer_queue.client import arguments
-from transfer_queue.client.transfers import Operation, Transfers
+from transfer_queue.client.conversion import arguments
+from transfer_queue.client.data.data_path import Operation, Transfers
 from transfer_queue.messages import Ack, Done, Nack, RankGone
 from transfer_queue.metadata import BatchMeta
 

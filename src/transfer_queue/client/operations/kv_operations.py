@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client import arguments, replies
-from transfer_queue.client.arguments import Columns, DataParser, Tags
-from transfer_queue.client.transfers import Operation, Transfers
+from transfer_queue.client.conversion import arguments, replies
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
+from transfer_queue.client.data.data_path import Operation, Transfers
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import (

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from transfer_queue.client import stores
-from transfer_queue.client.checkpoint_data import Cut, Loaded
-from transfer_queue.client.distant import DistantArena, DistantSpace
-from transfer_queue.client.elsewhere import bring, received
-from transfer_queue.client.field_kinds import FieldKinds
-from transfer_queue.client.renewals import Renewals
-from transfer_queue.client.space import Held as HeldSlot
-from transfer_queue.client.space import Space
-from transfer_queue.client.stores import StoredBlocks, StoredSpace, Stores
+from transfer_queue.client.checkpoint.block_file import Held, Mapped
+from transfer_queue.client.checkpoint.checkpoint_data import Cut, Loaded
+from transfer_queue.client.data import store_io
+from transfer_queue.client.data.extent_allocator import Held as HeldSlot
+from transfer_queue.client.data.extent_allocator import Space
+from transfer_queue.client.data.known_fields import FieldKinds
+from transfer_queue.client.data.lease_renewal import Renewals
+from transfer_queue.client.data.remote_chunks import DistantArena, DistantSpace
+from transfer_queue.client.data.remote_io import bring, received
+from transfer_queue.client.data.store_io import StoredBlocks, StoredSpace, Stores
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -55,7 +56,6 @@ from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import hold_slot
-from transfer_queue.storage.block_file import Held, Mapped
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
@@ -331,7 +331,7 @@ class ClientState:
         if external is None:
             operation = received(found, pieces, buffer)
         else:
-            operation = stores.read(*external, found, pieces, buffer, self.settings.call_timeout)
+            operation = store_io.read(*external, found, pieces, buffer, self.settings.call_timeout)
         return (yield from self.minding(operation, patient))
 
     def external(self, unit: int) -> tuple[Store, UnitInfo] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.client import replies
+from transfer_queue.client.conversion import replies
 from transfer_queue.messages import ChangeReply
 
 

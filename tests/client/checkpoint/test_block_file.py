@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transfer_queue.client.checkpoint import block_file
+from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned, write_blocks
 from transfer_queue.errors import CheckpointError
-from transfer_queue.storage import block_file
-from transfer_queue.storage.block_file import BlockFile, Mapped, aligned, write_blocks
 
 MEMORY = {unit: np.random.default_rng(unit).integers(0, 256, 1 << 16, np.uint8) for unit in (0, 3)}
 

@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from transfer_queue.client import arguments, replies
-from transfer_queue.client.arguments import DataParser, Tags
-from transfer_queue.client.changes import PartitionChange, partition_change
-from transfer_queue.client.checkpoint_operations import CheckpointOperations
-from transfer_queue.client.fetch_operations import FetchOperations
-from transfer_queue.client.kv_operations import KVOperations
-from transfer_queue.client.lease_operations import LeaseOperations
-from transfer_queue.client.transfers import Operation
-from transfer_queue.conditions import ConsumedBy
+from transfer_queue.client.conversion import arguments, replies
+from transfer_queue.client.conversion.arguments import ConsumedBy, DataParser, Tags
+from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.checkpoint_operations import CheckpointOperations
+from transfer_queue.client.operations.fetch_operations import FetchOperations
+from transfer_queue.client.operations.kv_operations import KVOperations
+from transfer_queue.client.operations.lease_operations import LeaseOperations
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import (
     InvalidArgumentError,

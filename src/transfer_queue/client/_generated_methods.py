@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.arguments import Columns, DataParser, Tags
-from transfer_queue.client.changes import PartitionChange
-from transfer_queue.client.checkpoint_data import Cut
-from transfer_queue.client.operations import Operations, Readiness
-from transfer_queue.client.transfers import Operation
-from transfer_queue.conditions import ConsumedBy
+from transfer_queue.client.checkpoint.checkpoint_data import Cut
+from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
+from transfer_queue.client.conversion.change_events import PartitionChange
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.sample_operations import Operations, Readiness
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 

@@ -3,7 +3,7 @@
     <checkpoint>/metadata.json                      {"storage_saved": true, "user_metadata": {...}}, written last
     <checkpoint>/controller_state.pkl               the controller's state (`journal.state_file`; the name is callers')
     <checkpoint>/simple_storage/storage_unit_info.json   which files of blocks there are
-    <checkpoint>/simple_storage/<id>.blocks         `storage.block_file`
+    <checkpoint>/simple_storage/<id>.blocks         `client.checkpoint.block_file`
     .<checkpoint>.draft                             beside it, while one is being saved, or what a killed save left
     .<checkpoint>.old                               the older one, for a moment, where folders cannot be exchanged
 

@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.client import checkpoint_data
-from transfer_queue.client.checkpoint_data import Cut, numbers_shared, save_blocks, sources
-from transfer_queue.client.checkpoint_folder import manifest
-from transfer_queue.storage import block_file
-from transfer_queue.storage.block_file import BlockFile, Mapped, aligned
+from transfer_queue.client.checkpoint import block_file, checkpoint_data
+from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned
+from transfer_queue.client.checkpoint.checkpoint_data import Cut, numbers_shared, save_blocks, sources
+from transfer_queue.client.checkpoint.checkpoint_folder import manifest
 
 SIZES = [0, 1, 63, 64, 65, 130]
 Blocks = dict[int, bytes]

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from transfer_queue.client.elsewhere import at_once
+from transfer_queue.client.data.remote_io import at_once
 from transfer_queue.errors import UnitLostError
 from transfer_queue.messages import AnyReply, Done, ListPartitions, UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import CONTROLLER, Call, together

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 import torch
 
+from transfer_queue.client.checkpoint.block_file import Held, aligned
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.block_file import Held, aligned
 from transfer_queue.storage.protocols import Bytes, Reserved
 from transfer_queue.storage.stores.base import DevicePath, Piece, Store, StoreAddress, connect
 from transfer_queue.storage.unit.object_pool import key_of, number_of

@@ -1,7 +1,8 @@
 """How operations ask, write and read: what stands behind every put and get of a client.
 
 A put writes its block into leased space and publishes it; one that failed leaves nothing. A get copies out what a
-lookup names, then makes sure that it was still there. What `transfer_queue.client.operations` offers is built of these.
+lookup names, then makes sure that it was still there. What `transfer_queue.client.operations.sample_operations` offers
+is built of these.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.client import arguments, replies, stores
-from transfer_queue.client.arguments import Columns, DataParser
-from transfer_queue.client.elsewhere import send_to
-from transfer_queue.client.landing import land, moved
-from transfer_queue.client.long_waits import LongWait
-from transfer_queue.client.renewals import Renewals
-from transfer_queue.client.state import ClientState
+from transfer_queue.client.conversion import arguments, replies
+from transfer_queue.client.conversion.arguments import Columns, DataParser
+from transfer_queue.client.conversion.data_parser import checked_parser_result, parser_columns
+from transfer_queue.client.data import store_io
+from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.device_get import land, moved
+from transfer_queue.client.data.lease_renewal import Renewals
+from transfer_queue.client.data.remote_io import send_to
+from transfer_queue.client.operations.long_waits import LongWait
 from transfer_queue.errors import (
     AuthenticationError,
     CapacityError,
@@ -56,7 +59,6 @@ from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.blocks.gather import gather, nested
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
-from transfer_queue.wire.parser import checked_parser_result, parser_columns
 
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
@@ -217,7 +219,7 @@ class Transfers:
         """
         external = self._state.external(reserved.unit)
         if external is not None:
-            yield from stores.write(*external, encoded, reserved, wait)
+            yield from store_io.write(*external, encoded, reserved, wait)
             return
         here = [place for place in reserved.places if not place.session]
         if here:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.client import checkpoint_folder
-from transfer_queue.client.checkpoint_folder import check_target, put_back, replacing, swap
+from transfer_queue.client.checkpoint import checkpoint_folder
+from transfer_queue.client.checkpoint.checkpoint_folder import check_target, put_back, replacing, swap
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError
 
 

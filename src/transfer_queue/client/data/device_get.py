@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.client import stores
-from transfer_queue.client.state import ClientState
+from transfer_queue.client.data import store_io
+from transfer_queue.client.data.client_context import ClientState
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages import NESTED, AnyReply, LookupReply, UnitInfo
 from transfer_queue.net.calls import Call
@@ -91,7 +91,7 @@ def _received(
         return None
     landing = _Landing(path, found, pieces[0], device, layout)
     try:
-        yield from stores.read(landing, unit, found, pieces[0], None, within)
+        yield from store_io.read(landing, unit, found, pieces[0], None, within)
     except ConnectionLostError:  # the host's way knows what to make of it
         return None
     return landing.columns

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.client.checkpoint_folder import SUFFIX, Entry, write_manifest
-from transfer_queue.client.pickled_values import PickledValues
+from transfer_queue.client.checkpoint.block_file import BlockFile, Held, aligned, write_blocks
+from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, Entry, write_manifest
+from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.core.state.forms import MOST
 from transfer_queue.core.state.serialization import Columns
 from transfer_queue.core.tables.block_table import PLACE
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.block_file import BlockFile, Held, aligned, write_blocks
 from transfer_queue.storage.protocols import Bytes, Reserved
 
 PIECE = 16 << 20

@@ -6,6 +6,7 @@ Each function raises InvalidArgumentError, saying what was wanted and what was t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -14,14 +15,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from transfer_queue.conditions import ConsumedBy
+from transfer_queue.client.conversion.data_parser import columns_of_row, parser_columns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import SEPARATOR, PartitionOptions
 from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
-from transfer_queue.wire.parser import columns_of_row, parser_columns
 
 Columns = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
@@ -304,3 +304,30 @@ def batch_meta(value: object) -> None:
         raise InvalidArgumentError(
             f"metadata must be a BatchMeta, as get_meta and put return it, not a {type(value).__name__}"
         )
+
+
+@dataclass(frozen=True)
+class ConsumedBy:
+    """A sample is freed as soon as each of these tasks has consumed and finished it.
+
+    Example:
+        >>> tq.consumed_by["reward", "update"].tasks
+        ('reward', 'update')
+    """
+
+    tasks: tuple[str, ...]
+    """The names of the tasks."""
+
+
+class _ConsumedBy:
+    """The type of `consumed_by`: makes a condition from `consumed_by["a", "b"]` or `consumed_by("a", "b")`."""
+
+    def __getitem__(self, tasks: str | tuple[str, ...]) -> ConsumedBy:
+        return ConsumedBy(tasks if isinstance(tasks, tuple) else (tasks,))
+
+    def __call__(self, *tasks: str) -> ConsumedBy:
+        return ConsumedBy(tasks)
+
+
+consumed_by = _ConsumedBy()
+"""Makes the condition for `create_partition(free_when=consumed_by["reward", "update"])`."""

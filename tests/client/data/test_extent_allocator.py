@@ -13,7 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from transfer_queue.client.space import ALIGNMENT, DEDICATED, LARGEST_EXTENT, OPEN_EXTENTS, SMALLEST_EXTENT, Space
+from transfer_queue.client.data.extent_allocator import (
+    ALIGNMENT,
+    DEDICATED,
+    LARGEST_EXTENT,
+    OPEN_EXTENTS,
+    SMALLEST_EXTENT,
+    Space,
+)
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError, by_name
 from transfer_queue.messages import AnyReply, Cancel, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.net.calls import Call

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from transfer_queue.client.checkpoint.block_file import Held, runs
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.messages import AnyReply, Done, FetchState, ReadPieces, SendState, WriteBytes
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
-from transfer_queue.storage.block_file import Held, runs
 from transfer_queue.storage.protocols import Bytes, Reserved
 
 MOST_READ = 16 << 20  # bytes in one round trip

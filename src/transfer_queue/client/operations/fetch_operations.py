@@ -9,11 +9,11 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.client import arguments
-from transfer_queue.client.long_waits import report
-from transfer_queue.client.lookups import joined
-from transfer_queue.client.no_rows import column_of_no_rows
-from transfer_queue.client.transfers import Operation, Transfers
+from transfer_queue.client.conversion import arguments
+from transfer_queue.client.conversion.empty_columns import column_of_no_rows
+from transfer_queue.client.data.data_path import Operation, Transfers
+from transfer_queue.client.operations.long_waits import report
+from transfer_queue.client.operations.merge_lookups import joined
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages import Claim, ClaimReply, Done, Explain, Lookup, LookupReply

@@ -1,0 +1,1 @@
+"""What users pass becomes arguments of operations, and replies become what users get."""

@@ -1,0 +1,1 @@
+"""How values get into storage and out of it."""

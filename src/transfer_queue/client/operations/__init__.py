@@ -1,0 +1,1 @@
+"""The operations of a client, as generators that yield calls."""
