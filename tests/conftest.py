@@ -50,8 +50,8 @@ def nothing_is_left() -> Iterator[None]:
 # What takes longest comes first, so that of several processes none is left alone with it at the end: names of files,
 # which are each there once.
 LONGEST = [
-    "test_interleavings.py", "test_workers.py", "test_processes.py", "test_node.py", "test_grpo_run.py",
-    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_typing.py", "test_cli.py", "test_delivery.py",
+    "test_interleavings.py", "test_worker_processes.py", "test_processes.py", "test_node.py", "test_grpo_run.py",
+    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_typing.py", "test_cli.py", "test_lease_delivery.py",
     "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py", "test_object_codec.py",
     "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py", "test_planted.py",
     "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py", "test_cli_doctor.py", "test_disk_tier.py",
@@ -89,7 +89,7 @@ def pytest_unconfigure() -> None:
 
 def is_attached() -> bool:
     """Whether this process is attached to a system, by `init` or by itself."""
-    current = sys.modules.get("transfer_queue.current")
+    current = sys.modules.get("transfer_queue.attachment")
     return current is not None and current.CURRENT.client is not None
 
 

@@ -15,44 +15,36 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 ENVIRONMENT = SOURCE / "config" / "environment.py"
 
-# A part of the package (a module or folder directly below it) -> the parts that it may import. `interface` is made of
-# `current` (what this process is attached to), `kv` and itself; the metadata of several modules.
+# A part of the package (a module or folder directly below it) -> the parts that it may import, annotations included.
 LOWEST = {"errors", "messages"}
 SETTINGS = {"config", "names", "utils"}
 BYTES = LOWEST | {"wire"}
-META = {
-    "metadata", "batch_meta", "kv_batch_meta", "batch_columns", "batch_leases", "batch_samples", "field_columns",
-    "tag_values",
-}  # fmt: skip
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
-CLIENT = BYTES | SETTINGS | META | {"storage", "core", "journal", "net", "node", "conditions"}
+CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node"}
 MAY_IMPORT = {
     "errors": set(),
     "messages": {"errors"},
     "names": set(),
-    "installations": set(),
     "config": {"errors", "names"},
     "utils": {"config"},
     "sampler": {"errors", "config", "names", "utils"},
     "wire": LOWEST,
+    "metadata": BYTES,
     "core": LOWEST | {"metrics", "names", "sampler"},
-    **dict.fromkeys(sorted(META), BYTES | META),
     "storage": BYTES | SETTINGS,
     "journal": BYTES | SETTINGS | {"core"},
     "net": BYTES | SETTINGS | {"metrics"},
     "metrics": LOWEST,
-    "conditions": set(),
     "node": SERVERS,
     "client": CLIENT,
-    "partition_snapshot": set(),
-    "controller": {"partition_snapshot"},
-    "on_ray": CLIENT | {"client", "partition_snapshot"},
-    "current": CLIENT | {"client", "on_ray"},
-    "kv": CLIENT | {"client", "current"},
-    "interface": CLIENT | SERVERS | {"client", "current", "installations", "kv", "on_ray"},
-    "dataloader": CLIENT | {"client", "current", "interface"},
-    "testing": SERVERS | CLIENT | {"client", "current", "interface", "dataloader"},
-    "cli": SERVERS | CLIENT | {"client", "current", "installations", "interface", "dataloader", "on_ray"},
+    "controller": {"metadata"},
+    "ray_runtime": CLIENT | {"client"},
+    "attachment": CLIENT | {"client", "ray_runtime"},
+    "_generated_kv": CLIENT | {"client", "attachment"},
+    "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
+    "dataloader": CLIENT | {"client", "attachment", "interface"},
+    "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
+    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "ray_runtime"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 
@@ -68,12 +60,11 @@ EXCUSED = {
     ("wire/buffers/copies.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }
-# The drivers name the type of what the client's operations yield.
-EXCUSED_FOR_TYPES = {("net", "transfer_queue.net.calls")}
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
-    f"wire/{name}.py"
-    for name in ("as_tensors", "tensors", "jagged", "encode", "gather", "parser", "torch_objects", "devices")
+    *(f"wire/buffers/{name}.py" for name in ("jagged", "tensor_conversion", "tensors")),
+    *(f"wire/blocks/{name}.py" for name in ("device_memory", "encode", "gather")),
+    "wire/objects/torch_objects.py",
 }
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects/object_values.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
@@ -116,8 +107,7 @@ class Import:
     @property
     def excused(self) -> bool:
         """Whether it is one of the exceptions."""
-        named = self.for_types and (part_of(self.file), self.module) in EXCUSED_FOR_TYPES
-        return named or (self.file, self.module) in EXCUSED
+        return (self.file, self.module) in EXCUSED
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} imports {self.module}"

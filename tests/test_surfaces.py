@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import transfer_queue
-from transfer_queue import interface, kv
+from transfer_queue import _generated_kv, interface
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client._generated_methods import Surface
 from transfer_queue.client.operations.sample_operations import Operations
@@ -94,7 +94,7 @@ def test_nothing_else_is_generated() -> None:
     assert sorted(generated) == sorted([*OPERATIONS, *(f"async_{name}" for name in OPERATIONS)])
 
 
-@pytest.mark.parametrize("module", [kv, interface, transfer_queue])
+@pytest.mark.parametrize("module", [_generated_kv, interface, transfer_queue])
 @pytest.mark.parametrize("name", KV)
 def test_kv_functions(module: ModuleType, name: str) -> None:
     blocking, awaitable, operation = (

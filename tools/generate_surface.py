@@ -78,7 +78,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
-from transfer_queue.current import current_client
+from transfer_queue.attachment import current_client
 from transfer_queue.metadata import KVBatchMeta
 '''
 
@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> int:
     methods = [_method(function, function.name in files_of) for function in found]
     files = {
         PACKAGE / "client" / "_generated_methods.py": CLIENT_HEAD + "".join("\n" + method for method in methods),
-        PACKAGE / "kv.py": KV_HEAD + "".join(_function(f) for f in found if f.name in KV_FUNCTIONS),
+        PACKAGE / "_generated_kv.py": KV_HEAD + "".join(_function(f) for f in found if f.name in KV_FUNCTIONS),
     }
     stale = []
     for path, source in files.items():

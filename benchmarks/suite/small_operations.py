@@ -22,8 +22,8 @@ from benchmarks.harness.payloads import Payload
 from benchmarks.harness.report import Row, Scale, against, compared, quantiles
 from benchmarks.harness.systems import System, Worker, raw_socket, system, workers
 from transfer_queue import interface as tq
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.current import CURRENT
 
 QUESTION = "How many small operations a second, and how long does each take?"
 NOTE = """Eight clients of a peer are four threads in each of two processes: side by side they gave what eight processes

@@ -25,8 +25,8 @@ from benchmarks.harness.machine import clocked
 from benchmarks.harness.report import Row, Scale, against, quantiles
 from benchmarks.harness.systems import System, Worker, asked, system, tell, workers
 from transfer_queue import interface as tq
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.current import CURRENT
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 

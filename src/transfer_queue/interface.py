@@ -11,24 +11,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.checkpoint import checkpoint_folder
-from transfer_queue.config.environment import address, process_environment, system_name
-from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
-from transfer_queue.config.settings import Settings
-from transfer_queue.config.validators import Boolean
-from transfer_queue.current import CURRENT, current_client, find_system
-from transfer_queue.current import attach as attach_to_running
-from transfer_queue.errors import (
-    AttachError,
-    CheckpointError,
-    InvalidArgumentError,
-    NotInitializedError,
-    StartError,
-    TransferQueueError,
-    UnitLostError,
-)
-from transfer_queue.kv import (
+from transfer_queue._generated_kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
     async_kv_batch_put,
@@ -42,9 +25,26 @@ from transfer_queue.kv import (
     kv_list,
     kv_put,
 )
+from transfer_queue.attachment import CURRENT, current_client, find_system
+from transfer_queue.attachment import attach as attach_to_running
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.checkpoint import checkpoint_folder
+from transfer_queue.config.environment import address, process_environment, system_name
+from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
+from transfer_queue.config.settings import Settings
+from transfer_queue.config.validators import Boolean
+from transfer_queue.errors import (
+    AttachError,
+    CheckpointError,
+    InvalidArgumentError,
+    NotInitializedError,
+    StartError,
+    TransferQueueError,
+    UnitLostError,
+)
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
-from transfer_queue.on_ray import launcher as on_ray
+from transfer_queue.ray_runtime import launcher as on_ray
 from transfer_queue.sampler.factory import sampler_object
 from transfer_queue.utils.installations import advice, overlaid, own_folder
 from transfer_queue.utils.logging_utils import get_logger

@@ -19,8 +19,8 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client.checkpoint import block_file, checkpoint_folder
-from transfer_queue.current import CURRENT
 
 CONTEXT = multiprocessing.get_context("fork")
 WIDTH = 512

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
-from transfer_queue.current import CURRENT
+from transfer_queue.attachment import CURRENT
 from transfer_queue.messages import AnyReply, UnitStatus
 from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.net.calls import Call

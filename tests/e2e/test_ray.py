@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import Onlooker
-from transfer_queue.current import CURRENT
 from transfer_queue.node.system.paths import runtime_dir
 
 ray = pytest.importorskip("ray")
@@ -148,7 +148,7 @@ class Worker:
         return system.description.pid, system.owned
 
     def _system(self, conf: object) -> Any:
-        from transfer_queue.current import CURRENT
+        from transfer_queue.attachment import CURRENT
 
         return CURRENT.system
 

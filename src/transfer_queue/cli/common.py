@@ -33,7 +33,7 @@ def _name(text: str) -> str:
 def found(name: str | None) -> RunningSystem:
     """The running system of this name; with RAY_ADDRESS, of that cluster first. AttachError where there is none."""
     from transfer_queue.node.system.launcher import find
-    from transfer_queue.on_ray import launcher as on_ray
+    from transfer_queue.ray_runtime import launcher as on_ray
 
     system = on_ray.find(name, on_ray.NAMESPACE, ATTACH_SECONDS) if on_ray.is_used("auto") else None
     system = system or find(name)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.dataloader.fetching import Batch
+from transfer_queue.dataloader.batch_fetcher import Batch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import SEPARATOR
 from transfer_queue.metadata import BatchMeta

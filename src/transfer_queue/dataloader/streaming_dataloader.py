@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from transfer_queue.dataloader.fetching import Batch
-from transfer_queue.dataloader.pinning import pinned
+from transfer_queue.dataloader.batch_fetcher import Batch
+from transfer_queue.dataloader.pinned_memory import pinned
 from transfer_queue.dataloader.streaming_dataset import Finish, Here, StreamingDataset
-from transfer_queue.dataloader.workers import Workers, begin_worker
+from transfer_queue.dataloader.worker_processes import Workers, begin_worker
 
 
 def as_it_is(item: Any) -> Any:

@@ -19,14 +19,11 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset, get_worker_info
 
+from transfer_queue.attachment import client_of
 from transfer_queue.client._generated_methods import Surface
 from transfer_queue.client.conversion import arguments
 from transfer_queue.config.environment import empty_batch_sleep_interval
-from transfer_queue.current import client_of
-from transfer_queue.dataloader.channel import Channel, Seat, is_orphan
-from transfer_queue.dataloader.delivery import acknowledge_again, digest, hand_back, lease_of, take_over
-from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
-from transfer_queue.dataloader.fetching import (
+from transfer_queue.dataloader.batch_fetcher import (
     Batch,
     FetchBatch,
     Fetcher,
@@ -34,7 +31,10 @@ from transfer_queue.dataloader.fetching import (
     default_fetch_batch_fn,
     sampling_of,
 )
+from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
+from transfer_queue.dataloader.lease_delivery import acknowledge_again, digest, hand_back, lease_of, take_over
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, chunks, pack, token_field
+from transfer_queue.dataloader.worker_channel import Channel, Seat, is_orphan
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 
@@ -181,7 +181,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def __iter__(self) -> Iterator[Any]:
         if self.seat is not None:
-            from transfer_queue.dataloader.workers import fetch_in_worker  # it needs this module
+            from transfer_queue.dataloader.worker_processes import fetch_in_worker  # it needs this module
 
             return fetch_in_worker(self, self.seat)
         return self.stream(Here())

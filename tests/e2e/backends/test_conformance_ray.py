@@ -17,7 +17,7 @@ import pytest
 
 import transfer_queue as tq
 from transfer_queue.errors import CapacityError, StartError
-from transfer_queue.on_ray.keepers import end_keeper, start_keeper
+from transfer_queue.ray_runtime.store_actors import end_keeper, start_keeper
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
 from transfer_queue.testing.conformance import StoreConformance
@@ -283,14 +283,14 @@ def test_a_keeper_that_is_killed_is_met_again(options: dict[str, Any], direct: A
 def test_what_cannot_start_says_why(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartError, match=r"backend\.RayStore\.capacity of .* lower it"):
         start_keeper(ray, "large", "tests", False, SECONDS, 1 << 60, LEAST)
-    monkeypatch.setattr("transfer_queue.on_ray.keepers.DirectKeeperActor", without_nixl())
+    monkeypatch.setattr("transfer_queue.ray_runtime.store_actors.DirectKeeperActor", without_nixl())
     with pytest.raises(StartError, match=r"pip install 'transfer_queue\[ray-direct\]'"):
         start_keeper(ray, "without", "tests", False, SECONDS, CAPACITY, LEAST)
 
 
 def without_nixl() -> type:
     """The actor where the package is missing."""
-    from transfer_queue.on_ray.direct_keeper import DirectKeeperActor
+    from transfer_queue.ray_runtime.direct_store_actor import DirectKeeperActor
 
     class Without(DirectKeeperActor):
         def __init__(self, *arguments: Any) -> None:

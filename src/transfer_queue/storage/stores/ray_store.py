@@ -1,4 +1,5 @@
-"""RayStore: blocks in Ray's object store, owned by an actor (`on_ray.keeper`), so that they outlive their writers.
+"""RayStore: blocks in Ray's object store, owned by an actor (`ray_runtime.block_store_actor`), so that they outlive
+their writers.
 
 A writer puts a block and names it to the actor, which puts it once more: what a process has put ends with it, and Ray
 has had no other way to give it away since 2.56. A reader asks the actor for all the references of a batch at once, and

@@ -41,8 +41,16 @@ from transfer_queue.node.system.launcher_protocol import Seat
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
 from transfer_queue.node.system.store_process import look_again
-from transfer_queue.on_ray.keepers import end_keeper
-from transfer_queue.on_ray.nodes import CALLS_AT_ONCE, FOLDERS, NodeOrder, Nodes, Place, all_nodes, folder_name
+from transfer_queue.ray_runtime.node_actors import (
+    CALLS_AT_ONCE,
+    FOLDERS,
+    NodeOrder,
+    Nodes,
+    Place,
+    all_nodes,
+    folder_name,
+)
+from transfer_queue.ray_runtime.store_actors import end_keeper
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.errors import StartError
-from transfer_queue.on_ray.direct_keeper import DirectKeeperActor, arena_bytes
-from transfer_queue.on_ray.keeper import KeeperActor
+from transfer_queue.ray_runtime.block_store_actor import KeeperActor
+from transfer_queue.ray_runtime.direct_store_actor import DirectKeeperActor, arena_bytes
 
 CALLS_AT_ONCE = 16
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import transfer_queue as tq
 from simulated import Start, numbers
-from transfer_queue.dataloader.delivery import hand_back
+from transfer_queue.dataloader.lease_delivery import hand_back
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import InvalidArgumentError

@@ -27,9 +27,9 @@ import transfer_queue as tq
 import warm
 from simulated import numbers, ragged, table
 from transfer_queue.dataloader import streaming_dataset
-from transfer_queue.dataloader.channel import Channel
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
+from transfer_queue.dataloader.worker_channel import Channel
 from transfer_queue.errors import BatchGoneError, StorageKeyNotFoundError
 
 pytestmark = [

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from transfer_queue.attachment import current_client
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
-from transfer_queue.current import current_client
 from transfer_queue.metadata import KVBatchMeta
 
 

@@ -12,10 +12,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from simulated import ragged, rows_of, same, table
 from transfer_queue.client._generated_methods import Surface
-from transfer_queue.dataloader.pinning import pinned
+from transfer_queue.dataloader.pinned_memory import pinned
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.dataloader.workers import Fetched
+from transfer_queue.dataloader.worker_processes import Fetched
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
 

@@ -13,7 +13,11 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
-from transfer_queue.dataloader.channel import (
+from transfer_queue.dataloader.batch_fetcher import Batch, Fetcher
+from transfer_queue.dataloader.lease_delivery import Ahead
+from transfer_queue.dataloader.pinned_memory import pinned
+from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
+from transfer_queue.dataloader.worker_channel import (
     GRACE_SECONDS,
     GRACE_SECONDS_OF_FETCHES,
     Begin,
@@ -22,10 +26,6 @@ from transfer_queue.dataloader.channel import (
     Seat,
     Turn,
 )
-from transfer_queue.dataloader.delivery import Ahead
-from transfer_queue.dataloader.fetching import Batch, Fetcher
-from transfer_queue.dataloader.pinning import pinned
-from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
 from transfer_queue.metadata import BatchMeta
 
 

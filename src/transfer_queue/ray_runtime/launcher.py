@@ -17,9 +17,9 @@ from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node.system import sampler_transfer
 from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.system.launcher import find as find_local
-from transfer_queue.on_ray.actor import ControllerActor, Order
-from transfer_queue.on_ray.keepers import end_keeper, start_keeper
-from transfer_queue.on_ray.nodes import FOLDERS, Place
+from transfer_queue.ray_runtime.controller_actor import ControllerActor, Order
+from transfer_queue.ray_runtime.node_actors import FOLDERS, Place
+from transfer_queue.ray_runtime.store_actors import end_keeper, start_keeper
 from transfer_queue.storage.stores.ray_direct import LEAST
 
 ACTOR = "TransferQueueController"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import StartError
-from transfer_queue.on_ray.keeper import Keeper
+from transfer_queue.ray_runtime.block_store_actor import Keeper
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, round_up
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.ray_direct import HOW, LEAST, NO_ROOM, NixlTransport, Offer, load, transport

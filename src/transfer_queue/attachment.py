@@ -15,7 +15,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import NotInitializedError
 from transfer_queue.node.system.launcher import RunningSystem, find
-from transfer_queue.on_ray import launcher as on_ray
+from transfer_queue.ray_runtime import launcher as on_ray
 
 
 class Current:
