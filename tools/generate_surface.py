@@ -34,12 +34,11 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
-from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.checkpoint.checkpoint_data import Cut
-from transfer_queue.client.operations.sample_operations import Operations, Readiness
+from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
+from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.client.conversion.arguments import ConsumedBy
+from transfer_queue.client.operations.sample_operations import Operations, Readiness
 from transfer_queue.messages import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -77,8 +76,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
 from transfer_queue.attachment import current_client
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
 from transfer_queue.metadata import KVBatchMeta
 '''
 
