@@ -30,7 +30,7 @@ help:
 	@echo "make contract-ray  the same under Ray"
 	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
 	@echo "make lint      ruff"
-	@echo "make types     mypy on the package, pyright on user code"
+	@echo "make types     mypy on the package, the fault simulation and the benchmarks; pyright on user code"
 	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); one alone, without the page:"
 	@echo "               .venv/bin/python -m benchmarks NAME"
 	@echo "make bench-peer  the same beside what a user would pick instead: Ray, and the PyPI package TransferQueue"

@@ -20,6 +20,10 @@ MODULES: dict[str, list[str] | None] = {
     "transfer_queue.sampler": None,
     "transfer_queue.sampler.balance": None,
     "transfer_queue.sampler.base": ["BaseSampler", "Deal", "RankConsistentSampler", "ReadyIndexes"],
+    "transfer_queue.storage.stores.base": ["Piece", "Store", "StoreAddress", "connect"],
+    "transfer_queue.testing": None,
+    "transfer_queue.testing.conformance": ["StoreConformance"],
+    "transfer_queue.utils.logging_utils": ["get_logger"],
 }
 """The modules of the public surface, each with its public names; None for `__all__`."""
 

@@ -13,6 +13,7 @@ import contextlib
 import doctest
 import inspect
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,13 @@ def run_docstring(docstring: str, names: dict[str, Any]) -> None:
     loop = asyncio.new_event_loop()
     try:
         for example in PARSER.get_examples(docstring):
-            if example.exc_msg is not None:
-                with pytest.raises(Exception) as raised:
-                    run_statement(example.source, names, loop)
-                got = f"{type(raised.value).__qualname__}: {raised.value}\n"
-                wanted = example.exc_msg.rpartition(".")[2] if "." in example.exc_msg.split(":")[0] else example.exc_msg
-            else:
+            if example.exc_msg is None:
                 got, wanted = run_statement(example.source, names, loop), example.want
+            else:
+                with pytest.raises(Exception) as raised:  # the docstring says which
+                    run_statement(example.source, names, loop)
+                got = f"{type(raised.value).__name__}: {raised.value}\n"
+                wanted = re.sub(r"^[\w.]+\.(\w+:)", r"\1", example.exc_msg)
             assert CHECKER.check_output(wanted, got, OPTIONS), f"{example.source}shows:\n{wanted}\nprints:\n{got}"
     finally:
         loop.close()

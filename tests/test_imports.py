@@ -177,6 +177,11 @@ def test_package_imports_nothing():
     assert [str(found) for found in here if found.top == "transfer_queue"] == []
 
 
+def test_package_imports_nothing_that_is_only_in_a_checkout():
+    """The wheel contains neither the tests nor the benchmarks."""
+    assert [str(found) for found in IMPORTS if found.top in {"tests", "benchmarks", "examples"}] == []
+
+
 def test_pure_parts_import_no_tensors():
     """core, sampler and wire import no torch, but for the client's side of the wire."""
     wrong = [

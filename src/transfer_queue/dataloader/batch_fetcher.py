@@ -33,10 +33,31 @@ def default_fetch_batch_fn(
     sampling_config: Mapping[str, Any],
     batch_index: int,
 ) -> tuple[TensorDictBase | None, BatchMeta]:
-    """One batch of a rank, (data, metadata); (None, an empty BatchMeta) where nothing is ready in polling mode.
+    """Fetch one batch of a rank, as a custom `fetch_batch_fn` may do.
 
-    sampling_config: {"dp_rank", "task_name"}, and "dp_size" if the dataset was made with one; batch_index and
-    partition_id are added to a copy of it.
+    Args:
+        tq_client: The client.
+        data_fields: The fields to fetch.
+        batch_size: The number of samples in the batch.
+        partition_id: The partition.
+        task_name: The task that consumes the samples.
+        sampling_config: {"dp_rank", "task_name"}, and "dp_size" if the dataset was made with one. It is not changed;
+            `batch_index` and `partition_id` are added to a copy.
+        batch_index: The number of the batch.
+
+    Returns:
+        (values, metadata); (None, empty metadata) if nothing is ready and `polling_mode` is set.
+
+    Raises:
+        WaitTimeoutError: See `TransferQueueClient.get_meta`.
+
+    Example:
+        >>> from transfer_queue.dataloader.streaming_dataset import default_fetch_batch_fn
+        >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> config = {"dp_rank": 0, "task_name": "update"}
+        >>> data, meta = default_fetch_batch_fn(client, ["reward"], 2, "train_0", "update", config, 0)
+        >>> data["reward"].tolist()
+        [0.0, 1.0]
     """
     sampling = {**sampling_config, "batch_index": batch_index, "partition_id": partition_id}
     meta = tq_client.get_meta(

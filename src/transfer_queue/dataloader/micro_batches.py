@@ -1,4 +1,4 @@
-"""What a batch is cut into: micro-batches by count or by token budget, as rows or packed. Data and metadata alike."""
+"""Functions that cut a batch into micro-batches, by count or by tokens, as rows or packed, data and metadata alike."""
 
 from __future__ import annotations
 
@@ -27,15 +27,21 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
     """Cut a batch into micro-batches, data and metadata at the same rows.
 
     Args:
-        td: The data, [rows].
+        td: The values, batch size [rows].
         batch_meta: The metadata of the same rows.
-        micro_batch_size: Rows of a micro-batch; the last one may be smaller.
+        micro_batch_size: The number of rows in a micro-batch; the last one may be smaller. Default: 1.
 
     Returns:
-        The micro-batches in order, (data, metadata) each. Their columns are views of the batch's columns.
+        The micro-batches in order, (values, metadata) each. Their columns are views of the batch's columns.
 
     Raises:
-        InvalidArgumentError: micro_batch_size is less than 1, or more than the batch has rows.
+        InvalidArgumentError: `micro_batch_size` is less than 1, or more than the rows of the batch.
+
+    Example:
+        >>> from transfer_queue.dataloader.streaming_dataset import chunk_batch_fn
+        >>> data = TensorDict({"reward": torch.arange(4)}, batch_size=4)
+        >>> [part["reward"].tolist() for part, _ in chunk_batch_fn(data, tq.BatchMeta(range(4), "train_0"), 2)]
+        [[0, 1], [2, 3]]
     """
     return list(chunks(td, batch_meta, micro_batch_size))
 
@@ -63,14 +69,23 @@ def chunk_by_tokens(
     max_rows: int | None = None,
     length_field: str | None = None,
 ) -> Iterator[Batch]:
-    """Cuts a batch into micro-batches of at most max_tokens tokens (and max_rows rows), in order, as few as that gives.
+    """Cut a batch into micro-batches of at most `max_tokens` tokens, in order, as few as this order allows.
 
-    A row of more than max_tokens is a micro-batch by itself. The length of a row is its tag "total_lengths", or, with
-    length_field, the length of that field's row (its value, where the field has a number a row); "x::y" names a field
-    of a nested TensorDict.
+    The length of a row is its tag "total_lengths". With `length_field` it is the length of that field's row, or its
+    value if the field has one number for each row; "x::y" names a field of a nested TensorDict.
+
+    Args:
+        td: The values, batch size [rows].
+        batch_meta: The metadata of the same rows.
+        max_tokens: The maximum number of tokens in a micro-batch. A longer row is a micro-batch by itself.
+        max_rows: The maximum number of rows in a micro-batch. Default: no limit.
+        length_field: The field that gives the lengths. Default: the tag "total_lengths".
+
+    Yields:
+        The micro-batches in order, (values, metadata) each.
 
     Raises:
-        InvalidArgumentError: a row has no such length.
+        InvalidArgumentError: A row does not have such a length.
     """
     lengths = row_lengths(td, length_field) if length_field is not None else _tagged_lengths(batch_meta)
     start = tokens = 0
@@ -83,21 +98,25 @@ def chunk_by_tokens(
 
 
 def pack(td: TensorDictBase, length_field: str) -> TensorDict:
-    """The rows as one row of concatenated tokens, as variable-length attention takes them.
+    """Return the rows as one row of concatenated tokens, as variable-length attention takes them.
 
-    td: [rows]. Fields whose rows have the lengths of `length_field`'s rows, [rows, j, ...], become [1, tokens, ...]
-    (ragged in another dimension: concatenated there), those of nested TensorDicts too; the others stay as they are,
-    one value a row. Added are
+    Fields whose rows have the same lengths as those of `length_field`, [rows, j, ...], become [1, tokens, ...]
+    (concatenated along their ragged dimension), also inside nested TensorDicts. Other fields keep one value for each
+    row. These fields are added:
 
-        cu_seqlens    int32 [rows + 1], where each row begins, and the end of the last
-        position_ids  int64 [1, tokens], from 0 in each row; a packed field of this name stays as it is
-        max_seqlen    int, the longest row
+    - "cu_seqlens": int32 [rows + 1], where each row begins, and the end of the last one.
+    - "position_ids": int64 [1, tokens], from 0 in each row; an existing field of this name is kept.
+    - "max_seqlen": int, the length of the longest row.
+
+    Args:
+        td: The values, batch size [rows].
+        length_field: A field of token rows.
 
     Returns:
-        A TensorDict of batch_size [], since its values have no dimension in common.
+        A TensorDict of batch size [], because its values have no dimension in common.
 
     Raises:
-        InvalidArgumentError: length_field is no field of token rows; a field has one of the names added.
+        InvalidArgumentError: `length_field` does not have token rows, or a field has one of the added names.
     """
     taken = {"cu_seqlens", "max_seqlen"} & set(td.keys())
     if taken:

@@ -1,4 +1,4 @@
-"""StreamingDataLoader: torch's DataLoader over a StreamingDataset, whose items are batches already."""
+"""StreamingDataLoader: torch's DataLoader over a StreamingDataset, whose items are already batches."""
 
 from __future__ import annotations
 
@@ -17,28 +17,49 @@ from transfer_queue.dataloader.worker_processes import Workers, begin_worker
 
 
 def as_it_is(item: Any) -> Any:
-    """The items of a StreamingDataset are micro-batches; nothing is left to collate."""
+    """Return the item. The items of a StreamingDataset are micro-batches, so nothing is left to collate."""
     return item
 
 
 class _WorkerLoader(DataLoader):  # type: ignore[type-arg]
-    """Torch's loader of whole batches, inside of a StreamingDataLoader."""
+    """Torch's loader of whole batches, inside a StreamingDataLoader."""
 
     def check_worker_number_rationality(self) -> None:
-        """The outer loader has said it."""
+        """Do nothing, because the outer loader has already warned."""
 
 
 class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
-    """Yields what its dataset yields, the same sequence with any number of workers.
+    """Yield the items of a StreamingDataset, in the same order with any number of workers.
 
-    Arguments are torch's. collate_fn is called with each item. Workers fetch whole batches ahead, and call
-    process_batch_fn and collate_fn; the process that iterates cuts micro-batches, and owns the place: `reset`, `step`,
-    `get_buffer` and `state_dict` are about what it has received. Without persistent_workers the workers end with the
-    iteration. Batches that they had fetched, and that were not received, are asked for again by the next: a
-    rank-consistent sampler gives the same ones, with other samplers they are lost.
+    The arguments are those of torch's DataLoader. Workers fetch whole batches ahead, and call `process_batch_fn` and
+    `collate_fn`. The process that iterates cuts micro-batches and owns the position: `reset`, `step`, `get_buffer` and
+    `state_dict` concern what it has received. Without `persistent_workers` the workers end with the iteration. Batches
+    that they had fetched and that were not received are fetched again by the next iteration: a rank-consistent sampler
+    returns the same ones, and with other samplers they are lost.
+
+    Args:
+        dataset: The dataset.
+        num_workers: The number of worker processes; 0 fetches in this process. Default: 0.
+        collate_fn: A function that is called with each item. Default: items are not changed.
+        pin_memory: True to return items in page-locked memory, if there is an accelerator. Default: False.
+        worker_init_fn: A function that each worker calls first, with its number. Default: none.
+        multiprocessing_context: How workers are started; see torch's DataLoader. Default: torch's default.
+        prefetch_factor: The number of batches that each worker fetches ahead. Default: 2.
+        persistent_workers: True to keep the workers after an iteration. Default: False.
+        pin_memory_device: The device for which memory is page-locked. Default: the accelerator.
+
+    Example:
+        >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> client.seal("train_0")
+        >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+        >>> for data, meta in tq.StreamingDataLoader(dataset):
+        ...     print(data["reward"].tolist())
+        [0.0]
+        [1.0]
     """
 
     dataset: StreamingDataset
+    """The dataset that it iterates over."""
 
     def __init__(
         self,
@@ -69,7 +90,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         )
 
     def __iter__(self) -> Any:
-        """Goes on where the last iteration was left. Workers start here, not with the first item."""
+        """Continue where the last iteration stopped. Workers start here, not with the first item."""
         self.dataset.check()
         self.dataset.learn_dp_size()
         pinning = self._can_pin()
@@ -83,29 +104,74 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         return self._received(workers, self._finish(pinning))
 
     def reset(self) -> None:
-        """Goes back to the first batch of the buffer; what follows is what it keeps, then what is fetched."""
+        """Go back to the first batch of the buffer. The buffered batches are replayed before new ones are fetched.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+            >>> tq.StreamingDataLoader(dataset).reset()
+        """
         self.dataset.reset()
 
     def step(self, partition_id: str) -> None:
-        """Moves on to another partition; what was fetched is forgotten."""
+        """Continue with another partition, from its first batch. The buffer is emptied.
+
+        Args:
+            partition_id: The partition.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+            >>> tq.StreamingDataLoader(dataset).step("train_1")
+            >>> dataset.partition_id
+            'train_1'
+        """
         self.dataset.step(partition_id)
         self._direct()
 
     def get_buffer(self) -> list[Batch]:
-        """The whole batches received, as far as the dataset keeps them."""
+        """Return the whole batches that were received and are kept.
+
+        Returns:
+            The list `dataset.buffer` of (TensorDict, BatchMeta).
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+            >>> tq.StreamingDataLoader(dataset).get_buffer()
+            []
+        """
         return self.dataset.buffer
 
     def state_dict(self) -> dict[str, Any]:
-        """The place: which item comes next, whatever workers have fetched ahead. See `StreamingDataset.state_dict`."""
+        """Return the position: which item is next. See `StreamingDataset.state_dict`.
+
+        Returns:
+            The position, a small dict of plain values.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+            >>> tq.StreamingDataLoader(dataset).state_dict()["batch_index"]
+            0
+        """
         return self.dataset.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes to a place that `state_dict` gave, also one of another number of workers."""
+        """Go to a position, also one that was saved with another number of workers.
+
+        Args:
+            state_dict: What `state_dict` returned.
+
+        Raises:
+            InvalidArgumentError: See `StreamingDataset.load_state_dict`.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+            >>> loader = tq.StreamingDataLoader(dataset)
+            >>> loader.load_state_dict(loader.state_dict())
+        """
         self.dataset.load_state_dict(state_dict)
         self._direct()
 
     def _direct(self) -> None:
-        """Tells workers that have outlived an iteration at once, so that they fetch no more of what was left."""
+        """Send persistent workers to the new position at once, so that they stop fetching for the old one."""
         if self._workers is not None:
             self._workers.direct(self.dataset, later=True)
 
@@ -137,14 +203,14 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         return None if self.collate_fn is as_it_is else self.collate_fn
 
     def _finish(self, pinning: bool) -> Finish | None:
-        """What is done here with an item that no worker has made."""
+        """Return what is done here with an item that no worker has made."""
         collate = self._collate()
         if collate is None:
             return pinned if pinning else None
         return (lambda item: pinned(collate(item))) if pinning else collate
 
     def _can_pin(self) -> bool:
-        """Whether memory shall and can be pinned; a warning where it cannot, as torch gives it."""
+        """Return whether memory is to be page-locked and can be. Warns if it cannot, as torch does."""
         if not self.pin_memory:
             return False
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

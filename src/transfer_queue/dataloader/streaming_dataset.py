@@ -1,11 +1,11 @@
-"""StreamingDataset: an iterable over a rank's batches that yields a micro-batch the moment its batch exists.
+"""StreamingDataset: an iterable over a rank's batches that yields each micro-batch as soon as its batch is ready.
 
-It waits at the controller, not by sleeping: a fetch that cannot be met is parked there, and the publish that
-completes it answers it. TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL only bounds one such wait, so that a
-dropped connection, or a custom fetch function that refuses what is ready, is looked after.
+The dataset waits at the controller and does not poll: a fetch that cannot be met is parked there, and is answered after
+the put that completes it. TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL only limits the length of one such wait, so
+that the dataset notices a lost connection, or a custom fetch function that refuses what is ready.
 
-The dataset owns the place: which item comes next. Every iteration goes on from there, in the process that iterates;
-the workers of a StreamingDataLoader fetch ahead and know of no place but the batch that they were told to begin at.
+The dataset owns the position, which says which item is next. Every iteration continues from there, in the process that
+iterates. The workers of a StreamingDataLoader fetch ahead, and know only the batch at which they were told to begin.
 """
 
 from __future__ import annotations
@@ -54,58 +54,78 @@ _AT_IMPORT = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
 
 
 class Delivery(NamedTuple):
-    """What a source has for a batch. batch: None where nothing came yet, or its data is not kept.
-
-    items: the items of the batch, finished; None where they are still to be cut. ended: no batch will come.
-    held: its metadata, where its samples stay until the task has finished them (`create_partition(free_when=...)`), or
-    are to be acknowledged.
-    """
+    """What a source returns for a batch."""
 
     batch: Batch | None = None
+    """The batch; None if nothing is ready yet, or if its data is not kept."""
     items: Sequence[Any] | None = None
+    """The finished items of the batch; None if they are still to be cut."""
     ended: bool = False
+    """True if there will be no further batch."""
     held: BatchMeta | None = None
+    """The metadata of a batch whose samples must still be finished (`create_partition(free_when=...)`) or acknowledged.
+    """
 
 
 class Source(Protocol):
     """Where batches come from: this process, or workers."""
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
-        """The batch at the dataset's place, after a wait."""
+        """Wait for the batch at the dataset's position and return it."""
 
 
 class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
-    """Yields a rank's `(TensorDict, BatchMeta)` micro-batches as they become ready.
+    """Yield a rank's `(TensorDict, BatchMeta)` micro-batches as they become ready.
 
-    config: what `init` returned (or a controller's get_config); None means the attached system; a client is used as
-    it is. batch_size: rows of a batch of this rank; micro_batch_size: rows of what is yielded, at most batch_size; the
-    remainder of a sealed partition may be smaller. All datasets of the same task_name, partition_id and dp_rank
-    (replicas) get the same batches, where the system's sampler is rank-consistent.
-    should_check_consumption_status: end once the partition is consumed, instead of streaming until it is sealed.
-    fetch_batch_fn: see `default_fetch_batch_fn`. process_batch_fn(data, meta, micro_batch_size=...): gives the items
-    that are yielded instead of micro-batches.
-    max_tokens: cuts micro-batches of at most so many tokens (and micro_batch_size rows), see `chunk_by_tokens`; how
-    many there are then differs from rank to rank. pack: yields each micro-batch as one row of concatenated tokens, see
-    `pack`. length_field: whose rows' lengths count for both; None: the tag "total_lengths" counts, and what is packed
-    is the first field of data_fields that has token rows, with those of the same lengths.
-    keep_batches: how many batches the buffer keeps, the newest ones; None: all; 0: none, for endless streams.
-    delivery: "at_most_once": what is fetched is consumed. "at_least_once": it is claimed for lease_seconds at a time,
-    and acknowledged when the process that iterates asks for the first item after the batch; before that, whatever
-    happens to the process, it is delivered again. A fetch_batch_fn passes lease= to get_meta by itself for that.
-    dp_size: the number of dp_ranks, or a process group or one-dimensional DeviceMesh of them. A rank-consistent sampler
-    then deals one batch to every rank at a time, so that no rank takes samples that another one needs, however far its
-    workers fetch ahead. None: the sampler's own dp_size; if it has none, the number of dp_ranks that the processes of
-    torch.distributed have, if it is initialized and each process has a dataset of this task. If the number is not
-    known, batches are dealt to the rank that asks (docs/architecture.md, "Ranks").
+    All datasets with the same task_name, partition_id and dp_rank (rank replicas) get the same batches if the system's
+    sampler is rank-consistent.
 
-    buffer: whole batches fetched, (TensorDict, BatchMeta), which `reset` replays. batch_index: the next one to
-    replay or fetch.
+    By default the stream is endless: it ends when the partition is sealed and everything is dealt. A new iteration
+    continues where the last one stopped, also in the middle of a batch. In a plain DataLoader with workers each worker
+    has its own position, and worker w of n fetches the batches w, w + n, w + 2n, ... of the rank.
 
-    Iterating anew goes on where the last iteration was left, in the middle of a batch too. In a plain DataLoader with
-    workers each has a place of its own; worker w of n fetches the batches w, w + n, w + 2n, ... of the rank.
+    Args:
+        config: What `init` returned (or `get_config` of the controller); None for the attached system. A client is used
+            directly.
+        batch_size: The number of samples in a batch of this rank. The remainder after a seal may be smaller.
+        micro_batch_size: The number of samples in a micro-batch, at most `batch_size`.
+        data_fields: The fields to fetch.
+        partition_id: The partition.
+        task_name: The task that consumes the samples.
+        dp_rank: The data-parallel rank, from 0.
+        should_check_consumption_status: True to end as soon as the task has consumed the whole partition. Default:
+            False.
+        fetch_batch_fn: A function that fetches a batch; see `default_fetch_batch_fn`. Default: a claim that waits at
+            the controller.
+        process_batch_fn: A function `(data, meta, micro_batch_size=...)` that returns the items to yield instead of
+            micro-batches. Default: micro-batches.
+        max_tokens: The maximum number of tokens in a micro-batch; see `chunk_by_tokens`. The number of micro-batches
+            then differs between ranks. Default: no limit.
+        pack: True to yield each micro-batch as one row of concatenated tokens; see `pack`. Default: False.
+        length_field: The field whose row lengths count for `max_tokens` and `pack`. Default: the tag "total_lengths"
+            counts, and `pack` uses the first of `data_fields` that has token rows, with those of the same lengths.
+        keep_batches: The number of batches that the buffer keeps, the newest ones; 0 for endless streams. Default: all.
+        delivery: "at_most_once": a fetched batch is consumed. "at_least_once": it is claimed under a lease, and
+            acknowledged when the process that iterates asks for the first item after it; until then it is delivered
+            again whatever happens to the process. A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
+            Default: "at_most_once".
+        lease_seconds: The length of a lease; the dataset renews it. Default: 30 s.
+        dp_size: The number of ranks, or a process group or one-dimensional DeviceMesh of them. A rank-consistent
+            sampler then deals one batch to every rank at a time, so that no rank takes samples that another one needs,
+            however far its workers fetch ahead. Default: the `dp_size` of the sampler; if it has none, the number of
+            ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
+            number is not known, batches are dealt to the rank that asks (docs/architecture.md, "Ranks").
 
     Raises:
-        InvalidArgumentError: micro_batch_size < 1, no data_fields, dp_rank < 0, or other arguments that cannot be.
+        InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
+            another argument is not valid.
+
+    Example:
+        >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+        >>> client.seal("train_0")
+        >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+        >>> [data["reward"].tolist() for data, meta in dataset]
+        [[0.0], [1.0]]
     """
 
     def __init__(
@@ -141,32 +161,52 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items by itself: leave out max_tokens and pack")
         self.config = config
+        """The configuration or client that names the system; None for the attached system."""
         self.batch_size = batch_size
+        """The number of samples in a batch of this rank."""
         self.micro_batch_size = micro_batch_size
+        """The number of samples in a micro-batch."""
         self.data_fields = arguments.names(data_fields, "data_fields")
+        """The fields to fetch."""
         self.partition_id = partition_id
         """The partition; `step` changes it."""
+        """The partition; `step` changes it."""
         self.task_name = task_name
+        """The task that consumes the samples."""
         self.dp_rank = dp_rank
+        """The data-parallel rank."""
         self.should_check_consumption_status = should_check_consumption_status
+        """Whether the iteration ends as soon as the task has consumed the whole partition."""
         self.fetch_batch_fn = fetch_batch_fn
+        """The function that fetches a batch; None for the default."""
         self.process_batch_fn = process_batch_fn
+        """The function that makes the items of a batch; None for micro-batches."""
         self.max_tokens = max_tokens
+        """The maximum number of tokens in a micro-batch; None for no limit."""
         self.pack = pack
+        """Whether each micro-batch is one row of concatenated tokens."""
         self.length_field = None if length_field is None else arguments.names([length_field], "length_field")[0]
+        """The field whose row lengths count; None for the tag "total_lengths"."""
         self.keep_batches = keep_batches
+        """The number of batches that the buffer keeps; None for all."""
         self.dp_size = checked_dp_size(dp_size, dp_rank)
+        """The number of ranks that was given; None if it was not."""
         self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
         self._learned_dp_size: int | None = None
         self.delivery = delivery
+        """"at_most_once" or "at_least_once"."""
         self.lease_seconds = lease_seconds
+        """The length of a lease in seconds."""
         self._lease = lease_of(delivery, lease_seconds)
         self._tq_client: Surface | None = None
         self._found: Surface | None = None  # the client that `_create_client` of this class has set
         self.buffer: list[Batch] = []
         """The whole batches that were fetched, which `reset` replays."""
+        """The whole batches that were fetched, which `reset` replays."""
         self.batch_index = 0
+        """The number of the next batch to replay or fetch."""
         self.moves = 0  # how often `step` or `load_state_dict` has changed the place
+        """How often `step` or `load_state_dict` has changed the position."""
         self._kept_from = 0  # the number of the first batch of the buffer
         self._open: _Items | None = None  # of the batch before batch_index; None once its last item was given
         self._skip = 0  # items of the next batch that were given already
@@ -176,7 +216,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._owed: tuple[str, int, int] | None = None
         # of a copy in a worker of a StreamingDataLoader: how it hears from there, and the loader's collate_fn
         self.channel: Channel | None = None
+        """In a copy for a worker of a StreamingDataLoader: how the worker receives orders; otherwise None."""
         self.seat: Seat | None = None
+        """In a worker of a StreamingDataLoader: the worker's end of the channel; otherwise None."""
         self._collate: Finish | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -187,7 +229,23 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return self.stream(Here())
 
     def stream(self, source: Source, finish: Finish | None = None) -> Iterator[Any]:
-        """The items from the place on, batches coming from this source; finish: what is done with each item."""
+        """Yield the items from the position on, from the batches of a source.
+
+        Args:
+            source: Where batches come from.
+            finish: A function that is applied to each item. Default: none.
+
+        Yields:
+            The items.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.seal("train_0")
+            >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> from transfer_queue.dataloader.streaming_dataset import Here
+            >>> len(list(dataset.stream(Here())))
+            1
+        """
         self.check()
         self.learn_dp_size()
         while True:
@@ -200,7 +258,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 return
 
     def _through(self) -> None:
-        """Says that who iterates is through with the batch before."""
+        """Finish or acknowledge the previous batch."""
         if self._owed is not None:
             partition_id, number, rows = self._owed
             wanted = {
@@ -222,7 +280,17 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._held = None
 
     def reset(self) -> None:
-        """Goes back to the first batch of the buffer; what follows is what it keeps, then what is fetched."""
+        """Go back to the first batch of the buffer. The buffered batches are replayed before new ones are fetched.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.seal("train_0")
+            >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> first = list(dataset)
+            >>> dataset.reset()
+            >>> len(list(dataset))
+            1
+        """
         if self.buffer:
             if self._held is not None and self._held._leases:
                 self._held = None  # it is acknowledged when it was replayed
@@ -230,13 +298,31 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._open, self._skip = None, 0
 
     def step(self, partition_id: str) -> None:
-        """Moves on to another partition; what was fetched is forgotten."""
+        """Continue with another partition, from its first batch. The buffer is emptied.
+
+        Args:
+            partition_id: The partition.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> dataset.step("train_1")
+            >>> dataset.partition_id, dataset.batch_index
+            ('train_1', 0)
+        """
         self._go_to(partition_id, 0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place: which item comes next. Small, and of plain values.
+        """Return the position: which item is next.
 
-        It stands for what was yielded by the process that iterates, whatever workers have fetched ahead.
+        It describes what the iterating process has received, whatever workers have fetched ahead.
+
+        Returns:
+            The position, a small dict of plain values.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> dataset.state_dict()["batch_index"]
+            0
         """
         number, given = self._place()
         worker = get_worker_info()
@@ -251,14 +337,23 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes to a place that `state_dict` gave: the rest of its batch, which is asked for again, and then the next.
+        """Go to a position: the rest of its batch, which is fetched again, and then the next batches.
 
-        With a rank-consistent sampler it is the same batch, as long as one of its rows lives; once all are cleared,
-        going on in the middle of it is a BatchGoneError. With other samplers the batch was dealt once and for all.
+        With a rank-consistent sampler it is the same batch as long as one of its samples exists; when all are cleared,
+        continuing in the middle of it raises BatchGoneError. Other samplers do not deal the same batch again.
+
+        Args:
+            state_dict: What `state_dict` returned.
 
         Raises:
-            InvalidArgumentError: the state is of another version, task, dp_rank or worker, or it lies in the middle
-                of a batch that was cut otherwise.
+            InvalidArgumentError: The state is of another version, task, dp_rank or worker, or is in the middle of a
+                batch that was cut in another way.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> dataset.load_state_dict({**dataset.state_dict(), "batch_index": 3})
+            >>> dataset.batch_index
+            3
         """
         if not isinstance(state_dict, Mapping):
             raise InvalidArgumentError(f"a state is what state_dict() gave, and not a {type(state_dict).__name__}")
@@ -281,7 +376,24 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._owed = None if owed is None or self._lease is None else tuple(owed)
 
     def cut(self, data: TensorDictBase, meta: BatchMeta) -> Iterable[Any]:
-        """The items of a batch."""
+        """Return the items of a batch.
+
+        Args:
+            data: The values of the batch.
+            meta: Its metadata.
+
+        Returns:
+            The items: micro-batches, or what `process_batch_fn` returns.
+
+        Raises:
+            InvalidArgumentError: The batch cannot be cut in this way.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> data = TensorDict({"reward": torch.arange(4)}, batch_size=4)
+            >>> [part["reward"].tolist() for part, _ in dataset.cut(data, tq.BatchMeta(range(4), "train_0"))]
+            [[0, 1], [2, 3]]
+        """
         if self.process_batch_fn is not None:
             return self.process_batch_fn(data, meta, micro_batch_size=self.micro_batch_size)
         size = self.micro_batch_size
@@ -296,7 +408,14 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return ((pack(piece, field), rows) for piece, rows in pieces)
 
     def check(self) -> None:
-        """Raises InvalidArgumentError where no batch could be cut as wanted."""
+        """Check that batches can be cut and delivered as requested.
+
+        Raises:
+            InvalidArgumentError: They cannot.
+
+        Example:
+            >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).check()
+        """
         if self.process_batch_fn is None and self.fetch_batch_fn is None and self.micro_batch_size > self.batch_size:
             raise InvalidArgumentError(
                 f"micro_batch_size ({self.micro_batch_size}) is more than batch_size ({self.batch_size})"
@@ -309,7 +428,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             )
 
     def learn_dp_size(self) -> None:
-        """Find the number of dp_ranks, before the first batch is fetched, if `dp_size` was not given."""
+        """Find the number of ranks before the first batch is fetched, if `dp_size` was not given.
+
+        Example:
+            >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).learn_dp_size()
+        """
         if self.dp_size is None and self._census is not None and self.fetch_batch_fn is None:
             self._learned_dp_size, self._census = self._census.answer(), None
 
@@ -318,7 +441,17 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return self.dp_size if self.dp_size is not None else self._learned_dp_size
 
     def fetcher(self, ask: Callable[..., Any] = ask_blocking) -> Fetcher:
-        """Fetches this dataset's batches, in this process."""
+        """Return the object that fetches this dataset's batches in this process.
+
+        Args:
+            ask: The function that runs an operation that waits. Default: in this thread.
+
+        Returns:
+            The fetcher.
+
+        Example:
+            >>> fetcher = tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).fetcher()
+        """
         return Fetcher(
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
@@ -326,14 +459,30 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         )  # fmt: skip
 
     def client(self) -> Surface:
-        """Return the client that this dataset fetches with, in this process: `_tq_client`, created at its first use."""
+        """Return the client that this dataset fetches with in this process. It is created at its first use.
+
+        Returns:
+            The client.
+
+        Example:
+            >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).client() is client
+            True
+        """
         if self._tq_client is None or (self._tq_client is self._found and self._find_client() is not self._found):
             self._create_client()
         assert self._tq_client is not None
         return self._tq_client
 
     def interval(self) -> float:
-        """Return the longest time in seconds that a request of the dataset waits before it is repeated."""
+        """Return the longest time that a request of this dataset waits before it is repeated.
+
+        Returns:
+            The time in seconds.
+
+        Example:
+            >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).interval()
+            1.0
+        """
         replaced = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
         return max(replaced if replaced != _AT_IMPORT else empty_batch_sleep_interval(), LEAST_WAIT)
 
@@ -349,15 +498,41 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return self.config if isinstance(self.config, Surface) else client_of(self.config)
 
     def for_workers(self, channel: Channel, collate: Finish | None) -> StreamingDataset:
-        """A copy that fetches whole batches in workers, as the channel tells, and there makes what items it can."""
+        """Return a copy that fetches whole batches in workers.
+
+        Args:
+            channel: How the workers receive orders.
+            collate: The `collate_fn` of the loader; None if it has none.
+
+        Returns:
+            The copy.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> dataset.for_workers(None, None).batch_size
+            4
+        """
         twin = copy.copy(self)
         twin.channel, twin._collate = channel, collate
         return twin
 
     def items_in_worker(self, data: TensorDictBase, meta: BatchMeta) -> list[Any] | None:
-        """The items of a batch, where functions of the user's make them; None where it is only cut.
+        """Return the items of a batch if user functions make them; None if the batch is only cut.
 
-        Cutting makes views, and one batch crosses to the loader's process in a fifth of the time of its pieces.
+        Cutting makes views, and one batch is sent to the loader's process in a fifth of the time of its pieces.
+
+        Args:
+            data: The values of the batch.
+            meta: Its metadata.
+
+        Returns:
+            The items, or None.
+
+        Example:
+            >>> dataset = tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0)
+            >>> data = TensorDict({"reward": torch.arange(4)}, batch_size=4)
+            >>> print(dataset.items_in_worker(data, tq.BatchMeta(range(4), "train_0")))
+            None
         """
         if self.process_batch_fn is None and self._collate is None:
             return None
@@ -365,7 +540,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return list(items if self._collate is None else map(self._collate, items))
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on at the same place; it has an empty buffer, and asks for an open batch again."""
+        """Return the state of a copy at the same position: its buffer is empty, and it fetches an open batch again."""
         number, given = self._place()
         return {
             **vars(self),
@@ -383,7 +558,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         }
 
     def _place(self) -> tuple[int, int]:
-        """(number of the batch of the next item, how many of its items were given)."""
+        """Return (number of the batch of the next item, how many of its items were yielded)."""
         return (self.batch_index, self._skip) if self._open is None else (self.batch_index - 1, self._open.given)
 
     def _cut_by(self) -> list[Any]:
@@ -402,7 +577,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.moves += 1
 
     def _open_next(self, source: Source, finish: Finish | None) -> bool:
-        """Opens the batch at the place, if there is one after a wait; False where none will come."""
+        """Open the batch at the position, if there is one after a wait. Return False if there will be none."""
         kept = self.batch_index - self._kept_from
         if 0 <= kept < len(self.buffer):
             self._held = self._unacked.get(self.batch_index)
@@ -427,7 +602,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return True
 
     def _take(self, opened: _Items) -> Any:
-        """The next item. The place is behind it already: behind the batch, where it is the last."""
+        """Return the next item. The position is already after it, or after the batch if it is the last."""
         try:
             item = opened.take()
         except Exception:
@@ -448,7 +623,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.batch_index += 1
 
     def _keep(self, batch: Batch) -> None:
-        """Puts the batch at the place into the buffer; the oldest one goes where it is full."""
+        """Put the batch at the position into the buffer. The oldest one is removed if the buffer is full."""
         self.buffer.append(batch)
         if self.keep_batches is not None:
             del self.buffer[: max(0, len(self.buffer) - self.keep_batches)]
@@ -488,13 +663,13 @@ class _Items:
 
 
 class Here:
-    """Fetches in this process."""
+    """Fetches batches in this process."""
 
     def __init__(self) -> None:
         self._fetcher: Fetcher | None = None
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
-        """The batch at the dataset's place, or nothing after the interval."""
+        """Return the batch at the dataset's position, or nothing after the interval."""
         if self._fetcher is None:
             self._fetcher = dataset.fetcher()
         worker, number = get_worker_info(), dataset.batch_index

@@ -1,7 +1,7 @@
 """A whole system in one process, deterministic by its seed, for tests of this package and of its users.
 
-`cluster.Cluster` runs the production controller, storage unit and client operations over a virtual network and a
-virtual clock: nothing sleeps, no socket is opened, and a seed replays a run.
+`Cluster` runs the production controller, storage units and client operations over a virtual network and a virtual
+clock: nothing sleeps, no socket is opened, and a seed repeats a run exactly.
 """
 
 from transfer_queue.testing.cluster import Cluster

@@ -1,8 +1,8 @@
-"""Controller, storage unit and clients in one process, over a virtual network and clock.
+"""Cluster: controller, storage units and clients in one process, over a virtual network and clock.
 
-The code that runs is the production's: the core, the unit, the client's operations with its session, space and
-codec, real frames, and a real arena file in a folder of the caller's. Only sockets, the clock and the kernel's
-locks are stood in for.
+The code that runs is that of production: the core, the unit, the client's operations with its session, allocator and
+codec, real frames, and real arena files in a folder of the caller. Only sockets, the clock and the locks of the kernel
+are simulated.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 
 
 def arena_of(unit: StorageUnit) -> Arena:
-    """The arena of a simulated unit."""
+    """Return the arena of a simulated unit."""
     assert isinstance(unit.room, ArenaRoom)
     return unit.room.arena
 
@@ -75,26 +75,37 @@ def _defaults() -> Settings:
 
 
 def registration(address: str, name: str, arena: Arena, leased: bytes) -> RegisterUnit:
-    """What a unit with this arena registers with."""
+    """Return the request with which a unit with this arena registers."""
     newer = arena.extents.next_extent
     about = arena.boot_id, name, "", leased, newer
     return RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
 
 
 def room_of(arena: Arena) -> ArenaRoom:
-    """Of an arena in memory or on disk."""
+    """Return the pool over an arena in memory or on disk."""
     return DiskRoom(arena) if arena.tier == DISK else ArenaRoom(arena)
 
 
 class Cluster:
-    """A system of one controller and storage units, one or more. folder: an empty one, for the arenas.
+    """A simulated system of one controller and one or more storage units.
 
-    conf: its `num_data_storage_units`, `replicas` and `offload` count too. arena_bytes: of each unit in memory. units:
-    by the places where they answer, which are their numbers while none is lost. unit: the first one.
+    Args:
+        folder: An empty folder for the arenas.
+        seed: Determines the order in which messages arrive. Default: 0.
+        sampler: The sampler of the system. Default: a SequentialSampler.
+        conf: The configuration; its `num_data_storage_units`, `replicas` and `offload` have an effect. Default: the
+            defaults.
+        arena_bytes: The size of the arena of each unit in memory. Default: 64 MiB.
 
-    seed: draws the order in which messages arrive. `run` delivers until nothing is on its way, `advance` lets time
-    pass and ticks the servers, `later` has something done at a time to come. `check` verifies the invariants and
-    that replaying the records gives the same state.
+    Example:
+        >>> from pathlib import Path
+        >>> from transfer_queue.testing import Cluster
+        >>> with Cluster(Path.cwd(), seed=1) as cluster:
+        ...     simulated = cluster.client("trainer")
+        ...     meta = simulated.kv_put("a", "train_0", {"reward": torch.tensor(1.0)})
+        ...     simulated.kv_list("train_0")
+        ...     cluster.check()
+        {'train_0': {'a': {}}}
     """
 
     def __init__(
@@ -106,8 +117,11 @@ class Cluster:
         arena_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.clock = VirtualClock()
+        """The virtual clock."""
         self.network = Network(seed)
+        """The simulated network."""
         self.held = HeldSlots()
+        """The simulated locks of writer slots."""
         if isinstance(conf, Settings):
             settings = conf
         else:
@@ -122,6 +136,7 @@ class Cluster:
             marks=Watermarks(settings.offload_high, settings.offload_low),
             values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
         )
+        """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1)
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
@@ -129,11 +144,15 @@ class Cluster:
             StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), Slots(n, self.held))
             for n, (tier, size) in enumerate(tiers)
         ]
+        """The storage units, by their numbers."""
         self.loaded = LoadedStates(folder / "loaded", sync=False)
+        """The journal's copies of loaded states."""
         self.states = StateFiles(folder / "states", self.loaded)
+        """The state files of checkpoints."""
         for each in (self.states.folder, self.loaded.folder):
             each.mkdir(parents=True)
         self.records: list[AnyRecord] = []
+        """All records so far."""
         self._clients: list[Client] = []
         self._readers: dict[int, FrameReader] = {}
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
@@ -152,13 +171,33 @@ class Cluster:
         self._from_unit(unit, registration("unit", f"unit-{unit.number}", arena_of(unit), unit.register()))
 
     def client(self, name: str) -> Client:
-        """A new client."""
+        """Return a new client.
+
+        Args:
+            name: Its id.
+
+        Returns:
+            The client.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> with Cluster(Path.cwd()) as cluster:
+            ...     cluster.client("trainer").get_partition_list()
+            []
+        """
         client = Client(self, name)
         self._clients.append(client)
         return client
 
     def close(self) -> None:
-        """Lets go of the arena's files, which stay in their folder."""
+        """Close the files of the arenas, which stay in their folder.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> Cluster(Path.cwd()).close()
+        """
         for client in self._clients:
             for arena in client.state._arenas.values():
                 arena.close()
@@ -176,19 +215,54 @@ class Cluster:
     # ------------------------------------------------------------ time
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Delivers messages until the condition holds, or until none is on its way."""
+        """Deliver messages until a condition is met, or until no message is on its way.
+
+        Args:
+            until: The condition. Default: none.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> with Cluster(Path.cwd()) as cluster:
+            ...     cluster.run()
+        """
         for _ in range(MOST_DELIVERIES):
             if (until is not None and until()) or not self.network.deliver():
                 return
         raise AssertionError(f"still busy after {MOST_DELIVERIES} deliveries")
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Has `action()` called when so much time has passed; it may use clients."""
+        """Call a function after some virtual time. It may use clients.
+
+        Args:
+            seconds: The time.
+            action: The function.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> with Cluster(Path.cwd()) as cluster:
+            ...     cluster.later(2.0, lambda: print("two seconds later"))
+            ...     cluster.advance(3.0)
+            two seconds later
+        """
         heapq.heappush(self._agenda, (self.clock.now + seconds, self._agenda_size, action))
         self._agenda_size += 1
 
     def advance(self, seconds: float) -> None:
-        """Time passes, deadline by deadline; messages are delivered before, between and after."""
+        """Let virtual time pass, deadline by deadline. Messages are delivered before, between and after.
+
+        Args:
+            seconds: The time.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> with Cluster(Path.cwd()) as cluster:
+            ...     cluster.advance(60.0)
+            ...     cluster.clock.now
+            60.0
+        """
         end = self.clock.now + seconds
         self.run()
         due = self._due()
@@ -198,10 +272,20 @@ class Cluster:
         self.clock.move_to(end)
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Delivers messages and lets time pass until the condition holds.
+        """Deliver messages and let virtual time pass until a condition is met.
+
+        Args:
+            until: The condition.
 
         Raises:
-            AssertionError: it never will, because nothing is left to happen.
+            AssertionError: The condition can never be met, because no message and no deadline is left.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> with Cluster(Path.cwd()) as cluster:
+            ...     cluster.later(2.0, lambda: None)
+            ...     cluster.wait(lambda: cluster.clock.now >= 2.0)
         """
         self.run(until)
         for _ in range(MOST_STEPS):
@@ -241,10 +325,16 @@ class Cluster:
     # ------------------------------------------------------------ what must hold
 
     def check(self) -> None:
-        """Verifies the invariants of controller and unit, and what they say of each other.
+        """Verify the invariants of the controller and the units, and that their states agree.
 
         Raises:
-            AssertionError: one is broken, or a replay of the records gives another state than live operation had.
+            AssertionError: An invariant is violated, or replaying the records gives another state.
+
+        Example:
+            >>> from pathlib import Path
+            >>> from transfer_queue.testing import Cluster
+            >>> with Cluster(Path.cwd()) as cluster:
+            ...     cluster.check()
         """
         invariants.check(self.controller.state)
         for each in self.units:

@@ -1,11 +1,11 @@
-"""What every external store must do: tests that whoever writes one runs on it.
+"""The conformance suite of stores: tests that the author of a store runs on it.
 
     class TestMine(StoreConformance):
         def address(self) -> StoreAddress:
             return StoreAddress("my_package.my_store:MyStore", {"where": "..."})
 
-pytest collects the tests of the class. `address` is asked once; what it needs is to be up by then. The store is also
-used from other processes, by the same address.
+pytest collects the tests of the class. `address` is called once; the store must be running by then. Other processes use
+the store by the same address.
 """
 
 from __future__ import annotations
@@ -56,18 +56,33 @@ def _same(found: Bytes | None, wanted: Bytes) -> bool:
 
 
 class StoreConformance:
-    """See the module. capacity: bytes that certainly do not fit into the store; None: it has no end worth testing."""
+    """The tests that every external store must pass. Subclasses define `address`.
+
+    Example:
+        >>> from transfer_queue.storage.stores.base import StoreAddress
+        >>> from transfer_queue.testing.conformance import StoreConformance
+        >>> class TestMine(StoreConformance):
+        ...     def address(self):
+        ...         return StoreAddress("my_package.my_store:MyStore", {"where": "..."})
+        >>> TestMine().address().kind
+        'my_package.my_store:MyStore'
+    """
 
     capacity: ClassVar[int | None] = None
+    """A number of bytes that certainly do not fit into the store; None if filling it is not to be tested."""
     _connected: ClassVar[tuple[StoreAddress, Store] | None] = None
 
     def address(self) -> StoreAddress:
-        """Where the store is."""
+        """Return the address of the store. Subclasses define it.
+
+        Returns:
+            The address.
+        """
         raise NotImplementedError
 
     @classmethod
     def teardown_class(cls) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         if cls._connected is not None:
             cls._connected[1].close()
             cls._connected[1].close()  # is idempotent
@@ -82,11 +97,20 @@ class StoreConformance:
 
     @property
     def store(self) -> Store:
-        """A connection, one for all tests of the class."""
+        """A connection to the store, which all tests of the class share."""
         return self._both()[1]
 
     def put(self, nbytes: int, seed: int = 0, key: str | None = None) -> tuple[str, Bytes]:
-        """Writes random bytes; their key and they."""
+        """Write random bytes.
+
+        Args:
+            nbytes: Their number.
+            seed: The seed of the bytes. Default: 0.
+            key: The name to write. Default: a new one.
+
+        Returns:
+            The name, and the bytes.
+        """
         content = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
         key = key or f"conformance/{uuid.uuid4().hex}/1"
         with self.store.buffer(key, nbytes) as memory:
@@ -96,7 +120,15 @@ class StoreConformance:
         return key, content
 
     def get(self, key: str, nbytes: int) -> Bytes | None:
-        """All that is stored there; None where it is missing."""
+        """Return all bytes under a name.
+
+        Args:
+            key: The name.
+            nbytes: Their number.
+
+        Returns:
+            The bytes; None if the name does not exist.
+        """
         into = np.zeros(nbytes, np.uint8)
         missing = self.store.read([Piece(key, 0, nbytes, 0)], into, WITHIN)
         assert missing in ([], [key])

@@ -24,30 +24,53 @@ T = TypeVar("T")
 
 
 class Task(Generic[T]):
-    """An operation under way.
+    """An operation that a simulated client has started.
 
-    done: it ended; `result()` gives what it returned or raises what it raised, error: None or that exception.
-    call: what it waits for.
+    Args:
+        client: The client.
+        operation: The operation.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from transfer_queue.testing import Cluster
+        >>> with Cluster(Path.cwd()) as cluster:
+        ...     simulated = cluster.client("trainer")
+        ...     task = simulated.start(simulated.operations.get_partition_list())
+        ...     cluster.run()
+        ...     task.result()
+        []
     """
 
     def __init__(self, client: Client, operation: Generator[Call, AnyReply, T]) -> None:
         self._client = client
         self._operation = operation
         self.done = False
+        """True when the operation has ended."""
         self.call: Call | None = None
+        """The call whose reply the operation waits for; None if it has ended."""
         self.sequence = 0
+        """The number of that call."""
         self._value: T | None = None
         self.error: BaseException | None = None
+        """The exception that the operation raised; None if it raised none."""
 
     def result(self) -> T:
-        """What the operation returned."""
+        """Return what the operation returned, or raise what it raised.
+
+        Returns:
+            The result.
+        """
         assert self.done, "the operation has not ended; run the cluster first"
         if self.error is not None:
             raise self.error
         return cast(T, self._value)
 
     def resume(self, reply: AnyReply | None) -> None:
-        """Goes on with the reply to its call (None: begins)."""
+        """Continue the operation with the reply to its call.
+
+        Args:
+            reply: The reply; None to begin.
+        """
         try:
             if reply is None:
                 call = next(self._operation)
@@ -67,7 +90,7 @@ class Task(Generic[T]):
 
 
 class _Address:
-    """Where the simulated system is found."""
+    """The address of the simulated system."""
 
     controller = "controller"
     key = b"simulated"
@@ -90,17 +113,33 @@ class _Address:
 
 
 class Client(Subscriptions):
-    """A client of the cluster, with the methods of TransferQueueClient: they block in virtual time.
+    """A client of a simulated cluster, with the methods of TransferQueueClient. They block in virtual time.
 
-    For what happens at once with others, `start` begins one of `operations`, and `call` runs the cluster until it
-    has ended, with time standing still.
+    To run several operations at once, start each of `operations` with `start`; `call` runs the cluster until one has
+    ended, while the time stands still.
+
+    Args:
+        cluster: The cluster.
+        name: The id of the client.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from transfer_queue.testing import Cluster
+        >>> with Cluster(Path.cwd()) as cluster:
+        ...     simulated = cluster.client("trainer")
+        ...     meta = simulated.kv_put("a", "train_0", {"reward": torch.tensor(1.0)})
+        ...     simulated.kv_batch_get(["a"], "train_0")["reward"].tolist()
+        [1.0]
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
+        """The id of the client."""
         self.state = ClientState(_Address(cluster.states.folder), name, lambda path: Held(cluster.held, path))
+        """The session, arenas and settings of the client."""
         self.operations = Operations(self.state)
+        """The operations, for `start` and `call`."""
         self.state.session.clock = lambda: cluster.clock.now
         self.state.renewals.on_change = self._await_renewal
         self._renews: float | None = None
@@ -123,24 +162,42 @@ class Client(Subscriptions):
         return self._run(operation)
 
     def start(self, operation: Generator[Call, AnyReply, T]) -> Task[T]:
-        """Begins an operation of `operations`."""
+        """Start an operation.
+
+        Args:
+            operation: One of `operations`.
+
+        Returns:
+            The running operation.
+        """
         task: Task[T] = Task(self, operation)
         task.resume(None)
         return task
 
     def call(self, operation: Generator[Call, AnyReply, T]) -> T:
-        """What the operation returns; runs the cluster meanwhile. It must not have to wait for time to pass."""
+        """Run the cluster until an operation, which must not wait for time to pass, returns its result.
+
+        Args:
+            operation: One of `operations`.
+
+        Returns:
+            The result.
+        """
         task = self.start(operation)
         self._cluster.run(lambda: task.done)
         return task.result()
 
     def pause_renewals(self, paused: bool = True) -> None:
-        """Renews no leases from now on, as a stopped process."""
+        """Stop renewing leases, as a stopped process does.
+
+        Args:
+            paused: False to continue. Default: True.
+        """
         self._paused = paused
         self._await_renewal()
 
     def _await_renewal(self) -> None:
-        """Has the client renew its leases in time: what a thread does elsewhere."""
+        """Schedule the next renewal of leases, which a thread does in production."""
         due = self.state.renewals.next()
         if due is None or self._paused or (self._renews is not None and self._renews <= due):
             return
@@ -156,36 +213,36 @@ class Client(Subscriptions):
             self._await_renewal()
 
     def disconnect(self) -> None:
-        """Loses all connections, with what is on its way. Requests without an answer wait for `reconnect`."""
+        """Lose all connections, with what is on its way. Requests without a reply wait for `reconnect`."""
         for target, connection in list(self._connections.items()):
             self._cluster._cut(self.name, target, connection)
         self._connections.clear()
         self._readers.clear()
 
     def reconnect(self) -> None:
-        """Loses all connections and sends every request without an answer again, under its number."""
+        """Lose all connections, and send every request without a reply again, under its number."""
         self.disconnect()
         for target, frame in list(self._frames.values()):
             self._send(target, frame)
 
     def hold(self) -> None:
-        """Lets replies on the connections of now be slow: they wait for `release`."""
+        """Let replies on the present connections wait for `release`."""
         for connection in self._connections.values():
             self._cluster.network.hold(connection, "down")
 
     def release(self) -> None:
-        """Replies arrive again."""
+        """Let replies arrive again."""
         for connection in self._connections.values():
             self._cluster.network.release(connection, "down")
 
     def close(self) -> None:
-        """Ends like `TransferQueueClient.close`: hands back what it holds, then lets go of its locks."""
+        """End as `TransferQueueClient.close` does: release what the client holds, then its locks."""
         self._run(self.state.leave())
         self.state.close()
         self.disconnect()
 
     def die(self) -> None:
-        """Ends like a killed process: connections break, the kernel lets go of its locks."""
+        """End as a killed process does: connections break, and the kernel releases its locks."""
         self._paused = True
         self._tasks.clear()
         self._frames.clear()
@@ -194,14 +251,18 @@ class Client(Subscriptions):
         self.disconnect()
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due; None where this client waits for no time to pass."""
+        """Return when `tick` is due; None if this client does not wait for time to pass.
+
+        Returns:
+            The virtual time in seconds, or None.
+        """
         return None
 
     def tick(self) -> None:
-        """Does what is due."""
+        """Do what is due."""
 
     def _lost(self, target: Target, connection: int) -> None:
-        """A connection was severed. Requests without an answer wait for `reconnect`."""
+        """Handle a severed connection. Requests without a reply wait for `reconnect`."""
         self._readers.pop(connection, None)
         if self._connections.get(target) == connection:
             del self._connections[target]
@@ -222,7 +283,7 @@ class Client(Subscriptions):
         self._send(call.target, frame)
 
     def _ask_together(self, task: Task[Any], calls: Sequence[Call]) -> None:
-        """Makes these at once, and goes on when all of them have ended."""
+        """Make several calls at once, and continue when all of them have ended."""
         left = list(calls)
 
         def made(call: Call) -> Operation[None]:

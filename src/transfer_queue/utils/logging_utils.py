@@ -1,7 +1,7 @@
-"""Loggers of this package.
+"""The loggers of this package.
 
-The logger `transfer_queue` has one handler, which writes to stderr until the program configures logging itself. The
-root logger of the program is not changed.
+This module owns the only handler, on the package's own root logger. The handler is silent as soon as the program
+configures logging, and the program's root logger is never changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]  # no generic class at run time before 3.11
-    """Writes records to stderr unless the root logger of the program has a handler."""
+    """Writes to stderr what no handler of the program writes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # Records propagate, so that a program with its own handler would write each of them twice.
@@ -25,25 +25,25 @@ class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]  # no generic 
 
 
 def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logger:
-    """Return a logger whose level is TQ_LOGGING_LEVEL, or `default_level` if the variable is not set.
+    """Return a logger with the level of TQ_LOGGING_LEVEL, or else `default_level`.
 
-    A level that the program has set is kept. Loggers whose names begin with `transfer_queue.` write to stderr until the
-    program configures logging.
+    A level that the program has set is kept. Loggers below `transfer_queue` write to stderr until the program
+    configures logging.
 
     Args:
         name: The name of the logger.
-        default_level: The name of a level, in any case, or its number. Default: "WARNING".
+        default_level: The name or number of a level. Default: "WARNING".
 
     Returns:
-        The logger of `logging` with this name.
+        The logger.
 
     Raises:
-        InvalidArgumentError: TQ_LOGGING_LEVEL or default_level is not a level.
+        InvalidArgumentError: `default_level` or TQ_LOGGING_LEVEL is not a level.
 
     Example:
         >>> from transfer_queue.utils.logging_utils import get_logger
-        >>> get_logger("trainer", "INFO").name
-        'trainer'
+        >>> get_logger("my_program", "INFO").name
+        'my_program'
     """
     asked = environment.logging_level()
     package = logging.getLogger(_PACKAGE)

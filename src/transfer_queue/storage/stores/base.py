@@ -1,8 +1,8 @@
-"""What a store has to offer: bytes under names, written once, read in pieces, removed.
+"""The interface of a store: bytes under names, written once, read in pieces, and removed.
 
-A name (`key`) stands for one content for ever: it is written by one process, read by any number of them, and removed by
-the storage unit when nobody needs it any more. A store that was written by somebody else is used by its import path,
-`backend.storage_backend: "package.module:Class"`; the class is made with `backend.options` in every process.
+A name (`key`) stands for one content: one process writes it, any number of processes read it, and the storage unit
+removes it when it is not needed any more. To use a store of your own, set `backend.storage_backend` to its import path,
+`"package.module:Class"`. Every process makes an instance of the class with `backend.options`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,19 +21,10 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.storage.protocols import Bytes
-
-if TYPE_CHECKING:
-    pass
-
-
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
-
 from transfer_queue.utils.logging_utils import get_logger
 
 if TYPE_CHECKING:
     import torch
-
 
 BUILT_IN = {
     "MooncakeStore": "transfer_queue.storage.stores.mooncake:MooncakeStore",
@@ -44,79 +36,183 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between two tries
 
 
 class Piece(NamedTuple):
-    """Bytes that a reader wants: `length` of them from `start` on of what is called `key`, to go to `at`."""
+    """A range of bytes that a reader requests.
+
+    Example:
+        >>> from transfer_queue.storage.stores.base import Piece
+        >>> Piece(key="unit/7", start=64, length=128, at=0).length
+        128
+    """
 
     key: str
+    """The name under which the bytes were written."""
     start: int
+    """The first byte of the range."""
     length: int
+    """The number of bytes."""
     at: int
+    """The position in the destination, in bytes."""
 
 
 class Store(ABC):
-    """A connection of this process to a store. Its methods may be called by several threads at once.
+    """A connection of this process to a store. Several threads may call its methods at once.
 
-    capacity: most bytes of all blocks; 0 where the store alone knows when it is full.
+    Every method raises ConnectionLostError if the store cannot be reached for the given time.
 
-    Errors, for all methods: ConnectionLostError where the store cannot be reached for as long as was given.
+    Example:
+        >>> from transfer_queue.storage.stores.base import Store
+        >>> class MemoryStore(Store):
+        ...     def __init__(self):
+        ...         self.blocks = {}
+        ...     def write(self, key, data, within):
+        ...         self.blocks[key] = bytes(data)
+        ...     def read(self, pieces, into, within):
+        ...         for piece in pieces:
+        ...             if piece.key in self.blocks:
+        ...                 source = self.blocks[piece.key][piece.start : piece.start + piece.length]
+        ...                 into[piece.at : piece.at + piece.length] = np.frombuffer(source, np.uint8)
+        ...         return self.missing([piece.key for piece in pieces])
+        ...     def remove(self, keys):
+        ...         for key in keys:
+        ...             self.blocks.pop(key, None)
+        ...     def missing(self, keys):
+        ...         return [key for key in keys if key not in self.blocks]
+        >>> store = MemoryStore()
+        >>> with store.buffer("unit/7", 4) as memory:
+        ...     memory[:] = [1, 2, 3, 4]
+        ...     store.write("unit/7", memory, within=10.0)
+        >>> store.missing(["unit/7", "unit/8"])
+        ['unit/8']
     """
 
     capacity: int = 0
+    """The maximum number of bytes of all blocks; 0 if only the store knows when it is full."""
 
     @contextlib.contextmanager
     def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
-        """Memory of so many bytes, at least one, to be filled and given to `write` under this key."""
+        """Return memory to fill and to pass to `write` under the same key, as a context manager.
+
+        Args:
+            key: The name.
+            nbytes: The number of bytes, at least 1.
+
+        Yields:
+            The memory, uint8 [nbytes].
+
+        Raises:
+            CapacityError: The store has no space.
+        """
         yield np.empty(nbytes, np.uint8)
 
     @abstractmethod
     def write(self, key: str, data: Bytes, within: float) -> None:
-        """Stores what `buffer` gave; when this returns, every process can read it.
+        """Store the content of a buffer. When this method returns, every process can read it.
 
-        The same key again replaces what was there. CapacityError where there is no room for so many seconds.
+        Writing the same key again replaces the content.
+
+        Args:
+            key: The name.
+            data: The memory that `buffer` returned.
+            within: Seconds to wait for space.
+
+        Raises:
+            CapacityError: There was no space during this time.
         """
 
     @abstractmethod
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
-        """Copies all pieces into a buffer; the keys that are not there, or not whole, whose pieces are then anything.
+        """Copy ranges of bytes into a buffer.
 
-        Pieces of one key follow one another. within: seconds.
+        Args:
+            pieces: The ranges. Those of one key follow one another.
+            into: The destination, uint8 [n].
+            within: Seconds that the read may take.
+
+        Returns:
+            The keys that do not exist, or are not complete. The bytes of their pieces are undefined.
         """
 
     @abstractmethod
     def remove(self, keys: Sequence[str]) -> None:
-        """Removes these; those that are not there are fine, and readers in the middle of one hold nobody up."""
+        """Remove keys. Keys that do not exist are ignored, and a reader in the middle of one does not delay the call.
+
+        Args:
+            keys: The names.
+        """
 
     @abstractmethod
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """Those of these keys that will certainly never be read again. It may take seconds to be certain."""
+        """Return the keys that can certainly never be read again. It may take seconds to be certain.
+
+        Args:
+            keys: The names.
+
+        Returns:
+            Those of them that are gone.
+        """
 
     def device_path(self) -> DevicePath | None:
-        """How values of a device come and go past the host's memory; None where they do not."""
+        """Return how values in the memory of a device bypass the host's memory; None if they do not.
+
+        Returns:
+            The device path, or None.
+        """
         return None
 
     def life(self) -> str:
-        """Another text in each life of what keeps the bytes, where these end with it. To be told without waiting."""
+        """Return a text that is different in each life of the process that keeps the bytes, if they end with it.
+
+        The method must return without waiting.
+
+        Returns:
+            The text; "" if the bytes outlive processes.
+        """
         return ""
 
     def close(self) -> None:  # noqa: B027 - not every store has something to end
-        """Ends the connection. What was written stays. Idempotent."""
+        """Close the connection. What was written stays. Further calls do nothing."""
 
 
 class StoreAddress(msgspec.Struct, frozen=True):
-    """What a process needs to reach a store. kind: a built-in name or an import path; options: of its class.
+    """What a process needs to connect to a store.
 
-    life: of what keeps the bytes; another one has none of those of before. capacity: bytes; 0 where the store alone
-    knows. join: "host:port" at which keepers on other nodes join it, where they can.
+    Example:
+        >>> from transfer_queue.storage.stores.base import StoreAddress
+        >>> StoreAddress("my_package.my_store:MyStore", {"host": "localhost"}).capacity
+        0
     """
 
     kind: str
+    """A built-in name or an import path."""
     options: dict[str, Any] = {}
+    """The keyword arguments of its class."""
     life: str = ""
+    """The life of the process that keeps the bytes. Another life has none of the earlier bytes."""
     capacity: int = 0
+    """The maximum number of bytes; 0 if only the store knows it."""
     join: str = ""
+    """"host:port" at which store servers on other nodes join the store, if they can."""
 
 
 def connect(address: StoreAddress) -> Store:
-    """A connection to the store. StartError, saying what to do, where its library or class cannot be used."""
+    """Connect to a store.
+
+    Args:
+        address: Its address.
+
+    Returns:
+        The connection.
+
+    Raises:
+        StartError: The library or class of the store cannot be used. The message says what to do.
+        InvalidArgumentError: The class is not a subclass of `Store`.
+
+    Example:
+        >>> from transfer_queue.storage.stores.base import StoreAddress, connect
+        >>> connect(StoreAddress("no_such_package:Store"))
+        Traceback (most recent call last):
+        transfer_queue.errors.StartError: the store no_such_package:Store ... cannot be used: ...
+    """
     path = BUILT_IN.get(address.kind, address.kind)
     module, _, name = path.partition(":")
     try:
@@ -136,14 +232,30 @@ def connect(address: StoreAddress) -> Store:
 
 
 class Forks:
-    """Whether this process was forked from one that had used a library which does not survive that."""
+    """Detects that this process was forked from one that had used a library that does not survive a fork.
+
+    Args:
+        library: The name of the library, for messages.
+
+    Example:
+        >>> from transfer_queue.storage.stores.base import Forks
+        >>> Forks("my_store").use()
+    """
 
     def __init__(self, library: str) -> None:
         self._library = library
         self._used_by: int | None = None
 
     def use(self) -> None:
-        """The library is about to be used. StartError in a child of a process that used it."""
+        """Declare that the library is about to be used.
+
+        Raises:
+            StartError: This process was forked from one that had used the library.
+
+        Example:
+            >>> from transfer_queue.storage.stores.base import Forks
+            >>> Forks("my_store").use()
+        """
         if self._used_by not in (None, os.getpid()):
             raise StartError(
                 f"{self._library} does not work in a process that was forked from one that used it (process "
@@ -154,9 +266,19 @@ class Forks:
 
 
 def again_and_again(within: float, attempt: Callable[[], Exception | None]) -> None:
-    """Tries until nothing is in the way, for so many seconds, with pauses that grow; raises what was in the way last.
+    """Repeat an attempt until it succeeds, with growing pauses. Raise its last error when the time is over.
 
-    attempt: answers what is in the way, None where nothing is; what it raises ends the tries.
+    Args:
+        within: The time in seconds.
+        attempt: Returns the error to repeat after; None for success. What it raises ends the attempts.
+
+    Raises:
+        Exception: The last error of `attempt`.
+
+    Example:
+        >>> from transfer_queue.storage.stores.base import again_and_again
+        >>> errors = [OSError("not yet")]
+        >>> again_and_again(1.0, lambda: errors.pop() if errors else None)
     """
     end, pause = time.monotonic() + within, FIRST_PAUSE
     while True:
@@ -177,28 +299,51 @@ class DevicePath(ABC):
     """
 
     kind: str
+    """The type of device, as torch names it, for example "cuda"."""
 
     @abstractmethod
     def buffer(self, device: torch.device, nbytes: int) -> AbstractContextManager[torch.Tensor | None]:
-        """Memory of so many bytes to be written from, or read into; None where the host's is to be taken instead.
+        """Return memory of a device to write from or to read into, as a context manager.
 
-        Whoever leaves it has waited for what was to be copied out of it.
+        The caller leaves the context only after copies out of the memory have ended.
+
+        Args:
+            device: The device.
+            nbytes: The number of bytes.
+
+        Returns:
+            The memory, uint8 [nbytes]; None if the memory of the host must be used.
         """
 
     @abstractmethod
     def write(self, key: str, data: torch.Tensor, within: float) -> None:
-        """See `Store.write`. data: what `buffer` gave, complete."""
+        """Store the content of a buffer; see `Store.write`.
+
+        Args:
+            key: The name.
+            data: The memory that `buffer` returned, with its complete content.
+            within: Seconds to wait for space.
+        """
 
     @abstractmethod
     def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
-        """See `Store.read`. into: what `buffer` gave."""
+        """Copy ranges of bytes into a buffer; see `Store.read`.
+
+        Args:
+            pieces: The ranges.
+            into: The memory that `buffer` returned.
+            within: Seconds that the read may take.
+
+        Returns:
+            The keys that do not exist, or are not complete.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Gives all memory back; nothing is used after it."""
+        """Free all memory. Nothing is used after this call."""
 
 
 def through_the_host(wanted: str, found: str, advice: str) -> None:
-    """Says that values go through the host, though something else is wanted."""
+    """Log that values use the memory of the host, although another way was requested."""
     said = "%s is set, but %s: values go through the memory of the host; %s"
     get_logger(__name__).warning(said, wanted, found, advice)
