@@ -1,5 +1,6 @@
-"""One file with one tree of plain values and numpy arrays (`core.state.serialization`): a journal's snapshot, a
-checkpoint's state.
+"""One file with one tree of plain values and numpy arrays: a snapshot of the journal, or a checkpoint's state.
+
+`core.state.serialization` makes the tree. The file consists of:
 
     preamble   64 bytes: magic, version, CRC of the head, its length, length and CRC of what follows it, CRC of these
     head       the tree as msgpack; an array in it is an extension that tells dtype, length and place

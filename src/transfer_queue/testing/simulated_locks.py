@@ -1,6 +1,4 @@
-"""Slot locks without a kernel: what writers lock and offer to their units (`storage.arena.writer_locks`) in one
-process.
-"""
+"""Simulated locks of writer slots, which replace those of the kernel (`storage.arena.writer_locks`) in one process."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ class Interned(Generic[T]):
         return value
 
     def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. The values are saved by who knows their type: as `values`, None where
-        unused.
-        """
+        """See `core.state.serialization`. The owner, which knows their type, saves the values."""
         return {"uses": np.array(self.uses, "i8"), "spare": np.array(self.spare, "i8")}
 
     def restore(self, saved: Any, values: list[T]) -> None:

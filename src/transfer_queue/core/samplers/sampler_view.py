@@ -1,5 +1,6 @@
-"""The view of a partition that samplers get, and the errors of built-in ones (those of a user's:
-`sampler.sampler_calls`).
+"""The view of a partition that samplers get, and the errors of built-in samplers.
+
+`sampler.sampler_calls` has the errors of a user's sampler.
 """
 
 from __future__ import annotations

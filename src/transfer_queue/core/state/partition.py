@@ -531,8 +531,9 @@ class Partition:
     # ------------------------------------------------------------ saving
 
     def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. Ready sets, what is `awaited` or `unseen`, `gained`, `learnt`, `typed`,
-        blocks are not.
+        """See `core.state.serialization`.
+
+        Not saved: ready sets, what is `awaited` or `unseen`, `gained`, `learnt`, `typed` and blocks.
         """
         return {
             "options": msgspec.to_builtins(self.options),

@@ -130,8 +130,9 @@ class Changes:
         return found[::-1]
 
     def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. When rows changed is saved with their chunks, `count` follows from the
-        clears.
+        """See `core.state.serialization`.
+
+        The versions of rows are saved with their chunks, and `count` follows from the clears.
         """
         return {
             "newest": self.newest,

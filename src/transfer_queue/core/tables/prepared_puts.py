@@ -1,5 +1,6 @@
-"""The parts of a wide put that are prepared before the put itself (`core.puts.wide_puts`). They are no part of the
-state.
+"""The parts of a wide put that are prepared before the put itself (`core.puts.wide_puts`).
+
+They are not part of the state.
 """
 
 from __future__ import annotations

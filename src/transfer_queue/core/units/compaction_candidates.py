@@ -1,5 +1,6 @@
-"""Which rows live in blocks that are to be made smaller, and how blocks are told to units, for
-`core.units.migration_planner`.
+"""The live rows of blocks that are to be made smaller, and the form in which units are sent blocks.
+
+`core.units.migration_planner` uses both.
 """
 
 from __future__ import annotations

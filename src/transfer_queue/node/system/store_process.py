@@ -1,6 +1,6 @@
-"""The process that keeps the bytes of an external store, where a system starts one itself
-(`storage.stores.store_server`).
+"""The process that keeps the bytes of an external store, if the system starts the store itself.
 
+`storage.stores.store_server` has the servers.
 It says where the store is in a file of the system's folder, anew in each of its lives. When what it has started does
 not run any more, it ends, and the supervisor forks another, whose store is empty: what was in the one before is lost.
 """

@@ -174,8 +174,9 @@ class Spares:
 
 
 class DirectClient:
-    """How a process writes to and reads from a keeper that has blocks in memory of its own
-    (`ray_runtime.direct_store_actor`).
+    """How a process writes to and reads from an actor that has blocks in its own memory.
+
+    The actor is in `ray_runtime.direct_store_actor`.
 
     An actor that was made with `enable_tensor_transport=True` transfers directly. Everybody else, and all that is
     small, goes by calls of the keeper, whose arguments and answers Ray carries, by its object store where they are big.

@@ -1,6 +1,6 @@
-"""RayStore: blocks in Ray's object store, owned by an actor (`ray_runtime.block_store_actor`), so that they outlive
-their writers.
+"""RayStore: blocks in Ray's object store, owned by an actor, so that they outlive their writers.
 
+The actor is in `ray_runtime.block_store_actor`.
 A writer puts a block and names it to the actor, which puts it once more: what a process has put ends with it, and Ray
 has had no other way to give it away since 2.56. A reader asks the actor for all the references of a batch at once, and
 copies out of the object store's memory. The storage unit, a process without Ray, has blocks removed over a socket of
