@@ -115,7 +115,7 @@ class ControllerService(EnvelopeService):
         self._loop: Loop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
-        """Set how other threads reach the loop (`net.server.server_loop.Server.call_soon`), before the first request."""
+        """Set how other threads reach the loop (`Server.call_soon`), before the first request."""
         self._call_soon = call_soon
         if self._journaling is not None:
             self._journaling.attach(StateWriter(call_soon))
