@@ -110,7 +110,8 @@ CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
 
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }
-	PYTHONDONTWRITEBYTECODE=1 .venv/bin/python -m pytest -p no:cacheprovider \
+	@folder=$$(mktemp -d -t tq-contract-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && \
+		TQ_RUNTIME_DIR=$$folder PYTHONDONTWRITEBYTECODE=1 .venv/bin/python -m pytest -p no:cacheprovider \
 		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(CONTRACT_LEFT_OUT) $(ARGS)
 
 contract-ray:

@@ -46,6 +46,32 @@ def promoted(values: list[Any]) -> list[Any]:
     return [value.to(dtype) for value in values]
 
 
+def as_tensors(values: list[Any], live: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Return what a field of tensors takes these values as; None if it refuses them.
+
+    A number takes the dtype that torch's arithmetic gives it beside the field's, an array keeps its own.
+    """
+    own = functools.reduce(torch.promote_types, [value.dtype for value in live])
+    made = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            made.append(value)
+        elif isinstance(value, np.ndarray):
+            made.append(torch.from_numpy(value.copy()))
+        elif type(value) in (bool, int, float):
+            dtype = torch.result_type(torch.empty(1, dtype=own), value)
+            if type(value) is int and dtype is torch.int8 and not -128 <= value < 128:
+                dtype = torch.int64
+            try:
+                made.append(torch.tensor(value, dtype=dtype))
+            except (OverflowError, RuntimeError):
+                return None
+        else:
+            return None
+    dtype = functools.reduce(torch.promote_types, [value.dtype for value in made])
+    return [value.to(dtype) for value in made]
+
+
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Random bits of this dtype, NaNs of any payload among them; bools are 0 and 1."""
     random = np.random.default_rng(seed)
@@ -114,20 +140,18 @@ class Programs(RuleBasedStateMachine):
         self.cluster.close()
         self.folder.cleanup()
 
-    def _live_kind(self, partition: str, field: str) -> bool | None:
-        """Whether a new value of the field must be a tensor: None without live ones."""
-        for row in self.model.get(partition, {}).values():
-            if field in row:
-                return isinstance(row[field], torch.Tensor)
-        return None
-
-    def _fits(self, partition: str, columns: dict[str, list[Any]]) -> bool:
+    def _taken(self, partition: str, columns: dict[str, list[Any]]) -> dict[str, list[Any]] | None:
+        """The values as they are stored; None if the put is refused: live tensors and objects do not mix in a field."""
+        taken = {}
         for name, values in columns.items():
-            live = self._live_kind(partition, name)
-            mine = all(isinstance(value, torch.Tensor) for value in values)
-            if live is not None and live != mine:
-                return False
-        return True
+            live = [row[name] for row in self.model.get(partition, {}).values() if name in row]
+            tensors = all(isinstance(value, torch.Tensor) for value in values)
+            of_tensors = bool(live) and isinstance(live[0], torch.Tensor)
+            stored = as_tensors(values, live) if of_tensors and not tensors else values
+            if stored is None or (live and tensors and not of_tensors):
+                return None
+            taken[name] = stored
+        return taken
 
     @rule(data=st.data(), who=st.integers(0, 1), partition=st.sampled_from(PARTITIONS), seed=numbers)
     def put(self, data: st.DataObject, who: int, partition: str, seed: int) -> None:
@@ -139,20 +163,20 @@ class Programs(RuleBasedStateMachine):
         names = data.draw(st.lists(st.sampled_from(FIELDS), unique=True, min_size=1))
         columns = {name: data.draw(column(len(keys))) for name in names}
         given_columns = {name: as_column(values, seed) for name, values in columns.items()}
-        fits = self._fits(partition, columns)
+        taken = self._taken(partition, columns)
         try:
             meta = self.clients[who].kv_batch_put(keys, partition, given_columns, tags=[{"n": seed}] * len(keys))
         except FieldTypeError:
-            assert not fits
+            assert taken is None
             return
         except CapacityError:
             return
-        assert fits
+        assert taken is not None
         assert meta.keys == keys
         self.next_key += fresh
         rows = self.model.setdefault(partition, {})
         for i, key in enumerate(keys):
-            rows.setdefault(key, {}).update({name: values[i] for name, values in columns.items()})
+            rows.setdefault(key, {}).update({name: values[i] for name, values in taken.items()})
 
     @rule(data=st.data(), who=st.integers(0, 1), layout=st.sampled_from(["jagged", "list"]))
     @precondition(lambda self: any(self.model.values()))
