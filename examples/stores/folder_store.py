@@ -1,7 +1,7 @@
-"""A store of one's own, whole: each block is a file of a folder that all processes see.
+"""A complete store of your own: each block is a file of a folder that all processes can use.
 
-Used as `backend: {storage_backend: "folder_store:FolderStore", options: {folder: /mnt/blocks}}`, with this file where
-every process of the system finds it (PYTHONPATH).
+Use it as `backend: {storage_backend: "folder_store:FolderStore", options: {folder: /mnt/blocks}}`, with this file where
+every process of the system can import it (PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from transfer_queue.storage.stores.base import Piece, Store
 
 
 class FolderStore(Store):
-    """folder: there, for all processes of the system. capacity: bytes; 0: as many as go in."""
+    """Blocks as files of a folder that all processes of the system can use.
+
+    Args:
+        folder: The folder; it must exist.
+        capacity: The limit in bytes. Default: 0, no limit.
+    """
 
     def __init__(self, folder: str, capacity: int = 0) -> None:
         self.folder = Path(folder)
@@ -26,18 +31,18 @@ class FolderStore(Store):
         return self.folder / key.replace("/", "-")
 
     def write(self, key: str, data: Bytes, within: float) -> None:
-        """Stores one block: whole, or not at all."""
+        """Store one block completely, or not at all."""
         path = self._path(key)
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
         try:
             draft.write_bytes(data.data)
-            draft.replace(path)  # whole, or not there
+            draft.replace(path)  # complete or absent
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise CapacityError(f"{len(data)} bytes cannot be written to {path}: {error}; clear samples") from error
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
-        """Copies pieces out; names the keys that are not there."""
+        """Copy pieces into a buffer; return the keys that are missing."""
         missing: dict[str, None] = {}
         for key, start, length, at in pieces:
             try:
@@ -50,10 +55,10 @@ class FolderStore(Store):
         return list(missing)
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Removes these."""
+        """Remove blocks."""
         for key in keys:
             self._path(key).unlink(missing_ok=True)
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """Those that will never be read again."""
+        """Return the keys whose blocks are lost."""
         return [key for key in keys if not self._path(key).exists()]
