@@ -1,11 +1,11 @@
-"""Writes the pages of docs/tutorials out of the scripts in examples/tutorials.
+"""Writes the pages of docs/tutorials from the scripts in examples/tutorials.
 
     python tools/make_tutorials.py           writes them
-    python tools/make_tutorials.py --check   exit 1 where they are not what it would write
+    python tools/make_tutorials.py --check   exits with 1 if they are not what it would write
 
-A script is in percent format: `# %% [markdown]` begins a cell of prose (comments), `# %%` one of code. Its first cell
-is a heading and one paragraph, which is also its line in the list of pages. The scripts run as they are
-(tests/test_docs.py); the pages are only read.
+A script is in percent format: `# %% [markdown]` begins a cell of prose (comments), `# %%` a cell of code. Its first
+cell is a heading and one paragraph, which is also its line in the list of pages. tests/test_docs.py runs the scripts
+and compares the pages.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ LIST_HEAD = """<!-- Made by tools/make_tutorials.py -->
 
 # Tutorials
 
-Each page is a script that runs as it is, in seconds, without a GPU:
-`.venv/bin/python examples/tutorials/01_key_value.py`. What a page says is asserted by its code; what is printed are
-the system's own words, as `explain` and errors give them.
+Each page is a script that runs in seconds without a GPU: `.venv/bin/python examples/tutorials/01_key_value.py`. The code
+asserts what the page says.
 
 """
 
 
 def cells_of(source: str, name: str) -> Iterator[tuple[bool, list[str]]]:
-    """(whether it is prose, its lines) of each cell, without blank lines around them.
+    """Yield (whether it is prose, its lines) of each cell, without blank lines around them.
 
     Raises:
-        ValueError: something stands before the first cell, or a line of prose is no comment.
+        ValueError: There is something before the first cell, or a line of prose is not a comment.
     """
     prose, lines = None, list[str]()
     for number, line in enumerate([*source.splitlines(), "# %%"], 1):
         begin = re.fullmatch(r"# %%( \[markdown\])?", line)
         if begin is None:
             if prose is None or (prose and line and not re.match(r"#( |$)", line)):
-                raise ValueError(f"{name}:{number}: a script is cells, and prose is comments; this is neither: {line}")
+                raise ValueError(
+                    f"{name}:{number}: a line must belong to a cell, and prose must be a comment, got: {line}"
+                )
             lines.append(line[2:] if prose else line)
             continue
         text = "\n".join(lines).strip("\n")
@@ -51,7 +52,7 @@ def cells_of(source: str, name: str) -> Iterator[tuple[bool, list[str]]]:
 
 
 def page_of(script: Path) -> str:
-    """The page of a script."""
+    """Return the page of a script."""
     parts = [f"<!-- Made by tools/make_tutorials.py from examples/tutorials/{script.name} -->"]
     for prose, lines in cells_of(script.read_text("utf-8"), script.name):
         parts.append("\n".join(lines if prose else ["```python", *lines, "```"]))
@@ -59,32 +60,32 @@ def page_of(script: Path) -> str:
 
 
 def entry_of(script: Path) -> str:
-    """The line of a script in the list of pages.
+    """Return the line of a script in the list of pages.
 
     Raises:
-        ValueError: its first cell is not a heading and a paragraph.
+        ValueError: Its first cell is not a heading and a paragraph.
     """
     _, lines = next(cells_of(script.read_text("utf-8"), script.name))
     if len(lines) < 3 or not lines[0].startswith("# ") or lines[1]:
         raise ValueError(f"{script.name}: the first cell must be a heading, a blank line and a paragraph")
     paragraph = " ".join(lines[2:]).split("  ")[0]
-    return f"1. [{lines[0][2:]}]({name_of(script)}): {paragraph[0].lower()}{paragraph[1:]}"
+    return f"1. [{lines[0][2:]}]({name_of(script)}): {paragraph}"
 
 
 def name_of(script: Path) -> str:
-    """The file name of a script's page."""
+    """Return the file name of a script's page."""
     return script.stem.replace("_", "-") + ".md"
 
 
 def pages() -> dict[str, str]:
-    """Every file of docs/tutorials, by name."""
+    """Return every file of docs/tutorials, by name."""
     scripts = sorted(SCRIPTS.glob("[0-9]*.py"))
     made = {name_of(script): page_of(script) for script in scripts}
     return {"README.md": LIST_HEAD + "\n".join(map(entry_of, scripts)) + "\n", **made}
 
 
 def main(arguments: list[str]) -> int:
-    """Writes, or checks with --check."""
+    """Write the pages; with --check, compare only."""
     wanted = pages()
     there = {path.name: path.read_text("utf-8") for path in PAGES.glob("*")}
     stale = sorted(name for name in {*wanted, *there} if wanted.get(name) != there.get(name))

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Keys and values
 #
-# Samples under keys: put fields and tags, read them from any process, be told when they change.
+# Put samples under keys with fields and tags, read them from any process, and get notified when they change.
 #
-# This is the part to begin with. It has no tasks and no samplers: you name a sample, and everybody who knows the name
-# can read it, add to it and clear it. Use it where your own code decides who works on what.
+# Begin here. This interface has no tasks and no samplers: you name a sample, and every process that knows the name can
+# read it, add fields to it and clear it. Use it if your own code decides which process works on which sample.
 
 # %%
 import multiprocessing
@@ -17,14 +17,14 @@ import transfer_queue as tq
 # %% [markdown]
 # ## A rollout worker
 #
-# It runs as a process of its own. `config` is what `tq.init()` returned in the process that started the system; it is
-# all that a worker needs to attach. Here it makes two answers for each prompt, of different lengths, one at a time, and
-# says in a *tag* what state the sample is in.
+# The worker runs as a process of its own. `config` is what `tq.init()` returned in the process that started the system,
+# and it is all that a worker needs to attach. This worker makes two answers of different lengths for each prompt, one
+# at a time, and sets a *tag* that says which state the sample is in.
 
 
 # %%
 def rollout(config, prompts: int) -> None:
-    """Puts two answers for each prompt under the keys `<prompt>/<n>`."""
+    """Put two answers for each prompt under the keys `<prompt>/<n>`."""
     tq.init(config)
     for prompt in range(prompts):
         for n in range(2):
@@ -39,18 +39,18 @@ def rollout(config, prompts: int) -> None:
 
 
 # %% [markdown]
-# ## A judge that is told, and asks nobody twice
+# ## A judge that is notified
 #
-# `subscribe` yields an event for each sample that changes. `where` picks them by their tags in the controller, so the
-# judge hears of answers that wait for it and of nothing else. It begins with what is there already, so it does not
-# matter who starts first, and between events it sleeps in the controller: there is no loop with a `sleep` in it.
+# `subscribe` yields an event for each sample that changes. The controller filters them by their tags (`where`), so the
+# judge receives only answers that wait for it. The events begin with the samples that exist already, so it does not
+# matter which process starts first. Between events the call waits in the controller; there is no loop with a `sleep`.
 #
-# A put on a known key adds its fields to those that are there, and merges its tag.
+# A put under a known key adds its fields to the existing ones and merges its tag.
 
 
 # %%
 def judge(answers: int) -> dict[str, float]:
-    """Scores so many answers as they come; key -> reward."""
+    """Score `count` answers as they come, and return the rewards by key."""
     rewards: dict[str, float] = {}
     for event in tq.get_client().subscribe("train_0", where={"status": "generated"}):
         assert event.key is not None
@@ -64,22 +64,22 @@ def judge(answers: int) -> dict[str, float]:
 
 
 # %% [markdown]
-# ## What is there now
+# ## List what exists
 #
-# `kv_list` gives the tags by key, in order of creation; with `where`, of those samples alone. It moves no values: it is
-# cheap to ask which samples there are, and to fetch just those.
+# `kv_list` returns the tags by key, in order of creation; with `where`, only of the samples that match. It moves no
+# values, so it is cheap to ask which samples exist and then to fetch only some of them.
 
 
 # %%
 def look(rewards: dict[str, float]) -> None:
-    """Lists and reads what the two have made."""
+    """List and read what the two processes have made."""
     tags = tq.kv_list("train_0", where={"status": "scored"})["train_0"]
     assert len(tags) == len(rewards) == 6
     assert tags["0/1"] == {"status": "scored", "length": 4}
     assert tq.kv_list("train_0", where={"status": "scored", "length": 3})["train_0"].keys() == {"0/0"}
 
-    # Rows come in the order of the keys. They differ in length, so a column is a jagged tensor; other layouts are
-    # one word away. Objects come as they went in.
+    # Rows have the order of the keys. They differ in length, so a column is a jagged tensor; `layout=` chooses another
+    # form. Python objects come back unchanged.
     batch = tq.kv_batch_get(keys=["2/1", "0/0"], partition_id="train_0")
     assert batch["answer"].is_nested
     assert [len(row) for row in batch["answer"].unbind()] == [6, 3]
@@ -91,24 +91,24 @@ def look(rewards: dict[str, float]) -> None:
 
 
 # %% [markdown]
-# ## Many at once, and away with them
+# ## Put many at once, and clear
 #
-# `kv_batch_put` writes columns: one row a key. What it returns, a `KVBatchMeta`, names keys, tags and fields without
-# any values; it pickles, so it is what you send to another process instead of the batch.
+# `kv_batch_put` writes columns: one row for each key. It returns a `KVBatchMeta`, which has keys, tags and fields but
+# no values. It can be pickled, so send it to another process instead of the batch.
 #
-# Cleared samples give their memory back. Nothing is cleared by itself unless the partition was made so, so clear what
-# you no longer need.
+# Cleared samples free their memory. A partition clears nothing by itself unless it was created so. Clear what you no
+# longer need.
 
 
 # %%
 def finish() -> None:
-    """Adds a field to all samples in one call, then clears them."""
+    """Add a field to all samples in one call, then clear them."""
     keys = list(tq.kv_list("train_0")["train_0"])
     meta = tq.kv_batch_put(
         keys,
         "train_0",
         fields=TensorDict({"advantage": torch.linspace(-1, 1, len(keys))}, batch_size=[len(keys)]),
-        tags=[{"status": "done", "length": tq.DELETE} for _ in keys],  # DELETE takes an entry out of a tag
+        tags=[{"status": "done", "length": tq.DELETE} for _ in keys],  # DELETE removes an entry of a tag
     )
     assert meta.tags[0] == {"status": "done"}
     assert set(meta.fields or []) == {"answer", "text", "reward", "advantage"}
@@ -119,7 +119,7 @@ def finish() -> None:
     try:
         tq.kv_batch_get(["0/0"], "train_0")
     except ValueError as error:
-        assert "not found" in str(error)  # every error says what was wanted, what was there and what to do
+        assert "not found" in str(error)  # every error says what was wrong, what was found and what to do
     else:
         raise AssertionError("a cleared sample was read")
 

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Metadata
 #
-# Fetch samples by task instead of by key: metadata says which samples, values move when you ask for them.
+# Fetch samples by task instead of by key: metadata says which samples, and values move only when you ask for them.
 #
-# The controller knows which field of which sample is there, and which task has consumed which sample. It answers with a
-# `BatchMeta`: global indexes, field names, dtypes, shapes and tags, no values. This page goes through the life of four
-# samples in one process; the calls are the same in many.
+# The controller knows which field of which sample exists and which task has consumed which sample. It replies with a
+# `BatchMeta`: global indexes, field names, dtypes, shapes and tags, but no values. This page follows four samples
+# through their life in one process; the calls are the same in many processes.
 
 # %%
 import torch
@@ -13,14 +13,15 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 
-tq.init({"controller": {"polling_mode": True}})  # a fetch that cannot be met answers at once, which suits a page
+tq.init({"controller": {"polling_mode": True}})  # a fetch that cannot be met returns at once, as this page needs
 client = tq.get_client()
 
 # %% [markdown]
 # ## Reserve, then put
 #
-# A put of new samples returns their metadata. Or reserve first (`mode="insert"`) and put later: the samples have their
-# indexes before the rollout has written a token, and no task sees them until they have the fields it asks for.
+# A put of new samples returns their metadata. You can also reserve samples first (`mode="insert"`) and put later: they
+# have their indexes before the rollout has written a token, and no task sees them until they have the fields that it
+# asks for.
 
 # %%
 reserved = client.get_meta(["prompt"], batch_size=2, partition_id="train_0", mode="insert")
@@ -34,9 +35,9 @@ more = client.put(TensorDict({"prompt": prompts + 1}, batch_size=[2]), partition
 # %% [markdown]
 # ## Each task gets each sample once
 #
-# A task is a name. `rollout` and `filter` below fetch the same samples and do not disturb each other; a second fetch of
-# the same task gets other samples. A fetch returns metadata, and counts as consumption. `get_data` reads the
-# values, as often as you like.
+# A task is a name. `rollout` and `filter` below fetch the same samples independently of each other. A second fetch of
+# the same task returns other samples. A fetch returns metadata and consumes the samples. `get_data` reads the values,
+# as often as you like.
 
 # %%
 batch = client.get_meta(["prompt"], batch_size=3, partition_id="train_0", task_name="rollout")
@@ -46,10 +47,11 @@ assert set(batch.global_indexes).isdisjoint(rest.global_indexes)
 assert torch.equal(client.get_data(batch)["prompt"][0], prompts[0])
 
 # %% [markdown]
-# ## Cut it, send it, put by it
+# ## Divide metadata, send it, put with it
 #
-# Metadata is small and pickles. `chunk` cuts it for workers, `concat` joins it, `select_samples` and `select_fields`
-# pick. Whoever holds a piece puts new fields into just these samples: here two rollout workers take one chunk each.
+# Metadata is small and can be pickled. `chunk` divides it for workers, `concat` joins it, and `select_samples` and
+# `select_fields` select parts. A process that holds a part can put new fields into exactly these samples: here each of
+# two rollout workers takes one chunk.
 
 # %%
 for chunk in tq.BatchMeta.concat([batch, rest]).chunk(2):
@@ -59,10 +61,11 @@ for chunk in tq.BatchMeta.concat([batch, rest]).chunk(2):
     assert chunk.field_names == ["answer", "prompt"]
 
 # %% [markdown]
-# ## Who lacks what
+# ## See which samples lack a field
 #
-# A fetch asks for fields, and is met by samples that have all of them. Three samples get a reward; the trainer asks for
-# four and gets none. Production status shows which; `explain` says it in words.
+# A fetch names fields and returns only samples that have all of them. Three samples get a reward. The trainer asks for
+# four samples and gets none. The production status shows which sample lacks the field, and `explain` says it in a
+# sentence.
 
 # %%
 scored = client.get_meta(["answer"], 3, "train_0", task_name="reward")
@@ -83,8 +86,9 @@ assert "misses the fields ['reward']" in why
 # %% [markdown]
 # ## Tags travel with metadata
 #
-# `custom_meta` is the tag of each sample: small things that decide, such as a length or the version of the policy.
-# Change it and put; what changed is merged. `set_custom_meta` replaces tags without writing any field.
+# `custom_meta` is the tag of each sample: small values on which decisions depend, such as a length or the version of
+# the policy. Change it and put; the changed entries are merged. `set_custom_meta` replaces tags without writing a
+# field.
 
 # %%
 last = client.get_meta(["answer"], 1, "train_0", task_name="reward")
@@ -95,10 +99,10 @@ last.update_custom_meta([{"policy_version": 4}])
 client.set_custom_meta(last)
 
 # %% [markdown]
-# ## Look without consuming
+# ## Read without consuming
 #
-# `mode="force_fetch"` gives all samples, consumed or not, and takes nothing from anybody: for a checkpoint of
-# yours, for statistics, for looking around.
+# `mode="force_fetch"` returns all samples, consumed or not, and consumes nothing: for your own checkpoint, for
+# statistics, or to look at the data.
 
 # %%
 everything = client.get_meta(fields, None, "train_0", mode="force_fetch")
@@ -107,9 +111,10 @@ assert everything.custom_meta[3] == {"total_lengths": 8, "policy_version": 4}
 assert client.get_data(everything)["reward"].tolist() == [0.0, 1.0, 1.0, 0.5]
 
 # %% [markdown]
-# ## Consume, and consume anew
+# ## Consume again
 #
-# Consumption is kept by task. `reset_consumption` lets a task have everything again: a second epoch over the same data.
+# Consumption is recorded for each task. `reset_consumption` makes all samples ready for a task again, for example for a
+# second epoch over the same data.
 
 # %%
 assert not client.check_consumption_status("update", "train_0")
@@ -122,8 +127,8 @@ assert first.global_indexes == second.global_indexes
 # %% [markdown]
 # ## Clear
 #
-# Cleared samples are gone for every task. A piece of metadata that names them is an error at the next read, with
-# the index in it; their indexes are never given to other samples.
+# A cleared sample is gone for every task. Metadata that names it raises an error at the next read, which contains the
+# index. Its index is never used for another sample.
 
 # %%
 client.clear_samples(first[:2])

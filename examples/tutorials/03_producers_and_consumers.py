@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Producers and consumers
 #
-# Rollout, reward and update as processes: nobody polls, nobody runs ahead, memory stays bounded.
+# Run rollout, reward and update as processes: none of them polls, none runs too far ahead, and memory is bounded.
 #
-# Two rollout workers generate answers, a reward worker scores them, and the update takes eight scored samples a
-# step. All that they agree on are the names of a partition, of fields and of tasks.
+# Two rollout workers generate answers, a reward worker scores them, and the update takes eight scored samples in each
+# step. They share nothing but the names of a partition, of fields and of tasks.
 
 # %%
 from concurrent.futures import ProcessPoolExecutor
@@ -16,21 +16,21 @@ from tensordict import TensorDict
 import transfer_queue as tq
 
 TRAIN = "train_0"
-STEPS, ROWS = 4, 8  # updates, and samples that each of them takes
-SECONDS = 60  # what anybody waits before it is an error
+STEPS, ROWS = 4, 8  # updates, and samples for each of them
+SECONDS = 60  # the limit of every wait
 
 # %% [markdown]
-# ## Rollout: wait for room before you generate
+# ## Rollout: wait for space before you generate
 #
-# `get_meta(mode="insert")` reserves samples. It is the place where a producer is held back: with a `timeout` it waits
-# until the partition takes more, before a token is generated. The put then always finds its place.
+# `get_meta(mode="insert")` reserves samples. This is where a producer is held back: with a `timeout` it waits until the
+# partition accepts more samples, before a token is generated. The put after it always succeeds.
 #
-# `seal` says that this producer has no more samples. Fields of the samples that are there may still come.
+# `seal` says that this producer has no more samples. Fields of existing samples may still come.
 
 
 # %%
 def rollout(config, batches: int) -> int:
-    """Generates batches of four answers; returns how many."""
+    """Generate batches of four answers, and return their number."""
     tq.init(config)
     client = tq.get_client()
     for _ in range(batches):
@@ -43,17 +43,17 @@ def rollout(config, batches: int) -> int:
 
 
 # %% [markdown]
-# ## Reward: wait for samples, until there are no more
+# ## Reward: wait for samples until the end
 #
-# A fetch that cannot be met waits in the controller and is answered by the put that completes it. `await_batch` also
-# says when the end has come: the partition is sealed and everything is dealt. If it returns an empty batch and not the
-# end, no samples became ready within `timeout`, and the loop asks again. (`StreamingDataLoader` is this loop with
-# micro-batches; it has a page of its own.)
+# A fetch that cannot be met waits in the controller, and the put that completes it answers it. `await_batch` also says
+# whether the end has come, which means that the partition is sealed and everything is dealt. If it returns an empty
+# batch before the end, no samples became ready within `timeout`, and the loop asks again. (`StreamingDataLoader` is
+# this loop with micro-batches; [another page](06-streaming-loader.md) is about it.)
 
 
 # %%
 def reward(config) -> int:
-    """Scores answers until no more come; returns how many."""
+    """Score answers until no more come, and return their number."""
     tq.init(config)
     client, scored = tq.get_client(), 0
     while True:
@@ -70,15 +70,15 @@ def reward(config) -> int:
 
 
 # %% [markdown]
-# ## Update: let the others go on
+# ## Update: let the producers continue
 #
-# After each step `set_policy_version` tells the partition that the policy has moved on, and with that the rollout
-# workers that wait for it.
+# After each step, `set_policy_version` tells the partition the new version of the policy. Rollout workers that wait for
+# it then continue.
 
 
 # %%
 def update() -> list[int]:
-    """Trains; returns how many samples the producers were ahead of each step."""
+    """Train, and return how many samples the producers were ahead of each step."""
     client, ahead = tq.get_client(), []
     for step in range(STEPS):
         batch = client.get_meta(["answer", "reward"], ROWS, TRAIN, task_name="update", timeout=SECONDS)
@@ -91,16 +91,16 @@ def update() -> list[int]:
 
 
 # %% [markdown]
-# ## The partition says what holds
+# ## The options of the partition
 #
-# - `free_when=tq.consumed_by["update"]`: a sample is cleared when the update is through with it, which it says by
-#   asking for the next batch. Nobody calls `clear`.
-# - `max_staleness=1, rows_per_version=8`: new samples are taken in while fewer than (version + 1 + 1) * 8 were, so
-#   that a sample that is trained on in its turn is at most one version old.
-# - `producers=2`: two `seal`s seal it.
+# - `free_when=tq.consumed_by["update"]`: a sample is cleared when the update has finished it. Fetching the next batch
+#   says so. Nothing calls `clear`.
+# - `max_staleness=1, rows_per_version=8`: new samples are accepted while fewer than (version + 1 + 1) * 8 were, so a
+#   sample that is trained on in order is at most one version old.
+# - `producers=2`: two calls of `seal` seal the partition.
 #
-# The system itself takes 24 samples (`total_storage_size`), so that memory is bounded whatever partitions there are.
-# Here 32 go through.
+# The system itself accepts 24 samples (`total_storage_size`), so memory is bounded whatever partitions exist. 32
+# samples pass through it here.
 
 
 # %%
@@ -124,10 +124,10 @@ def train(config) -> None:
 
 
 # %% [markdown]
-# ## When there is no room
+# ## When there is no space
 #
-# Without a `timeout` a producer that is too far ahead gets an error at once, and nothing was put. With one it waits.
-# Full memory is the same: `CapacityError` (of which `StalenessError` is one), or a wait.
+# Without a `timeout`, a producer that is too far ahead gets an error at once, and nothing is put. With a `timeout` it
+# waits. Full memory behaves in the same way: `CapacityError` (`StalenessError` is one), or a wait.
 
 
 # %%

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Groups and samplers
 #
-# Whole GRPO groups, even ranks, token budgets, priority, freshness, and dynamic sampling with a refill.
+# Deal complete GRPO groups, balance ranks, limit tokens, prefer or skip samples, and replace useless groups.
 #
 # A sampler decides which ready samples make the next batch. It is set once for a system, in `controller.sampler`.
 
@@ -13,14 +13,14 @@ import transfer_queue as tq
 
 
 def start(sampler: tq.BaseSampler) -> tq.TransferQueueClient:
-    """A system with this sampler; fetches that cannot be met answer at once, which suits a page."""
+    """Start a system with this sampler. Fetches that cannot be met return at once, as this page needs."""
     tq.close()
     tq.init({"controller": {"sampler": sampler, "polling_mode": True}})
     return tq.get_client()
 
 
 def put(prompt: str, lengths: list[int], partition_id: str = "train_0", **tag) -> tq.BatchMeta:
-    """Answers of one prompt, of so many tokens; their lengths and `tag` come with them."""
+    """Put answers of these lengths for one prompt, with the lengths and `tag` as their tags."""
     meta = client.get_meta("answer", len(lengths), partition_id, mode="insert")
     meta.update_custom_meta([{"prompt": prompt, "total_lengths": length, **tag} for length in lengths])
     rows = [torch.zeros(length) for length in lengths]
@@ -29,26 +29,26 @@ def put(prompt: str, lengths: list[int], partition_id: str = "train_0", **tag) -
 
 
 def fetch(rows: int, fields: str | list[str] = "answer", partition_id: str = "train_0", **sampling) -> list[str]:
-    """The prompts of the next samples for the task `update`."""
+    """Return the prompts of the next samples for the task `update`."""
     meta = client.get_meta(fields, rows, partition_id, task_name="update", sampling_config=sampling)
     return [tag["prompt"] for tag in meta.custom_meta]
 
 
 # %% [markdown]
-# ## Groups, whole or not at all
+# ## Complete groups
 #
-# Name each sample's prompt with `group_ids=`: then it does not matter when, in which order and by which worker the
-# answers of a prompt are put. Without it a group is a run of samples by order of reservation, which is right only while
-# one worker reserves all answers of a prompt together.
+# Name the prompt of each sample with `group_ids=`. It then does not matter when, in which order and by which worker the
+# answers to a prompt are put. Without `group_ids`, a group is a run of samples in order of reservation, which is
+# correct only if one worker reserves all answers to a prompt together.
 #
-# `GRPOGroupNSampler` deals a group when all its answers have all the fields that are asked for.
+# `GRPOGroupNSampler` deals a group when all its answers have all the requested fields.
 
 # %%
 client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))
 first = put("a", [3])
 put("b", [5, 1])
 put("a", [4])
-assert fetch(2) == ["a", "a"]  # the second answer of "a" came last; the group is whole, and the oldest
+assert fetch(2) == ["a", "a"]  # the second answer of "a" came last; the group is complete, and the oldest
 client.reset_consumption("train_0")
 
 client.put(TensorDict({"reward": torch.tensor([1.0])}, batch_size=[1]), metadata=first)
@@ -58,10 +58,10 @@ print(why)
 assert "is one of 2 samples of group 'a', which waits for sample" in why
 
 # %% [markdown]
-# ## Ranks with as many tokens each
+# ## The same number of tokens for each rank
 #
-# `SeqlenBalancedSampler` deals to all ranks at once, whole groups, so that the sums of the tag `total_lengths` are near
-# to each other. `batch_size` is what one rank gets.
+# `SeqlenBalancedSampler` deals complete groups to all ranks at once, so that the sums of the tag `total_lengths` are
+# close to each other. `batch_size` is the number of samples for one rank.
 
 # %%
 client = start(tq.SeqlenBalancedSampler(n_samples_per_prompt=2, dp_size=2))
@@ -73,21 +73,22 @@ assert fetch(4, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 200 tokens
 # %% [markdown]
 # ## Micro-batches by tokens
 #
-# `TokenBudgetSampler` fills each rank's batch with whole groups up to a budget. `batch_size` is then the most samples.
-# All ranks get the same number of batches, so nobody waits alone in a collective.
+# `TokenBudgetSampler` fills each rank's batch with complete groups up to a budget. `batch_size` is then the maximum
+# number of samples. All ranks get the same number of batches, so no rank waits alone in a collective operation.
 
 # %%
 client = start(tq.TokenBudgetSampler(token_budget=100, n_samples_per_prompt=2, dp_size=2))
 for prompt, length in (("a", 40), ("b", 30), ("c", 15), ("d", 10), ("e", 45)):
     put(prompt, [length, length])
 assert fetch(8, dp_rank=0, batch_index=0) == ["a", "a", "d", "d"]  # 100 tokens
-assert fetch(8, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 90 tokens; "e" fits to no rank, and is next
+assert fetch(8, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 90 tokens; "e" fits no rank, and is dealt next
 
 # %% [markdown]
-# ## Priority and freshness, around any of them
+# ## Priority and freshness
 #
-# `PrioritySampler` shows the sampler inside the highest priority first. `FreshnessSampler` passes over what was made by
-# a policy that is too old, whole groups at a time. Both read tags, and one may be inside the other.
+# `PrioritySampler` and `FreshnessSampler` work around any sampler. The first shows it the samples with the highest
+# priority first. The second skips samples that an old policy made, a whole group at a time. Both read tags, and one may
+# contain the other.
 
 # %%
 groups = tq.GRPOGroupNSampler(n_samples_per_prompt=2)
@@ -103,12 +104,12 @@ assert fetch(2) == []
 assert train.passed["update"] == {"stale: more than 1 policy versions behind": 2}
 
 # %% [markdown]
-# ## Dynamic sampling: drop, and be refilled
+# ## Dynamic sampling: drop and refill
 #
-# DAPO throws away groups whose rewards are all alike, since they teach nothing, and wants as many new ones. `drop`
-# takes groups out and counts them by reason. `want` says how many whole groups a task wants to be there or on their
-# way; producers ask `wanted` how many are missing, and with `most=` take some of them upon themselves. Given a
-# `timeout`, they wait there until some are.
+# DAPO discards groups in which all rewards are equal, because they teach nothing, and needs as many new ones. `drop`
+# removes groups and counts them by reason. `want` says how many complete groups a task wants to exist or to be on their
+# way. Producers ask `wanted` how many are missing, and take some of them upon themselves with `most=`. With a
+# `timeout`, `wanted` waits until some are missing.
 
 # %%
 client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))
@@ -117,7 +118,7 @@ client.want("dapo", groups=3, task_name="update")
 
 
 def rollout(made: int) -> int:
-    """Makes as many groups as are missing, after so many others; the first two prompts are of no use."""
+    """Make as many groups as are missing; the first two prompts are useless."""
     for number in range(made, made + client.wanted("dapo", "update", most=8)):
         meta = put(f"prompt_{number}", [2, 2], "dapo")
         rewards = torch.tensor([0.0, 0.0] if number < 2 else [0.0, 1.0])
@@ -130,7 +131,7 @@ made = rollout(0)
 assert made == 3
 assert client.wanted("dapo", "update") == 0
 
-for prompt in ("prompt_0", "prompt_1"):  # the reward task finds that their rewards are all alike
+for prompt in ("prompt_0", "prompt_1"):  # the reward task finds that all their rewards are equal
     assert client.drop("dapo", groups=prompt, reason="all rewards alike") == 2
 assert client.wanted("dapo", "update") == 2
 made = rollout(made)

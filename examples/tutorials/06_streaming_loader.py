@@ -1,10 +1,10 @@
 # %% [markdown]
 # # The streaming loader
 #
-# A torch DataLoader over samples that are still being made: ranks, micro-batches by tokens, replay, resume.
+# Use a torch DataLoader over samples that are still being made: ranks, micro-batches by tokens, epochs, resuming.
 #
-# `StreamingDataset` belongs to a task and a data-parallel rank. It waits for its next batch, and yields it in
-# micro-batches of `(data, meta)`. It ends when the partition is sealed and all is dealt.
+# `StreamingDataset` belongs to a task and a data-parallel rank. It waits for its next batch and yields it in
+# micro-batches of `(data, meta)`. It ends when the partition is sealed and everything is dealt.
 
 # %%
 import torch
@@ -17,7 +17,7 @@ client = tq.get_client()
 
 
 def put_answers(partition_id: str, lengths: list[int]) -> None:
-    """Answers of so many tokens, each token the number of its answer; `total_lengths` is the tag of their length."""
+    """Put answers of these lengths; each token is the number of its answer, and `total_lengths` its length."""
     meta = client.get_meta("tokens", len(lengths), partition_id, mode="insert")
     meta.update_custom_meta([{"total_lengths": length} for length in lengths])
     rows = [torch.full((length,), number) for number, length in enumerate(lengths)]
@@ -30,7 +30,7 @@ put_answers("train_0", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
 
 
 def loader_of(task: str, dp_rank: int = 0, workers: int = 0, **cut) -> tq.StreamingDataLoader:
-    """A loader of batches of three answers, in micro-batches of two where nothing else is said."""
+    """Return a loader of batches of three answers, by default in micro-batches of two."""
     dataset = tq.StreamingDataset(
         config=config,
         batch_size=3,
@@ -45,16 +45,16 @@ def loader_of(task: str, dp_rank: int = 0, workers: int = 0, **cut) -> tq.Stream
 
 
 def numbers(loader: tq.StreamingDataLoader) -> list[list[int]]:
-    """Which answers each micro-batch has."""
+    """Return the answers of each micro-batch."""
     return [[int(row[0]) for row in data["tokens"].unbind()] for data, _ in loader]
 
 
 # %% [markdown]
-# ## Ranks share, replicas repeat
+# ## Ranks and their replicas
 #
 # With a rank-consistent sampler (`RankAwareSampler`, `GRPOGroupNSampler`, `SeqlenBalancedSampler`) each `dp_rank` gets
-# batches of its own. The same rank asking again, as each of its tensor- or pipeline-parallel processes does, gets the
-# same batches. `batch_size` is what one rank gets.
+# batches of its own. Each tensor- or pipeline-parallel process of the same rank gets the same batches. `batch_size` is
+# the number of samples for one rank.
 
 # %%
 first, replica, second = (loader_of("update", dp_rank) for dp_rank in (0, 0, 1))
@@ -65,8 +65,8 @@ assert numbers(second) == [[3, 4], [5], [9, 10], [11]]
 # %% [markdown]
 # ## Micro-batches by tokens, and packed
 #
-# `max_tokens` cuts a batch so that no micro-batch has more tokens; `micro_batch_size` then is the most rows. `pack`
-# makes each micro-batch one row of concatenated tokens with what variable-length attention asks for.
+# `max_tokens` divides a batch so that no micro-batch has more tokens; `micro_batch_size` is then the maximum number of
+# rows. `pack` turns each micro-batch into one row of concatenated tokens, with what variable-length attention needs.
 
 # %%
 loader = loader_of("by_tokens", dp_rank=1, micro_batch_size=3, max_tokens=8)
@@ -78,13 +78,14 @@ assert data["tokens"].tolist() == [[0, 0, 0, 1, 2, 2, 2, 2]]
 assert data["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
 assert data["cu_seqlens"].tolist() == [0, 3, 4, 8]
 assert data["max_seqlen"] == 4
-assert data["reward"].tolist() == [1, 1, 1]  # one value a row stays so
+assert data["reward"].tolist() == [1, 1, 1]  # one value for each row
 assert len(meta) == 3
 
 # %% [markdown]
 # ## Workers fetch ahead
 #
-# With `num_workers` processes fetch batches while the rank computes. The sequence is the same with any number of them.
+# With `num_workers`, processes fetch batches while the rank computes. The sequence is the same with any number of
+# workers.
 
 # %%
 assert numbers(loader_of("with_workers", workers=2)) == [[0, 1], [2], [6, 7], [8]]
@@ -92,8 +93,8 @@ assert numbers(loader_of("with_workers", workers=2)) == [[0, 1], [2], [6, 7], [8
 # %% [markdown]
 # ## Epochs over the same batches
 #
-# What was fetched is kept, and `reset` goes back to its beginning: several PPO epochs over one rollout, without asking
-# anybody. `keep_batches` bounds what is kept; 0 suits an endless stream.
+# The dataset keeps what it has fetched, and `reset` returns to the beginning: several PPO epochs over one rollout,
+# without a request to the system. `keep_batches` limits what is kept; 0 is right for an endless stream.
 
 # %%
 loader = loader_of("ppo")
@@ -104,11 +105,11 @@ for _ in range(3):
 assert epochs[0] == epochs[1] == epochs[2] == [[0, 1], [2], [6, 7], [8]]
 
 # %% [markdown]
-# ## Save the place, go on there
+# ## Save the position and resume
 #
-# `state_dict` says which micro-batch comes next: a small dict for your checkpoint, beside model and optimizer. A new
-# loader goes on there, in the middle of a batch too, and with another number of workers. The samples must still be
-# there: do not clear a batch before a checkpoint is behind it.
+# `state_dict` says which micro-batch comes next. It is a small dict for your checkpoint, beside model and optimizer. A
+# new loader resumes there, also in the middle of a batch, and also with another number of workers. The samples must
+# still exist: clear a batch only when a later checkpoint is saved.
 
 # %%
 loader = loader_of("saved")
@@ -127,7 +128,7 @@ assert numbers(resumed) == [[8]]
 # %% [markdown]
 # ## The next partition
 #
-# One partition a training step is a common way to name them. `step` moves the same loader on.
+# Many trainings use one partition for each training step. `step` moves the same loader to the next one.
 
 # %%
 put_answers("train_1", [2, 2, 2, 2, 2, 2])

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Ends and restarts
 #
-# How a stream ends on every rank alike, what is left over, and what happens when a process dies.
+# How a stream ends on every rank in the same way, what remains, and what happens when a process dies.
 
 # %%
 import os
@@ -21,7 +21,7 @@ def column(field: str, values: torch.Tensor) -> TensorDict:
 
 
 def loader_of(config, partition_id: str, dp_rank: int, finite: bool = False) -> tq.StreamingDataLoader:
-    """A rank's loader of batches of four answers, in micro-batches of two."""
+    """Return a rank's loader of batches of four answers, in micro-batches of two."""
     return tq.StreamingDataLoader(
         tq.StreamingDataset(config, 4, 2, ["answer"], partition_id, "update", dp_rank, finite)
     )
@@ -30,11 +30,12 @@ def loader_of(config, partition_id: str, dp_rank: int, finite: bool = False) -> 
 # %% [markdown]
 # ## Every rank gets the same number of batches
 #
-# A rank with a batch more than the others would wait for them in its all-reduce for ever. So after the seal a batch is
-# dealt only if every rank gets one. A remainder is divided over one last, smaller round. With `drop_last=True`, or
-# where it has less than one sample a rank, it is passed over: the task counts it as consumed, and `explain` says why.
+# A rank with one batch more than the others would wait for them in its all-reduce forever. So after the seal, a batch
+# is dealt only if every rank gets one. A remainder is divided over one last, smaller round. With `drop_last=True`, or
+# if it has less than one sample for each rank, the task skips it: the samples count as consumed, and `explain` says
+# why.
 #
-# Here two producers put eleven answers for two ranks, and the partition is sealed when both have called `seal`.
+# Here two producers put eleven answers for two ranks. The partition is sealed when both have called `seal`.
 
 
 # %%
@@ -54,10 +55,10 @@ def ends(drop_last: bool, expected: list[list[int]]) -> str:
 
 
 # %% [markdown]
-# ## A group that can never be whole
+# ## A group that can never be complete
 #
-# When the partition is sealed and an answer of a prompt's group was never put, the group is orphaned. Samplers of
-# groups do not deal it, nobody waits for it, and `status` counts it.
+# If the partition is sealed and an answer of a prompt's group was never put, the group is orphaned. Samplers of groups
+# do not deal it, no fetch waits for it, and `status` counts it.
 
 
 # %%
@@ -76,9 +77,9 @@ def orphaned() -> None:
 # %% [markdown]
 # ## Without a seal
 #
-# Where all samples are there before the training begins, `should_check_consumption_status=True` (`finite` here) ends a
-# loader when its task has consumed them all. It knows no rounds: the rank that asks first may take everything. Ranks
-# that must end alike need a seal.
+# If all samples exist before the training begins, `should_check_consumption_status=True` (`finite` here) ends a loader
+# when its task has consumed all of them. It knows no rounds: the rank that asks first may take everything. Ranks that
+# must end together need a seal.
 
 
 # %%
@@ -89,15 +90,15 @@ def unsealed(config) -> None:
 
 
 # %% [markdown]
-# ## A rank that dies, and comes back
+# ## A rank that dies and returns
 #
-# It saves the place of its loader with its checkpoint. The process that replaces it loads the place, and gets the
-# micro-batch that the dead one would have got next. This one is killed in the middle of its second batch.
+# A rank saves the position of its loader with its checkpoint. The process that replaces it loads the position and gets
+# the micro-batch that the dead process would have received next. This rank is killed in the middle of its second batch.
 
 
 # %%
 def trainer(config, checkpoint: Path, life: int) -> None:
-    """Marks what it trains on with its life; the first one ends after three micro-batches."""
+    """Mark what this process trains on; the first process ends after three micro-batches."""
     tq.init(config)
     loader = loader_of(config, "train_1", dp_rank=0, finite=True)
     if checkpoint.exists():
@@ -130,8 +131,9 @@ def restarted(config) -> None:
 # %% [markdown]
 # ## A producer that dies
 #
-# What it has put stays. What it has reserved keeps the stream open until the partition is sealed: then it expires, as
-# nobody will write it, and the stream ends. What a timeout, `explain` and `tq status` say tells what is missing.
+# Samples that it has put remain. Samples that it has reserved keep the stream open until the partition is sealed. They
+# then expire, because no process will write them, and the stream ends. A timeout, `explain` and `tq status` say what is
+# missing.
 
 
 # %%
@@ -148,7 +150,7 @@ def expired(config) -> None:
     assert run(producer, config) == -signal.SIGKILL
     why = client.explain("train_2", task="reward", fields="answer")
     assert "misses the fields ['answer'] (it has none of them)" in why
-    client.seal("train_2")  # by the one who started the producer, and knows that it has gone
+    client.seal("train_2")  # the process that started the producer knows that it is gone
     for expected in ((4, False), (0, True)):
         meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
         assert (len(meta), ended) == expected
@@ -156,14 +158,14 @@ def expired(config) -> None:
 
 
 # %% [markdown]
-# ## Saving the whole system
+# ## Save the whole system
 #
-# `save_checkpoint` saves one moment of the system while everything goes on: samples, tags, what each task has consumed,
-# which batches were dealt. It replaces the checkpoint before it only when the new one is whole and on the disk, and
-# writes only blocks that are new. The places of loaders are yours to keep beside it: `state_dict`.
+# `save_checkpoint` saves one moment of the system while everything continues: samples, tags, what each task has
+# consumed, and which batches were dealt. It replaces the previous checkpoint only when the new one is complete and on
+# the disk, and it writes only new blocks. Save the positions of loaders (`state_dict`) beside it.
 #
-# `load_checkpoint` brings that moment back, into this system or a new one with any number of storage units. Metadata
-# that was fetched before the load names samples of another time and is refused; keys work as ever.
+# `load_checkpoint` restores that moment, in this system or in a new one with any number of storage units. Metadata that
+# was fetched before the load is refused; keys work as always.
 
 
 # %%

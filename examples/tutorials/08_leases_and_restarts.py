@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Leases and restarts
 #
-# Samples that a consumer took and never finished are delivered again, and a system whose servers are killed goes on.
+# Samples that a consumer took and did not finish are delivered again, and a system whose servers are killed continues.
 
 # %%
 import os
@@ -20,7 +20,7 @@ def answers(count: int) -> TensorDict:
 
 
 def killed(function, *arguments) -> None:
-    """Runs a function in a process of its own, which kills itself."""
+    """Run a function in a process of its own, which kills itself."""
     process = get_context("fork").Process(target=function, args=arguments)
     process.start()
     process.join()
@@ -30,10 +30,10 @@ def killed(function, *arguments) -> None:
 # %% [markdown]
 # ## A consumer that dies
 #
-# A fetch consumes what it returns: had its process died the moment after, nobody would get these samples again. With
-# `lease=seconds` they are *claimed* instead, and `ack` consumes them. The lease is renewed in the background while
-# anything refers to the metadata, so that it may be far shorter than the work. Where it ends without an ack, whoever
-# asks next gets the samples: the second delivery. Who waits for them is answered the moment the lease is over.
+# A fetch consumes what it returns: if its process died a moment later, no other process would get these samples. With
+# `lease=seconds` they are *claimed* instead, and `ack` consumes them. The client renews the lease in the background
+# while anything refers to the metadata, so it may be much shorter than the work. If it ends without an ack, the samples
+# are delivered again to the next claim. A claim that waits for them is answered at the moment in which the lease ends.
 
 
 # %%
@@ -58,11 +58,11 @@ def delivered_again(config) -> None:
 
 
 # %% [markdown]
-# ## Giving back
+# ## Give samples back
 #
-# `nack` gives samples back at once, all of them or some. With `delivered=False` it is as if they had not been fetched.
-# An ack that comes too late counts for nothing and says so: others may have the samples by then. A result that must
-# count once is put before the ack, as a field of the sample: a second delivery then only puts it again.
+# `nack` gives samples back at once, all of them or some. With `delivered=False` the delivery does not count. An ack
+# that comes too late has no effect and returns False, because other processes may have the samples by then. Put a
+# result as a field of the sample before the ack: a second delivery then only puts it again.
 
 
 # %%
@@ -83,9 +83,9 @@ def given_back() -> None:
 # %% [markdown]
 # ## Poison
 #
-# A sample that kills whoever works on it would be delivered for ever. After `max_deliveries` deliveries without an ack
-# it is set aside: passed over for this task, counted by `tq status`, explained by `explain`. The default is 16, of the
-# system in `controller.max_deliveries`, of a partition in `create_partition`.
+# A sample that kills every process that works on it would be delivered forever. After `max_deliveries` deliveries
+# without an ack, the task skips it; `tq status` counts it, and `explain` says why. The default is 16
+# (`controller.max_deliveries`, or `create_partition(max_deliveries=...)` for a partition).
 
 
 # %%
@@ -105,13 +105,13 @@ def poison() -> None:
 # ## A loader that delivers at least once
 #
 # `delivery="at_least_once"` gives each batch of a loader a lease, and acknowledges it when the training process asks
-# for the first item after it. This trainer is killed in the middle of its second batch. The one that takes its place
-# gets that batch anew, from its beginning, and not the first one.
+# for the first item after it. This trainer is killed in the middle of its second batch. The trainer that replaces it
+# gets that batch again from its beginning, and not the first batch.
 
 
 # %%
 def loader(config) -> tq.StreamingDataLoader:
-    """Batches of four answers, in micro-batches of two."""
+    """Return a loader of batches of four answers, in micro-batches of two."""
     dataset = tq.StreamingDataset(
         config, 4, 2, ["answer"], "train_3", "update", 0, delivery="at_least_once", lease_seconds=0.5
     )
@@ -135,24 +135,23 @@ def trained_at_least_once(config) -> None:
 
 
 # %% [markdown]
-# With a rank-consistent sampler (`RankAwareSampler` and its like) a batch belongs to its `dp_rank`: nobody else is
-# given what that rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name, dp_rank)` says
-# that it will not come back. A replica of the rank gets each of its batches again by its number, also those that were
-# acknowledged. So a trainer that takes the place of a killed one, and begins with batch 0, trains on all of them again,
-# unless it loads the `state_dict` of the loader that was saved with its model
-# ([ends and restarts](07-ends-and-restarts.md)).
+# With a rank-consistent sampler (such as `RankAwareSampler`) a batch belongs to its `dp_rank`. No other rank gets what
+# this rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name, dp_rank)` says that the rank
+# will not return. A replica of the rank gets each of its batches again by its number, also the acknowledged ones. So a
+# trainer that replaces a killed one, and begins with batch 0, trains on all of them again, unless it loads the
+# `state_dict` of the loader that was saved with its model ([ends and restarts](07-ends-and-restarts.md)).
 
 # %% [markdown]
 # ## Servers that die
 #
-# The controller writes down what it decides before it answers. One that is killed is started anew and goes on where it
-# was, leases and their tokens included; a storage unit that is killed goes on with the memory it had. A call that is
-# made meanwhile waits and is answered, and what it asked for happens once.
+# The controller records what it decides before it replies. If it is killed, it is restarted and continues where it was,
+# including leases and their tokens. A killed storage unit continues with the memory that it had. A call that is made
+# meanwhile waits and is answered, and its request has its effect once.
 
 
 # %%
 def kill_server(name: str) -> None:
-    """Kills a server of the system that this process has started; its log names its process."""
+    """Kill a server of the system that this process has started; the server's log names its process."""
     log = Path(os.environ["TQ_ADDRESS"], "logs", f"{name}.log").read_text()
     os.kill(int(log.rsplit("up, process ", 1)[1].split()[0]), signal.SIGKILL)
 
@@ -171,9 +170,9 @@ def servers_die() -> None:
 
 
 # %% [markdown]
-# What is lost with the memory of a storage unit, or with the machine, is another matter: two copies of each value
-# (`backend.SimpleStorage.replicas: 2`) outlive the one, a checkpoint ([ends and restarts](07-ends-and-restarts.md)) the
-# other.
+# The memory of a lost storage unit, or of a lost machine, needs other means: two copies of each value
+# (`backend.SimpleStorage.replicas: 2`) survive a lost unit, and a checkpoint ([ends and
+# restarts](07-ends-and-restarts.md)) survives a lost machine.
 
 # %%
 if __name__ == "__main__":
