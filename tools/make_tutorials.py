@@ -23,8 +23,8 @@ LIST_HEAD = """<!-- Made by tools/make_tutorials.py -->
 
 # Tutorials
 
-Each page is a script that runs in seconds without a GPU: `.venv/bin/python examples/tutorials/01_key_value.py`. The code
-asserts what the page says.
+Each page is a script that runs in seconds without a GPU: `.venv/bin/python examples/tutorials/01_key_value.py`. The
+code asserts what the page says.
 
 """
 
@@ -40,9 +40,7 @@ def cells_of(source: str, name: str) -> Iterator[tuple[bool, list[str]]]:
         begin = re.fullmatch(r"# %%( \[markdown\])?", line)
         if begin is None:
             if prose is None or (prose and line and not re.match(r"#( |$)", line)):
-                raise ValueError(
-                    f"{name}:{number}: a line must belong to a cell, and prose must be a comment, got: {line}"
-                )
+                raise ValueError(f"{name}:{number}: a line must be in a cell, and prose must be comments, got: {line}")
             lines.append(line[2:] if prose else line)
             continue
         text = "\n".join(lines).strip("\n")
