@@ -74,7 +74,7 @@ def measure(names: list[str], quick: bool, beside: bool) -> None:
 
 def page(kept: dict[str, dict[str, Any]]) -> str:
     """All of it, and the figures that it shows."""
-    parts = [INTRODUCTION, *_how(kept), "## What was to be reached\n", _targets(kept)]
+    parts = [INTRODUCTION, *_how(kept), "## Targets\n", _targets(kept)]
     for name, found in kept.items():
         asked = module(name)
         parts += [f"## {name}: {asked.QUESTION}\n", *([f"{asked.NOTE}\n"] if hasattr(asked, "NOTE") else [])]
@@ -84,17 +84,18 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
 
 INTRODUCTION = """# Performance
 
-Made by `make bench` (`make bench-peer` for the columns of peers). `python -m benchmarks NAME` in a checkout measures
-again, on any machine.
+`make bench` writes this page (`make bench-peer` also measures the peers). `python -m benchmarks NAME` in a checkout
+repeats one benchmark on your machine.
 
-Every figure is a ratio taken side by side in one run: to this machine (a memcpy of as many bytes in one thread, a bare
-UNIX socket that carries as many, an empty round trip to the controller), and to what a user would pick instead: Ray's
-object store, and the PyPI package TransferQueue 0.1.11, a black box behind the same public calls. Times are medians.
-Contents are compared byte for byte on the way; a run in which one differs tells no figure. "cpu_us" is processor time
-in microseconds of one operation, which a busy machine changes least.
+Every number is compared with others of the same run, because machines differ: with this machine (a memcpy of the same
+number of bytes in one thread, a bare UNIX socket that carries them, an empty round trip to the controller), and with
+what a user could use instead: Ray's object store, and the PyPI package TransferQueue 0.1.11 behind the same public
+calls. Times are medians. Contents are compared byte for byte; a run in which they differ reports no numbers. "cpu_us"
+is the processor time of one operation in microseconds, which other work on the machine changes least.
 
-Targets were set beside a peer, measured on a machine of this kind. Machines of a kind differ by a factor of two and
-more: "by pace" is the target times how much longer the same peer took in this run than it took then.
+A target was set beside the measurement of a peer, on a machine of this kind. Such machines differ by a factor of two
+and more. So "scaled target" is the target, multiplied by how much longer the same peer took in this run than it took
+then.
 """
 
 
@@ -104,9 +105,12 @@ def _how(kept: dict[str, dict[str, Any]]) -> list[str]:
     words = [f"Measured on: {words}." for words in machines]
     quick = [name for name, each in kept.items() if each["quick"]]
     if quick:
-        words.append(f"Quick runs, whose figures mean little: {', '.join(quick)}.")
+        words.append(f"Quick runs, whose results are not meaningful: {', '.join(quick)}.")
     took = ", ".join(f"{name} {each['seconds']:.0f}" for name, each in kept.items())
-    return [*words, f"Seconds that each benchmark took: {took}. Highest load average meanwhile: {load:.1f}.\n"]
+    return [
+        *words,
+        f"Duration of each benchmark in seconds: {took}. Highest load average during the run: {load:.1f}.\n",
+    ]
 
 
 def _cells(*cells: str) -> str:
@@ -115,7 +119,9 @@ def _cells(*cells: str) -> str:
 
 def _targets(kept: dict[str, dict[str, Any]]) -> str:
     lines = [
-        _cells("what", "peer when the target was set", "peers in this run", "reach", "measured", "met", "by pace"),
+        _cells(
+            "what", "peer when the target was set", "peers in this run", "target", "measured", "met", "scaled target"
+        ),
         _cells(*["---"] * 7),
     ]
     for found in kept.values():

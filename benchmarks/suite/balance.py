@@ -1,4 +1,4 @@
-"""How even does balancing come out, what does it take, and how long does it hold up the controller?
+"""How even is the result of balancing, how long does it take, and how long does it delay the controller?
 
 Imbalance is the largest load over the least that it could be (the mean, or the largest item); with equal counts of a
 long tail 1 cannot be reached. Fill is the mean load of packed bins within the cap, as a share of it. One thread.
@@ -20,9 +20,9 @@ from transfer_queue.core.claims import batch_selection
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.balance import Cost, balance, imbalance, linear, pack, quadratic
 
-QUESTION = "How even does balancing come out, what does it take, and how long does it hold up the controller?"
-NOTE = """The peer balances 8,192 x 1,024 by free counts for lognormal lengths alone: that takes it 17 to 20 s, however
-lengths are drawn."""
+QUESTION = "How even is the result of balancing, how long does it take, and how long does it delay the controller?"
+NOTE = """The peer balances 8,192 x 1,024 by free counts only for lognormal lengths: it takes 17 to 20 s for each
+distribution."""
 T = TypeVar("T")
 
 COSTS: dict[str, Cost] = {"L": linear, "L+L^2": quadratic(1, 1)}

@@ -31,7 +31,7 @@ from transfer_queue.sampler import (
     SequentialSampler,
 )
 
-QUESTION = "What does a claim cost, however many rows, ready sets, tasks and partitions there are?"
+QUESTION = "How does the cost of a claim depend on the number of rows, ready sets, tasks and partitions?"
 TASKS = [f"task{number}" for number in range(5)]
 FIELD_SETS = [("x",), ("y",), ("x", "y"), FIELDS]
 PUT = 100_000  # rows of a put that fills a partition

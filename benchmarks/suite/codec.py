@@ -1,4 +1,4 @@
-"""What does turning columns into bytes and back cost, beside a memcpy of the same bytes? In one process, no system.
+"""What does it cost to encode columns as bytes and decode them, compared with a memcpy of the same bytes?
 
 A block is encoded and written into memory, and gathered out of it: all of it, half of its rows in random order, and
 rows that are blocks of their own.
@@ -21,7 +21,7 @@ from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 
-QUESTION = "What does turning columns into bytes and back cost, beside a memcpy of the same bytes?"
+QUESTION = "What does it cost to encode columns as bytes and decode them, compared with a memcpy of the same bytes?"
 
 
 def reply_of(blocks: list[tuple[int, EncodedBlock]], types: list[FieldType], places: np.ndarray) -> LookupReply:

@@ -1,4 +1,4 @@
-"""What does writing down every change cost small puts?
+"""What does the journal cost small puts?
 
 Systems of each durability run at once and are asked in turn, so that what else the machine does meets all alike.
 """
@@ -17,7 +17,7 @@ from transfer_queue import interface as tq
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system import launcher
 
-QUESTION = "What does writing down every change cost small puts?"
+QUESTION = "What does the journal cost small puts?"
 DURABILITIES = ("none", "async", "sync")
 
 

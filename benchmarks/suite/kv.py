@@ -1,4 +1,4 @@
-"""How fast do batches go in, come out in another process, and go away?
+"""How fast are puts, gets in another process, and clears of batches?
 
 Each round puts here, gets in a process that has done so before, in some rounds also in a fresh one, compares every
 byte, and clears. Beside each stands a memcpy of as many bytes in one thread, or, for small ones, a bare socket that
@@ -24,9 +24,9 @@ from benchmarks.harness.report import Row, Scale, compared
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
 
-QUESTION = "How fast do batches go in, come out in another process, and go away?"
-NOTE = """Peers go round at most three times, and not with 2 GiB: that takes them half a minute, and a byte what
-288 MiB do (measured before: put and get took Ray 4.6 and 4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
+QUESTION = "How fast are puts, gets in another process, and clears of batches?"
+NOTE = """Peers run at most three rounds, and not with 2 GiB, which takes them half a minute and costs as much for each
+byte as 288 MiB (measured before: put and get took Ray 4.6 and 4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
 PEER_ROUNDS = 3
 LARGE = 1 << 20  # bytes from which memcpy is the measure, and not a socket
 

@@ -26,7 +26,7 @@ from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.metadata import BatchMeta
 
-QUESTION = "What does a batch cost from a loader's worker to the process that trains, and how soon do workers end?"
+QUESTION = "What does a batch cost from a loader's worker to the training process, and how soon do workers end?"
 ROWS, MICRO = 64, 4
 WAIT_SECONDS = 60.0  # for workers to start
 FORMS = ("whole", "as a list", "one by one")

@@ -1,4 +1,4 @@
-"""How much memory does a payload byte, a row, an idle system take, and how soon is a system up?
+"""How much memory do a payload byte, a row and an idle system take, and how fast does a system start?
 
 Peaks are of resident memory while 288 MiB (and a mixed batch) are put by one process and got by another, over what
 each had before. The state of a row is the slope of anonymous memory between two sizes, in a process of its own.
@@ -27,7 +27,7 @@ from benchmarks.harness.systems import System, Worker, own_folder, system
 from transfer_queue import interface as tq
 from transfer_queue.config.environment import process_environment
 
-QUESTION = "How much memory does a payload byte, a row, an idle system take, and how soon is a system up?"
+QUESTION = "How much memory do a payload byte, a row and an idle system take, and how fast does a system start?"
 PAYLOADS = [Payload("dense", 1024, 9, 8192), Payload("mixed", 512, 6, 1900)]
 QUICK_PAYLOADS = [Payload("mixed", 64, 6, 100)]
 

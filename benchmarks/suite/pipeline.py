@@ -23,7 +23,7 @@ from transfer_queue import interface as tq
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 
-QUESTION = "How long does a step of rollout, reward, reference and update take, beside the least it could?"
+QUESTION = "How long does a step of rollout, reward, reference and update take, compared with the lower bound?"
 QUICK = Step(prompts=8, group=4, micro_batches=2, ranks=2, tokens=50, reward=1e-4)
 
 Spent = dict[str, float]  # seconds: "wait" for samples and get them, "work", "put", and "end" (of the monotonic clock)

@@ -44,7 +44,7 @@ from transfer_queue.messages import (
 from transfer_queue.node.system import launcher
 from transfer_queue.sampler import SequentialSampler
 
-QUESTION = "How long do clients wait where the controller of a large system is killed, what do its snapshots cost?"
+QUESTION = "How long do clients wait if the controller of a large system is killed, and what do its snapshots cost?"
 LATER = 10**9  # sequences after those that filled the controller
 BLOCK = 1000
 

@@ -19,7 +19,7 @@ from benchmarks.harness.report import Row, Scale, against
 from transfer_queue.messages import ClearRows, Lookup
 from transfer_queue.sampler import RankAwareSampler
 
-QUESTION = "How many requests a second does one controller's core carry, where is it full, what do several give?"
+QUESTION = "How many requests per second can one controller's core serve, when is it saturated, what do several give?"
 UNITS = 64
 PARTITIONS = 16
 GROUP = 8  # rows of a put: the answers to one prompt

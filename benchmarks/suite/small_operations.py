@@ -25,9 +25,9 @@ from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
 
-QUESTION = "How many small operations a second, and how long does each take?"
-NOTE = """Eight clients of a peer are four threads in each of two processes: side by side they gave what eight processes
-did, which take half a minute to start."""
+QUESTION = "How many small operations per second are possible, and how long does each take?"
+NOTE = """Eight clients of a peer are four threads in each of two processes: this gave the same results as eight
+processes, which take half a minute to start."""
 PROCESSES = 8  # at most, for all clients together
 WORDS = {"put": "single-row puts", "tag": "tag updates"}
 WARMING = 0.3  # seconds in which nothing counts

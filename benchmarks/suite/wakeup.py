@@ -1,4 +1,4 @@
-"""How long from a put's return in one process to the yield of a loader that waits in another?
+"""How long is it from the return of a put in one process to the yield of a waiting loader in another one?
 
 Alone, and while others list 100,000 keys, save checkpoints and balance big batches; with 1,024 ranks waiting, each
 with a connection of its own; and of a subscriber to tags. The processes share one clock (CLOCK_MONOTONIC).
@@ -30,7 +30,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 
-QUESTION = "How long from a put's return in one process to the yield of a loader that waits in another?"
+QUESTION = "How long is it from the return of a put in one process to the yield of a waiting loader in another one?"
 ROWS = 8
 RANKS = 16  # of the balanced system
 BALANCED = {"controller": {"sampler": "SeqlenBalancedSampler", "sampler_args": {"dp_size": RANKS}}}
