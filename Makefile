@@ -102,6 +102,7 @@ generate: venv
 	.venv/bin/python tools/make_reference.py
 	.venv/bin/python tools/make_dashboard.py
 	.venv/bin/python tools/make_tutorials.py
+	.venv/bin/python tools/make_diagrams.py
 
 # Tests of the contract that contradict API.md; where the two differ, API.md decides.
 # test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a

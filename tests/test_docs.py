@@ -108,6 +108,13 @@ def test_links(page):
     assert wrong == []
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "howto"], ids=name_of)
+def test_named_files(page):
+    """A file of the repository that a page names exists. (Pages of docs/howto name files that a reader is to make.)"""
+    names = re.findall(r"`((?:tests|tools|docs|examples|benchmarks|src)/[\w/.-]+)`", page.read_text("utf-8"))
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
 def runs(page: Path) -> bool:
     """Whether a page has anything to run that is run by no script."""
     return bool(program_of(page).strip()) and page.parent != TUTORIALS
