@@ -66,10 +66,11 @@ def test_the_home_page_shows_what_the_system_is(site: Path, page: Page) -> None:
 def test_the_navigation_leads_to_every_section(site: Path, page: Page) -> None:
     page.open((site / "index.html").as_uri())
     count = page.evaluate("document.querySelectorAll('.md-tabs__link').length")
-    titles = []
-    for number in range(count):
+    titles = [title_of(page)]
+    for number in range(1, count):
         page.evaluate(f"document.querySelectorAll('.md-tabs__link')[{number}].click()")
-        page.wait_for(f"document.querySelectorAll('.md-tabs__item')[{number}]?.matches('.md-tabs__item--active')")
+        is_open = f"document.querySelectorAll('.md-tabs__item')[{number}]?.matches('.md-tabs__item--active')"
+        page.wait_for(f"document.readyState == 'complete' && {is_open}")
         titles.append(title_of(page))
     assert count >= 5
     assert len(set(titles)) == count
