@@ -28,12 +28,12 @@ def checked(text: str) -> dict[str, Values]:
     assert max(declared.values()) == 1, "HELP and TYPE once"
     found: dict[str, Values] = defaultdict(dict)
     for family in text_string_to_metric_families(text):
-        kind, words, labels = FAMILIES[family.name if family.name in FAMILIES else f"{family.name}_total"]
-        assert (family.type, family.documentation) == (kind, words)
+        declared = FAMILIES[family.name if family.name in FAMILIES else f"{family.name}_total"]
+        assert (family.type, family.documentation) == (declared.kind, declared.help)
         for sample in family.samples:
             key = tuple(sorted(sample.labels.items()))
             assert key not in found[sample.name], f"{sample} twice"
-            assert set(sample.labels) <= {*labels, "le"}
+            assert set(sample.labels) <= {*declared.labels, "le"}
             found[sample.name][key] = sample.value
         if family.type == "histogram":
             _check_histogram(family.name, found)

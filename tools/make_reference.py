@@ -79,7 +79,7 @@ def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
 def metrics_page() -> str:
     """Return the page of the metrics."""
     rows = [
-        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.words)} |"
+        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.help)} |"
         for name, family in FAMILIES.items()
     ]
     return "\n".join(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +20,9 @@ from transfer_queue.messages import (
     UnitMeasures,
     UnitStatusReply,
 )
-from transfer_queue.metrics.exposition import LINES, MOST_OF_A_PARTITION, exposition
-from transfer_queue.metrics.snapshot import JournalMeasures, LeaseMeasures, Snapshot
+from transfer_queue.metrics.exposition import LINES, exposition
+from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
+from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.metrics.timing import LOOP_BOUNDS, OTHER, WAIT_BOUNDS
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -38,18 +41,16 @@ def snapshot(
     partitions: list[PartitionProgress] | None = None,
     its: ServerMeasures | None = None,
     units: dict[int, Measured | None] | None = None,
-    leases: LeaseMeasures | None = None,
     samplers: list[SamplerCost] | None = None,
     journal: JournalMeasures | None = None,
-    values: dict[tuple[str, str], int] | None = None,
+    series: Mapping[str, Mapping[tuple[str, ...], float]] | None = None,
 ) -> Snapshot:
     found = partitions or []
     counters = {"dealt_rows": 5.0, "published_rows": 123456789.0}
     infos = [UnitInfo(number, "u.sock", "/a", node="host-1") for number in units or {}]
-    its_leases, live = leases or LeaseMeasures(), dict.fromkeys(units or {}, 7)
+    live = dict.fromkeys(units or {}, 7)
     return Snapshot(
-        its or server(), counters, len(found), found, samplers or [], its_leases, infos, units or {}, live,
-        values or {}, journal,
+        its or server(), counters, len(found), found, samplers or [], infos, units or {}, live, series or {}, journal
     )  # fmt: skip
 
 
@@ -81,8 +82,13 @@ partitions = st.builds(
 def test_it_is_valid_whatever_things_are_called(
     partitions: list[PartitionProgress], requests: list[Timing], waits: list[Timing], pairs: dict[tuple[str, str], int]
 ) -> None:
-    leases = LeaseMeasures(pairs, {k[0]: v for k, v in pairs.items()}, {k[1]: v for k, v in pairs.items()}, pairs)
-    text = "".join(exposition(snapshot(partitions, server(requests, waits), leases=leases)))
+    series = {
+        "leases": pairs,
+        "leases_granted": {k[:1]: v for k, v in pairs.items()},
+        "acknowledged_rows": {k[1:]: v for k, v in pairs.items()},
+        "redelivered_rows": pairs,
+    }
+    text = "".join(exposition(snapshot(partitions, server(requests, waits), series=series)))
     found = checked(text)
     assert found.get("tq_rows", {}) == _sums(partitions)
     for timing in requests:
@@ -128,7 +134,8 @@ def test_fields_and_tasks_without_end_are_told_together() -> None:
 
 def test_what_partitions_have_in_each_tier() -> None:
     parts = [PartitionProgress(name, 1, 0, False, None, 8, [], [], stored={"memory": 3, "disk": 5}) for name in "pq"]
-    found = checked("".join(exposition(snapshot(parts, values={("p", "disk"): 4, (OTHER, "store"): 2}))))
+    stored = {("p", "disk"): 4, (OTHER, "store"): 2}
+    found = checked("".join(exposition(snapshot(parts, series={"stored_values": stored}))))
     assert value(found, "tq_stored_bytes", partition="q", tier="disk") == 5
     assert value(found, "tq_stored_bytes", partition="p", tier="memory") == 3
     assert found["tq_stored_values"] == {

@@ -13,6 +13,7 @@ event that completes it, in order of arrival per (partition, task).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,7 +127,7 @@ class Controller:
         self.boot = boot
         self.checkpoints = checkpoint_handler.Checkpoints()
         self.records: list[r.AnyRecord] = []
-        self.counters: dict[str, float] = {"requests": 0, "failures": 0, "dealt_rows": 0, "published_rows": 0}
+        self.counters = defaultdict[str, float](float, requests=0, failures=0, dealt_rows=0, published_rows=0)
         self.of_connections: Mapping[str, float] = {}
         self.load = Load()
         self.waits = Waits()

@@ -35,7 +35,7 @@ class ServerMeasures(Message, frozen=True):
 class UnitMeasures(Message, frozen=True):
     """One storage unit.
 
-    waiting: leases that wait for space, and for how long the longest has.
+    waiting: leases that wait for space, and for how long the longest has. counters: of the unit, by name.
     """
 
     space: UnitStatusReply
@@ -43,3 +43,4 @@ class UnitMeasures(Message, frozen=True):
     waiting: Natural
     longest_wait: Finite
     draining: bool
+    counters: dict[str, Finite] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transfer_queue.messages import (
     Measured,
@@ -13,19 +13,6 @@ from transfer_queue.messages import (
     Timing,
     UnitInfo,
 )
-
-
-@dataclass(frozen=True)
-class LeaseMeasures:
-    """in_force: (partition, task) -> leases. granted, acknowledged: task -> leases and rows, so far.
-
-    redelivered: (task, reason) -> rows.
-    """
-
-    in_force: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    granted: Mapping[str, int] = field(default_factory=dict)
-    acknowledged: Mapping[str, int] = field(default_factory=dict)
-    redelivered: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,21 +35,25 @@ class JournalMeasures:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The system at one moment, or within some milliseconds: a large state is looked at in steps.
-
-    partitions: those that are told by name, and perhaps one that stands for all others; count: of all. infos: all
-    units. units: number -> what the unit said of itself, None where it has not answered. live: unit -> bytes that are
-    needed there. values: (partition, tier) -> values there.
-    """
+    """The system at one moment, or within some milliseconds: a large state is read in steps."""
 
     server: ServerMeasures
+    """What the controller's process measured of itself."""
     counters: Mapping[str, float]
+    """`Controller.counters`."""
     count: int
+    """The number of all partitions."""
     partitions: list[PartitionProgress]
+    """The partitions that are reported by name, and perhaps one that stands for all others."""
     samplers: list[SamplerCost]
-    leases: LeaseMeasures
+    """What each user's sampler costs."""
     infos: list[UnitInfo]
+    """All storage units."""
     units: Mapping[int, Measured | None]
+    """Unit -> what it measured of itself; None if it did not answer."""
     live: Mapping[int, int]
-    values: Mapping[tuple[str, str], int]
+    """Unit -> bytes of the blocks that are needed there."""
+    series: Mapping[str, Mapping[tuple[str, ...], float]]
+    """Name -> label values -> value, for `samples.series`."""
     journal: JournalMeasures | None
+    """What the journal measured; None if the system has no journal."""

@@ -71,7 +71,7 @@ def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> N
     assert {partition.name: partition.stored for partition in found.partitions} == {
         "q": {"store": 40}, "p": {"memory": 20, "disk": 20 + 30}, OTHER: {"memory": 10},
     }  # fmt: skip
-    assert found.values == {
+    assert found.series["stored_values"] == {
         ("q", "store"): 6, ("p", "memory"): 6, ("p", "disk"): 12, (OTHER, "memory"): 6,
     }  # fmt: skip
     assert found.live == {0: 10 + 20, 1: 20 + 30, 2: 40}
@@ -125,13 +125,13 @@ def test_what_became_of_leases_is_counted(h: Harness) -> None:
     counts = h.controller.lease_counts
     first, second = h.lease(3), h.lease(2, lease=5.0)
     assert counts.granted == {"t": 2}
-    assert end_of(measure(h.controller, 0.0)).leases == {("p", "t"): 2}
+    assert end_of(measure(h.controller, 0.0)).series["leases"] == {("p", "t"): 2}
     h.ack(first, [0, 1])
     h.nack(first, [2])
     h.tick(5.0)
     assert counts.acknowledged == {"t": 2}
     assert counts.redelivered == {("t", "nacked"): 1, ("t", "expired"): len(second.rows) // 8}
-    assert end_of(measure(h.controller, 0.0)).leases == {}
+    assert end_of(measure(h.controller, 0.0)).series["leases"] == {}
     again = h.lease(3, "u")
     h.nack(again, delivered=False)
     assert ("u", "nacked") not in counts.redelivered, "its client had not seen them"

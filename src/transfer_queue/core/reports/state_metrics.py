@@ -5,7 +5,7 @@ Between two steps anything may have changed, so that the whole is of some millis
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,6 +39,14 @@ class LeaseCounts:
         self.acknowledged: Counter[str] = Counter()
         self.redelivered: Counter[tuple[str, str]] = Counter()
 
+    def series(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Return the counters by name and label values, for `metrics.samples.series`."""
+        return {
+            "leases_granted": {(task,): count for task, count in self.granted.items()},
+            "acknowledged_rows": {(task,): count for task, count in self.acknowledged.items()},
+            "redelivered_rows": {(task, reason): count for (task, reason), count in self.redelivered.items()},
+        }
+
     def note(self, record: r.AnyRecord) -> None:
         """One of RECORDS was applied."""
         if isinstance(record, r.Dealt):
@@ -62,17 +70,19 @@ def _told(task: str, known: Mapping[str, int]) -> str:
 
 @dataclass
 class StateMeasures:
-    """partitions: by name, and one that stands for the others where there are any. count: of all of them.
-
-    leases: (partition, task) -> those in force. live: unit -> bytes of the blocks that are needed there. values:
-    (partition, tier) -> values there, every copy counted.
-    """
+    """What a scrape reads of the state."""
 
     count: int = 0
+    """The number of all partitions."""
     partitions: list[PartitionProgress] = field(default_factory=list)
-    leases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The partitions that are reported by name, and one that stands for the others if there are any."""
     live: Counter[int] = field(default_factory=Counter)
-    values: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Unit -> bytes of the blocks that are needed there."""
+    series: defaultdict[str, Counter[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(Counter))
+    """Name -> label values -> value: what `metrics.samples.series` hands to a metric.
+
+    leases: (partition, task) -> leases in force. stored_values: (partition, tier) -> values there, every copy counted.
+    """
 
 
 def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures]:
@@ -84,7 +94,7 @@ def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures
         partition = core.state.partitions.get(name)
         if partition is not None:
             found.partitions.append(progress(core.state, partition, now, core.group_size))
-            found.leases.update((name, lease.task) for lease in partition.leases.by_token.values())
+            found.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
         yield
     if len(names) > NAMED:
         found.partitions.append((yield from _others(core, names[:-NAMED], now)))
@@ -97,7 +107,7 @@ def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures
     for key in list(core.state.blocks.chunks):
         chunk = core.state.blocks.chunks.get(key)
         if chunk is not None:
-            _add_values(core.state, found.values, chunk, told)
+            _add_values(core.state, found.series["stored_values"], chunk, told)
         yield
     return found
 
@@ -124,7 +134,7 @@ def _others(core: Controller, names: list[str], now: float) -> Generator[None, N
     return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers))
 
 
-def _add_values(state: State, values: Counter[tuple[str, str]], chunk: BlockChunk, told: Mapping[int, str]) -> None:
+def _add_values(state: State, values: Counter[tuple[str, ...]], chunk: BlockChunk, told: Mapping[int, str]) -> None:
     first, second = chunk.columns, chunk.second
     at = np.flatnonzero(first["live"])
     places = [(first, at), (second, at[second["extent"][at] > 0])] if second else [(first, at)]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages import Measure, Measured
-from transfer_queue.metrics.snapshot import JournalMeasures, LeaseMeasures, Snapshot
+from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.controller_service import CallSoon
 from transfer_queue.node.hosting.process_metrics import Meter
@@ -128,19 +128,16 @@ class Collector:
 
     def _whole(self, state: StateMeasures) -> Snapshot:
         core = self._controller
-        counts = core.lease_counts
-        so_far = dict(counts.granted), dict(counts.acknowledged), dict(counts.redelivered)
         return Snapshot(
             server=self._meter.measures(core.waits.timings()),
             counters=dict(core.counters),
             count=state.count,
             partitions=state.partitions,
             samplers=list(core.samplers.costs.values()),
-            leases=LeaseMeasures(state.leases, *so_far),
             infos=list(core.state.units.values()),
             units=self.units.answers(),
             live=state.live,
-            values=state.values,
+            series={**state.series, **core.lease_counts.series()},
             journal=self._journal(),
         )
 

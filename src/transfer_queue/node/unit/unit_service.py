@@ -209,7 +209,7 @@ class UnitService(EnvelopeService):
         unit = self._unit
         extents, waiting = len(unit.table.leased_extents()), len(self._waiting)
         longest = now - min(self._waiting.values(), default=now)
-        storage = UnitMeasures(unit.room.status(), extents, waiting, longest, unit.draining)
+        storage = UnitMeasures(unit.room.status(), extents, waiting, longest, unit.draining, dict(unit.counters))
         report = Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
         yield from self._outgoing([Report(report)])
 

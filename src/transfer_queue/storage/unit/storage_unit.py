@@ -30,7 +30,7 @@ killed begins where it was: with the same extents, and all its slots as suspects
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -121,6 +121,8 @@ class StorageUnit:
         self.number = number
         self.room = room
         self.table = room.table
+        self.counters = defaultdict[str, float](float)
+        """Name -> what the unit counted, for `metrics.samples.counter_of_units`."""
         self._files = slots
         self._limits = limits
         self._slots: dict[int, _Slot] = {}

@@ -1,0 +1,175 @@
+"""What the samples of a metric are: functions over a snapshot, which `metrics.families` names for each metric.
+
+A sample is a value and the values of the family's labels, in their order; None: this sample does not have the label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from transfer_queue.messages import (
+    FieldProgress,
+    Measured,
+    PartitionProgress,
+    SamplerCost,
+    ServerMeasures,
+    TaskProgress,
+    Timing,
+    UnitMeasures,
+)
+from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
+from transfer_queue.metrics.timing import OTHER
+
+MOST_OF_A_PARTITION = 50
+"""Fields, tasks, and reasons to drop, of one partition that have samples of their own. The others share one."""
+
+LabelValues = tuple[str | None, ...]
+Value = float | Timing
+"""A number, or a histogram."""
+Sample = tuple[LabelValues, Value]
+Samples = Callable[[Snapshot], Iterable[Sample]]
+T = TypeVar("T")
+
+
+# ---------------------------------------------------------------- values that are handed over by name
+
+
+def counter_of_controller(name: str) -> Samples:
+    """`Controller.counters[name]`, without labels; 0 if nothing was counted yet."""
+    return lambda snapshot: [((), snapshot.counters.get(name, 0))]
+
+
+def counter_of_units(name: str) -> Samples:
+    """`StorageUnit.counters[name]` of each unit, by unit and tier; 0 if nothing was counted yet."""
+    return of_unit(lambda unit: unit.counters.get(name, 0))
+
+
+def series(name: str) -> Samples:
+    """`StateMeasures.series[name]`, or that of other parts of the controller, by the labels that are its keys."""
+    return lambda snapshot: snapshot.series.get(name, {}).items()
+
+
+# ---------------------------------------------------------------- values of what a snapshot consists of
+
+
+def of_server(value: Callable[[ServerMeasures], float]) -> Samples:
+    """A number of each server, by server and unit."""
+    return lambda snapshot: ((labels, value(server)) for labels, server in _servers(snapshot))
+
+
+def of_server_by_name(values: Callable[[ServerMeasures], Mapping[str, float]]) -> Samples:
+    """Several numbers of each server, by server, unit and the key of the number."""
+    return lambda snapshot: (
+        ((*labels, name), value) for labels, server in _servers(snapshot) for name, value in values(server).items()
+    )
+
+
+def of_requests(value: Callable[[Timing], Value]) -> Samples:
+    """A value of each type of request, by server, unit and type."""
+    return lambda snapshot: (
+        ((*labels, timing.name), value(timing)) for labels, server in _servers(snapshot) for timing in server.requests
+    )
+
+
+def of_waits(value: Callable[[Timing], Value]) -> Samples:
+    """A value of each type of request that waited, by server, unit, type and, if it has one, task."""
+    return lambda snapshot: (
+        ((*labels, timing.name, timing.task or None), value(timing))
+        for labels, server in _servers(snapshot)
+        for timing in server.waits
+    )
+
+
+def servers_up(snapshot: Snapshot) -> Iterator[Sample]:
+    """Return 1 for each server that answered, else 0, by server and unit."""
+    yield ("controller", None), 1
+    for number, answer in snapshot.units.items():
+        yield ("unit", str(number)), int(answer is not None)
+
+
+def of_unit(value: Callable[[UnitMeasures], float]) -> Samples:
+    """A number of each storage unit that answered, by unit and tier."""
+    return lambda snapshot: ((labels, value(answer.storage)) for _, labels, answer in _units(snapshot))
+
+
+def live_bytes(snapshot: Snapshot) -> Iterator[Sample]:
+    """Return the bytes of the blocks that are needed in each unit that answered, by unit and tier."""
+    return ((labels, snapshot.live.get(number, 0)) for number, labels, _ in _units(snapshot))
+
+
+def of_partition(value: Callable[[PartitionProgress], float]) -> Samples:
+    """A number of each partition, by partition."""
+    return lambda snapshot: (((partition.name,), value(partition)) for partition in snapshot.partitions)
+
+
+def of_partition_by_name(values: Callable[[PartitionProgress], Mapping[str, float]]) -> Samples:
+    """Several numbers of each partition, by partition and the key of the number."""
+    return lambda snapshot: (
+        ((partition.name, name), value)
+        for partition in snapshot.partitions
+        for name, value in values(partition).items()
+    )
+
+
+def of_field(value: Callable[[FieldProgress], float]) -> Samples:
+    """A number of each field of each partition, by partition and field."""
+    return lambda snapshot: (
+        ((partition.name, name), value(field))
+        for partition in snapshot.partitions
+        for field, name in _bounded((field.name for field in partition.fields), partition.fields)
+    )
+
+
+def of_task(value: Callable[[TaskProgress], float]) -> Samples:
+    """A number of each task of each partition, by partition and task."""
+    return lambda snapshot: (((partition.name, name), value(task)) for partition, task, name in _tasks(snapshot))
+
+
+def dropped_rows(snapshot: Snapshot) -> Iterator[Sample]:
+    """Return the rows that were dropped, by partition and reason."""
+    for partition in snapshot.partitions:
+        for (_, rows), reason in _bounded(partition.dropped, partition.dropped.items()):
+            yield (partition.name, reason), rows
+
+
+def passed_over_rows(snapshot: Snapshot) -> Iterator[Sample]:
+    """Return the rows that a task was not dealt and never will be, by partition, task and reason."""
+    for partition, task, name in _tasks(snapshot):
+        for reason, rows in partition.passed.get(task.name, {}).items():
+            yield (partition.name, name, reason), rows
+
+
+def of_journal(value: Callable[[JournalMeasures], Value]) -> Samples:
+    """A value of the journal, without labels; none if the system has no journal."""
+    return lambda snapshot: [] if snapshot.journal is None else [((), value(snapshot.journal))]
+
+
+def of_sampler(value: Callable[[SamplerCost], float]) -> Samples:
+    """A number of each user's sampler, by sampler."""
+    return lambda snapshot: (((cost.name,), value(cost)) for cost in snapshot.samplers)
+
+
+def _servers(snapshot: Snapshot) -> Iterator[tuple[LabelValues, ServerMeasures]]:
+    yield ("controller", None), snapshot.server
+    for number, answer in snapshot.units.items():
+        if answer is not None:
+            yield ("unit", str(number)), answer.server
+
+
+def _units(snapshot: Snapshot) -> Iterator[tuple[int, LabelValues, Measured]]:
+    for number, answer in snapshot.units.items():
+        if answer is not None:
+            yield number, (str(number), answer.storage.space.tier), answer
+
+
+def _tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskProgress, str]]:
+    for partition in snapshot.partitions:
+        for task, name in _bounded((task.name for task in partition.tasks), partition.tasks):
+            yield partition, task, name
+
+
+def _bounded(names: Iterable[str], found: Iterable[T]) -> Iterator[tuple[T, str]]:
+    """Yield each item, and the name under which it is reported."""
+    for number, (name, each) in enumerate(zip(names, found)):
+        yield each, name if number < MOST_OF_A_PARTITION else OTHER
