@@ -280,7 +280,7 @@ class TestBatchMeta:
         meta.production_status = [1, 0]
         assert meta.production_status.tolist() == [1, 0]
         assert meta.production_status.dtype == np.int8
-        with pytest.raises(InvalidArgumentError, match="wanted 2"):
+        with pytest.raises(InvalidArgumentError, match="each of the 2 samples"):
             meta.production_status = [1]
 
     @pytest.mark.parametrize("indexes", [[1.5], [[1]], [True], ["a"]])
@@ -523,13 +523,13 @@ class TestChangedTags:
             lambda: pickle.dumps(meta),
             lambda: meta.update_custom_meta([{}] * 3),
         ):
-            with pytest.raises(InvalidArgumentError, match="one dict a row"):
+            with pytest.raises(InvalidArgumentError, match="one dict for each"):
                 use()
 
     @pytest.mark.parametrize("tags", [[{}], [{}, {}, 3]])
     def test_updates_must_fit(self, tags):
         meta = self.meta()
-        with pytest.raises(InvalidArgumentError, match="one dict a row"):
+        with pytest.raises(InvalidArgumentError, match="one dict for each"):
             meta.update_custom_meta(tags)
         assert meta._changed_tags() is None
 
@@ -620,7 +620,7 @@ class TestKVBatchMeta:
         assert meta.extra_info == {"l": []}
         with pytest.raises(InvalidArgumentError, match="keys and tags must have same length"):
             meta.tags = []
-        with pytest.raises(InvalidArgumentError, match="tags must hold one dict"):
+        with pytest.raises(InvalidArgumentError, match="tags must have one dict"):
             meta.tags = [3]
         with pytest.raises(DuplicateError, match="Got duplicated fields"):
             meta.fields = ["x", "x"]

@@ -146,7 +146,9 @@ def init(
                 in_force = _in_force(CURRENT.system, CURRENT.client, conf)
                 _TQ_CONTROLLER = CURRENT.system
                 return in_force
-            _logger.warning("the system %s has ended; init attaches or starts anew", CURRENT.system.describe())
+            _logger.warning(
+                "the system %s has ended; init attaches to another one or starts one", CURRENT.system.describe()
+            )
             close()
         settings = Settings.from_config(conf)
         sampler = sampler_object(settings, conf)

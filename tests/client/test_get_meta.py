@@ -76,7 +76,7 @@ class TestFetch:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ({"mode": "steal"}, "mode is 'steal'"),
+            ({"mode": "steal"}, "got 'steal'"),
             ({"data_fields": []}, "data_fields"),
             ({"data_fields": [1]}, "data_fields"),
             ({"batch_size": -1}, "negative"),
@@ -294,7 +294,7 @@ class TestSamplers:
         assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 2]
         with pytest.raises(ValueError, match="must be a multiple of n_samples_per_prompt"):
             client.get_meta(["x"], 3, "p", task_name="t")
-        with pytest.raises(InvalidArgumentError, match="3 group_ids for 2 rows"):
+        with pytest.raises(InvalidArgumentError, match="each of the 2 rows, got 3"):
             client.put(numbers(2), partition_id="p", group_ids=[1, 2, 3])
 
     def test_balanced(self, start: Start) -> None:

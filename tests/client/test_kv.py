@@ -86,7 +86,7 @@ class TestPut:
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            (TensorDict({"x": torch.ones(2)}, batch_size=[2]), "batch size 1, not .2."),
+            (TensorDict({"x": torch.ones(2)}, batch_size=[2]), "batch size 1, got batch size .2."),
             (TensorDict({"x": torch.ones(2)}, batch_size=[]), "batch size 1"),
             ({"x": ragged(1, 2)}, "nested"),
             (5, "dict or a TensorDict"),
@@ -111,8 +111,8 @@ class TestPut:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ({"tags": [{}]}, "1 tags for 2 keys"),
-            ({"group_ids": ["g"]}, "1 group_ids for 2 rows"),
+            ({"tags": [{}]}, "each of the 2 keys, got 1"),
+            ({"group_ids": ["g"]}, "each of the 2 rows, got 1"),
             ({"fields": None}, "fields or tags"),
             ({"keys": ["k", "k"]}, "Got duplicated keys"),
             ({"keys": ["k", 1]}, "str"),

@@ -100,5 +100,5 @@ class TestPutsOfNoRows:
     def test_rows_without_keys_are_refused(self, a: Client) -> None:
         with pytest.raises(ValueError, match="wanted 0 rows, found 2"):
             a.kv_batch_put([], "p", numbers(2))
-        with pytest.raises(ValueError, match="1 tags for 0"):
+        with pytest.raises(ValueError, match="each of the 0 keys, got 1"):
             a.kv_batch_put([], "p", numbers(0), tags=[{}])

@@ -263,7 +263,7 @@ class TestGroups:
         a.put(numbers(2), meta, group_ids=["u", "v"])
         with pytest.raises(InvalidArgumentError, match="'u'"):
             a.put(numbers(2, name="y"), meta, group_ids=["v", "v"])
-        with pytest.raises(InvalidArgumentError, match="1 group_ids for 2 rows"):
+        with pytest.raises(InvalidArgumentError, match="each of the 2 rows, got 1"):
             a.put(numbers(2, name="y"), meta, group_ids=["v"])
 
 

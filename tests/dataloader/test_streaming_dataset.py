@@ -515,8 +515,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("more", "words"),
         [
-            ({"dp_rank": 1}, "dp_rank 0, and here it is 1"),
-            ({"task_name": "other"}, "task_name 'train', and here it is 'other'"),
+            ({"dp_rank": 1}, "dp_rank 0, but here it is 1"),
+            ({"task_name": "other"}, "task_name 'train', but here it is 'other'"),
             ({"micro_batch_size": 1}, "cut "),
             ({"max_tokens": 7}, "cut "),
         ],
@@ -527,7 +527,7 @@ class TestState:
         next(iter(stream))
         with pytest.raises(InvalidArgumentError, match=words):
             dataset(**more).load_state_dict(stream.state_dict())
-        with pytest.raises(InvalidArgumentError, match="version None, and here it is 1"):
+        with pytest.raises(InvalidArgumentError, match="version None, but here it is 1"):
             dataset().load_state_dict({})
 
     def test_between_batches_they_may_be_cut_otherwise(self, a: Client, dataset: Build) -> None:

@@ -88,14 +88,14 @@ def test_two_bounds_of_one_kind_are_counted_together():
 
 
 def test_arguments():
-    for bad, words in [(-1, "greater than or equal to 0"), (1.5, "must be an int"), (None, "but is None")]:
+    for bad, words in [(-1, "greater than or equal to 0"), (1.5, "must be an int"), (None, "got None")]:
         with pytest.raises(InvalidArgumentError, match=f"max_staleness .*{words}"):
             fresh(SequentialSampler(), bad)
     with pytest.raises(InvalidArgumentError, match="inner of FreshnessSampler must be a sampler"):
         fresh(None)
     with pytest.raises(InvalidArgumentError, match="tag must be the name of a tag"):
         fresh(SequentialSampler(), tag=None)
-    with pytest.raises(InvalidArgumentError, match="policy_version must be an int, but is a str"):
+    with pytest.raises(InvalidArgumentError, match="policy_version must be an int, got a str"):
         fresh(SequentialSampler()).validate(1, {"policy_version": "3"})
     with pytest.raises(InvalidArgumentError, match="tag 'policy_version' of row 1 must be a number"):
         fresh(SequentialSampler()).sample([0, 1], 1, partition=tagged("policy_version", {1: "new"}))

@@ -80,7 +80,7 @@ def test_a_balanced_deal_of_the_highest():
 
 @pytest.mark.parametrize("value", ["high", True, math.nan, [1], np.float32("nan")])
 def test_no_number(value):
-    with pytest.raises(InvalidArgumentError, match=r"tag 'priority' of row 2 must be a number, but is .*set it to"):
+    with pytest.raises(InvalidArgumentError, match=r"tag 'priority' of row 2 must be a number, got .*set it to"):
         PrioritySampler().sample([1, 2], 1, partition=tagged("priority", {2: value}))
 
 
@@ -97,13 +97,13 @@ def test_aging_is_checked(aging):
 
 
 def test_arguments():
-    with pytest.raises(InvalidArgumentError, match="tag must be the name of a tag, but is 3"):
+    with pytest.raises(InvalidArgumentError, match="tag must be the name of a tag, got 3"):
         PrioritySampler(3)
     with pytest.raises(InvalidArgumentError, match="inner of PrioritySampler must be a sampler, an instance"):
         PrioritySampler(inner=RankAwareSampler)
     with pytest.raises(InvalidArgumentError, match="must be a multiple of n_samples_per_prompt"):
         PrioritySampler(inner=GRPOGroupNSampler(2)).validate(3, WHO)
-    with pytest.raises(InvalidArgumentError, match="SequentialSampler deals nothing to ranks"):
+    with pytest.raises(InvalidArgumentError, match="SequentialSampler does not deal to ranks"):
         PrioritySampler().deal([1], 1)
 
 

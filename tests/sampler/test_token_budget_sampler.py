@@ -119,7 +119,7 @@ def test_by_priority():
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(None, "is missing"), (-1, "is -1.0"), (math.inf, "is inf"), ("5", "must be a number, but is '5'")],
+    [(None, "is missing"), (-1, "is -1.0"), (math.inf, "is inf"), ("5", "must be a number, got '5'")],
 )
 def test_what_is_no_length(value, words):
     with pytest.raises(InvalidArgumentError, match=f"tag 'total_lengths' of row 1 {words}"):

@@ -110,7 +110,7 @@ class TestTime:
     def test_a_call_that_could_never_end_is_told(self, b: Client, cluster: Cluster) -> None:
         b.get_partition_list()
         b.hold()
-        with pytest.raises(AssertionError, match="never comes"):
+        with pytest.raises(AssertionError, match="cannot happen"):
             b.get_partition_list()
         b.release()
 
@@ -122,7 +122,7 @@ class TestTime:
     def test_clock(self) -> None:
         clock = VirtualClock()
         clock.move_to(2.5)
-        with pytest.raises(ValueError, match="does not go back"):
+        with pytest.raises(ValueError, match="must not go back"):
             clock.move_to(2.4)
         assert clock.now == 2.5
 

@@ -23,9 +23,9 @@ BACK_SECONDS = 2.0  # what a process that ends takes to hand back what it was ne
 def lease_of(delivery: str, seconds: float) -> float | None:
     """The lease of each fetch. Raises InvalidArgumentError for another kind of delivery."""
     if delivery not in DELIVERIES:
-        raise InvalidArgumentError(f"delivery is {delivery!r}; allowed: {', '.join(map(repr, DELIVERIES))}")
+        raise InvalidArgumentError(f"delivery must be {' or '.join(map(repr, DELIVERIES))}, got {delivery!r}")
     if not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise InvalidArgumentError(f"lease_seconds must be a number of seconds above 0, and is {seconds!r}")
+        raise InvalidArgumentError(f"lease_seconds must be a number of seconds above 0, got {seconds!r}")
     return float(seconds) if delivery == "at_least_once" else None
 
 

@@ -123,7 +123,7 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
         raise InvalidArgumentError(f"pack=True adds the fields {sorted(taken)}, which are in data_fields; rename them")
     if not _has_token_rows(_column(td, length_field)):
         raise InvalidArgumentError(
-            f"pack=True concatenates rows of tokens, and {length_field!r} has none; "
+            f"pack=True concatenates rows of tokens, but {length_field!r} has none; "
             f"name a field that has (length_field=)"
         )
     lengths = row_lengths(td, length_field)
@@ -161,7 +161,7 @@ def token_field(td: TensorDictBase, names: Sequence[str]) -> str:
         for leaf, column in _leaves(name, _column(td, name)):
             if _has_token_rows(column):
                 return leaf
-    raise InvalidArgumentError(f"pack=True concatenates rows of tokens, and none of the fields {list(names)} has any")
+    raise InvalidArgumentError(f"pack=True concatenates rows of tokens, but none of the fields {list(names)} has any")
 
 
 def row_lengths(td: TensorDictBase, field: str) -> Lengths:
@@ -198,7 +198,7 @@ def _tagged_lengths(meta: BatchMeta) -> Lengths:
     for index, length in zip(meta.global_indexes, found):
         if type(length) is not int or length < 0:
             raise InvalidArgumentError(
-                f"max_tokens needs every row's length, and the tag {LENGTH_TAG!r} of row {index} is {length!r}; "
+                f"max_tokens needs the length of every row, but the tag {LENGTH_TAG!r} of row {index} is {length!r}; "
                 f"put it with the rows, or name a field that has it (length_field=)"
             )
     return np.array(found, np.int64)

@@ -159,7 +159,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if dp_rank < 0:
             raise InvalidArgumentError(f"dp_rank {dp_rank} must be greater than or equal to 0")
         if process_batch_fn is not None and (pack or max_tokens is not None):
-            raise InvalidArgumentError("process_batch_fn makes the items by itself: leave out max_tokens and pack")
+            raise InvalidArgumentError("process_batch_fn makes the items itself; leave out max_tokens and pack")
         self.config = config
         """The configuration or client that names the system; None for the attached system."""
         self.batch_size = batch_size
@@ -356,7 +356,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             3
         """
         if not isinstance(state_dict, Mapping):
-            raise InvalidArgumentError(f"a state is what state_dict() gave, and not a {type(state_dict).__name__}")
+            raise InvalidArgumentError(
+                f"the state must be what state_dict() returned, got a {type(state_dict).__name__}"
+            )
         worker = get_worker_info()
         here = {
             "version": STATE_VERSION, "task_name": self.task_name, "dp_rank": self.dp_rank,
@@ -368,8 +370,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         for name, value in here.items():
             if name not in state_dict or state_dict[name] != value:
                 raise InvalidArgumentError(
-                    f"the state was saved with {name} {state_dict.get(name)!r}, and here it is {value!r}; "
-                    f"load it where these agree"
+                    f"the state was saved with {name} {state_dict.get(name)!r}, but here it is {value!r}; "
+                    f"load it where both are equal"
                 )
         self._go_to(state_dict["partition_id"], state_dict["batch_index"], given or 0)
         owed = state_dict.get("unacknowledged")
@@ -423,8 +425,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
         if self._lease is not None and self.seat is None and get_worker_info() is not None:
             raise InvalidArgumentError(
-                "with delivery='at_least_once' the process that trains acknowledges, and a plain DataLoader's workers "
-                "iterate by themselves; use StreamingDataLoader, or no workers"
+                "delivery='at_least_once' does not work with the workers of a plain DataLoader, because the process "
+                "that trains acknowledges the batches; use StreamingDataLoader, or no workers"
             )
 
     def learn_dp_size(self) -> None:

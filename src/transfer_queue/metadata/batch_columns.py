@@ -78,7 +78,7 @@ def chunk_bounds(size: int, chunks: int) -> list[slice]:
         InvalidArgumentError: fewer than one chunk.
     """
     if isinstance(chunks, bool) or not isinstance(chunks, (int, np.integer)) or chunks < 1:
-        raise InvalidArgumentError(f"chunks must be a whole number of at least 1, but is {chunks!r}")
+        raise InvalidArgumentError(f"chunks must be a whole number of at least 1, got {chunks!r}")
     short, longer = divmod(size, int(chunks))
     ends = [short * i + min(i, longer) for i in range(int(chunks) + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]
@@ -305,7 +305,7 @@ class TagColumn:
         if len(tags) != self._rows or not all(isinstance(tag, dict) for tag in tags):
             kinds = sorted({type(tag).__name__ for tag in tags})
             raise InvalidArgumentError(
-                f"custom_meta must keep one dict a row: wanted {self._rows}, found {len(tags)} entries of {kinds}"
+                f"custom_meta must keep one dict for each of the {self._rows} rows, got {len(tags)} entries of {kinds}"
             )
         return tags
 
@@ -332,7 +332,7 @@ class TagColumn:
 def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:
     new = [copied_tag(tag, "custom_meta") for tag in tags]
     if len(new) != rows:
-        raise InvalidArgumentError(f"custom_meta must hold one dict a row: wanted {rows}, got {len(new)}")
+        raise InvalidArgumentError(f"custom_meta must hold one dict for each of the {rows} rows, got {len(new)}")
     return new
 
 

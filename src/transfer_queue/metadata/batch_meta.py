@@ -79,7 +79,7 @@ class BatchMeta:
             partition_ids = [partition_ids] * size
         if len(partition_ids) != size:
             raise InvalidArgumentError(
-                f"partition_ids must have one entry a sample: wanted {size}, got {len(partition_ids)}"
+                f"partition_ids must have one entry for each of the {size} samples, got {len(partition_ids)}"
             )
         status = np.zeros(size, dtype=np.int8)
         if production_status is not None:
@@ -870,7 +870,7 @@ def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, siz
         raise InvalidArgumentError(f"production_status must be 0 or 1 for each sample, but {error}") from None
     if array.shape != (size,):
         raise InvalidArgumentError(
-            f"production_status must have one entry a sample: wanted {size}, got the shape {list(array.shape)}"
+            f"production_status must have one entry for each of the {size} samples, got the shape {list(array.shape)}"
         )
     return array
 

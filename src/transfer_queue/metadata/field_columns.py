@@ -106,19 +106,20 @@ class FieldColumn:
             1
         """
         if not isinstance(entry, Mapping):
-            raise InvalidArgumentError(f"field_schema[{name!r}] must be a dict, but is a {type(entry).__name__}")
+            raise InvalidArgumentError(f"field_schema[{name!r}] must be a dict, got a {type(entry).__name__}")
         dtype, shape, listed = entry.get("dtype"), entry.get("shape"), entry.get("per_sample_shapes")
         is_nested, is_non_tensor = bool(entry.get("is_nested")), bool(entry.get("is_non_tensor"))
         extra = {key: value for key, value in entry.items() if key not in _DESCRIBED} or None
         if listed is not None and len(listed) != rows:
             raise InvalidArgumentError(
-                f"field_schema[{name!r}]: per_sample_shapes must have one entry a row: wanted {rows}, got {len(listed)}"
+                f"field_schema[{name!r}]: per_sample_shapes must have one entry for each of the {rows} rows, got "
+                f"{len(listed)}"
             )
         try:
             row_shape = None if shape is None else tuple(int(length) for length in shape)
             shapes = None if listed is None or None in listed else row_shapes(listed)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"field_schema[{name!r}] holds a shape that is none: {error}") from None
+            raise InvalidArgumentError(f"field_schema[{name!r}] has a shape that is not valid: {error}") from None
         if shapes is not None and not is_nested:
             return cls.of_shapes(name, dtype, shapes, is_non_tensor=is_non_tensor, extra=extra)
         if shapes is not None:
@@ -401,9 +402,7 @@ def columns_of(values: TensorDictBase | Mapping[str, Any], rows: int) -> list[Fi
         return [_column_of(name, _entry(values, name), rows) for name in values.keys()]  # noqa: SIM118
     if isinstance(values, Mapping):
         return [_column_of(name, column, rows) for name, column in values.items()]
-    raise InvalidArgumentError(
-        f"fields must come as a TensorDict or a dict of columns, not as a {type(values).__name__}"
-    )
+    raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, got a {type(values).__name__}")
 
 
 def _entry(values: TensorDictBase, name: str) -> Any:

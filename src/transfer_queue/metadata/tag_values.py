@@ -52,7 +52,7 @@ def copied_tag(tag: Any, what: str) -> dict[str, Any]:
         InvalidArgumentError: it is no mapping; `what` names the argument.
     """
     if type(tag) is not dict and not isinstance(tag, Mapping):
-        raise InvalidArgumentError(f"{what} must hold one dict a row, but holds a {type(tag).__name__}: {tag!r}")
+        raise InvalidArgumentError(f"{what} must have one dict for each row, got a {type(tag).__name__}: {tag!r}")
     return {key: copied(value) for key, value in tag.items()}
 
 

@@ -503,7 +503,7 @@ def natural(config: Mapping[str, Any], name: str) -> int | None:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgumentError(f"{name} must be an int, but is a {type(value).__name__}") from None
+        raise InvalidArgumentError(f"{name} must be an int, got a {type(value).__name__}") from None
     if number < 0:
         raise InvalidArgumentError(f"{name} {number} must be greater than or equal to 0")
     return number
@@ -514,7 +514,7 @@ def positive(value: int, name: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgumentError(f"{name} must be positive, but is a {type(value).__name__}") from None
+        raise InvalidArgumentError(f"{name} must be positive, got a {type(value).__name__}") from None
     if number < 1:
         raise InvalidArgumentError(f"{name} must be positive, got {number}")
     return number

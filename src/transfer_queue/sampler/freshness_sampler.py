@@ -45,10 +45,10 @@ class FreshnessSampler(SamplerWrapper):
     def __init__(self, inner: BaseSampler, max_staleness: int, tag: str = "policy_version") -> None:
         super().__init__(inner)
         if not isinstance(tag, str):
-            raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
+            raise InvalidArgumentError(f"tag must be the name of a tag, got {tag!r}")
         bound = natural({"max_staleness": max_staleness}, "max_staleness")
         if bound is None:
-            raise InvalidArgumentError("max_staleness must be an int, but is None")
+            raise InvalidArgumentError("max_staleness must be an int, got None")
         self.max_staleness = bound
         """The number of policy versions by which a sample may be behind."""
         self.tag = tag

@@ -77,6 +77,6 @@ def numbers(indexes: Sequence[int], tag: str, partition: Tagged | None) -> Float
 def no_number(index: int, tag: str, value: object) -> InvalidArgumentError:
     """The error for a row whose tag is no number."""
     return InvalidArgumentError(
-        f"tag {tag!r} of row {index} must be a number, but is {reprlib.repr(value)} ({type(value).__name__}); "
+        f"tag {tag!r} of row {index} must be a number, got {reprlib.repr(value)} ({type(value).__name__}); "
         f"set it to a plain int or float"
     )

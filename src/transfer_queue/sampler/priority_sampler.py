@@ -43,9 +43,9 @@ class PrioritySampler(SamplerWrapper):
     def __init__(self, tag: str = "priority", inner: BaseSampler | None = None, aging: float = 0.0) -> None:
         super().__init__(SequentialSampler() if inner is None else inner)
         if not isinstance(tag, str):
-            raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
+            raise InvalidArgumentError(f"tag must be the name of a tag, got {tag!r}")
         if not isinstance(aging, (int, float)) or isinstance(aging, bool) or not 0 <= aging < math.inf:
-            raise InvalidArgumentError(f"aging must be a finite number, not negative, but is {aging!r}")
+            raise InvalidArgumentError(f"aging must be a finite number, not negative, got {aging!r}")
         self.tag = tag
         """The tag entry with the priority."""
         self.aging = float(aging)

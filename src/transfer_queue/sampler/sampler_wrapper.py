@@ -42,7 +42,7 @@ class SamplerWrapper(BaseSampler):
         super().__init__()
         if not isinstance(inner, BaseSampler):
             raise InvalidArgumentError(
-                f"inner of {type(self).__name__} must be a sampler, an instance of BaseSampler, but is {inner!r}"
+                f"inner of {type(self).__name__} must be a sampler, an instance of BaseSampler, got {inner!r}"
             )
         self.inner = inner
         """The inner sampler."""
@@ -205,7 +205,7 @@ class SamplerWrapper(BaseSampler):
     def _dealing(self) -> RankConsistentSampler | SamplerWrapper:
         if not isinstance(self.inner, (RankConsistentSampler, SamplerWrapper)):
             raise InvalidArgumentError(
-                f"{type(self.inner).__name__} deals nothing to ranks; put {type(self).__name__} around a "
+                f"{type(self.inner).__name__} does not deal to ranks; use {type(self).__name__} around a "
                 f"RankAwareSampler, GRPOGroupNSampler, SeqlenBalancedSampler or TokenBudgetSampler"
             )
         return self.inner

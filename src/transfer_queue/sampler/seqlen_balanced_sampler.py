@@ -283,7 +283,7 @@ def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
     else:
         shown = reprlib.repr(value)
     raise InvalidArgumentError(
-        f"tag {_LENGTH_TAG!r} of row {index} must be a finite number, not negative, but is {shown} "
+        f"tag {_LENGTH_TAG!r} of row {index} must be a finite number, not negative, got {shown} "
         f"({type(value).__name__}); set it to a plain int"
     )
 

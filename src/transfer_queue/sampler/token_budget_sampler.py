@@ -64,7 +64,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
     ) -> None:
         super().__init__()
         if not isinstance(tag, str):
-            raise InvalidArgumentError(f"tag must be the name of a tag, but is {tag!r}")
+            raise InvalidArgumentError(f"tag must be the name of a tag, got {tag!r}")
         self.token_budget = positive(token_budget, "token_budget")
         """The maximum number of tokens in a micro-batch."""
         self._take_group_size(n_samples_per_prompt)

@@ -293,7 +293,7 @@ class Cluster:
                 return
             due = self._due()
             if due is None:
-                raise AssertionError("a call waits for something that never comes: no message, no deadline is left")
+                raise AssertionError("a call waits for an event that cannot happen: no message and no deadline is left")
             self._step(due, until)
         raise AssertionError(f"a call still waits after {MOST_STEPS} deadlines")
 

@@ -52,7 +52,7 @@ class VirtualClock:
             >>> VirtualClock().move_to(2.5)
         """
         if when < self.now:
-            raise ValueError(f"time does not go back: it is {self.now} s, and {when} s is asked for")
+            raise ValueError(f"the time must not go back: it is {self.now} s, got {when} s")
         self.now = when
 
 

@@ -153,14 +153,14 @@ def test_a_tag_that_is_no_number(h: Harness) -> None:
     h.put(3, tags=[{"n": 1}, {"n": "high"}, {}])
     ready = ready_of(h)
     for _ in range(2):
-        with pytest.raises(InvalidArgumentError, match=r"tag 'n' of row 1 must be a number, but is 'high' \(str\)"):
+        with pytest.raises(InvalidArgumentError, match=r"tag 'n' of row 1 must be a number, got 'high' \(str\)"):
             next(ready.ranked(UP))
     with pytest.raises(InvalidArgumentError, match="row 1"):
         ready.above(DOWN, 0)
     h.ask(h.publish(1, None, rows=[1], tags=[{"n": 5}]))
     assert list(ready.ranked(UP)) == [1, 0, 2]
     h.ask(h.publish(2, None, rows=[0, 2], tags=[{"n": True}, {"n": None}]))
-    with pytest.raises(InvalidArgumentError, match="row 0 must be a number, but is True"):
+    with pytest.raises(InvalidArgumentError, match="row 0 must be a number, got True"):
         next(ready.ranked(UP))
     h.clear([0])
     assert list(ready.ranked(UP)) == [1, 2]

@@ -97,7 +97,7 @@ def test_a_priority_that_is_no_number() -> None:
     h = Harness(PrioritySampler())
     h.put(2, tags=by("priority", "high", 1))
     before = h.state.snapshot()
-    with pytest.raises(InvalidArgumentError, match=r"tag 'priority' of row 0 must be a number, but is 'high' \(str\)"):
+    with pytest.raises(InvalidArgumentError, match=r"tag 'priority' of row 0 must be a number, got 'high' \(str\)"):
         h.dealt(1)
     assert h.state.snapshot() == before
 

@@ -35,7 +35,7 @@ def _listed(values: Any, what: str) -> list[Any]:
     if isinstance(values, str):
         return [values]
     if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:  # scalar tensors say that they are iterable
-        raise InvalidArgumentError(f"{what} must be a list, and is {values!r}")
+        raise InvalidArgumentError(f"{what} must be a list, got {values!r}")
     return list(values)
 
 
@@ -45,7 +45,7 @@ def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
     if not all(isinstance(name, str) for name in out):
-        raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), not {names!r}")
+        raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), got {names!r}")
     return list(dict.fromkeys(map(str.__str__, out)))
 
 
@@ -60,7 +60,7 @@ def keys(keys: Sequence[str] | str) -> list[str]:
     if not {str}.issuperset(map(type, out)):
         for key in out:
             if not isinstance(key, str):
-                raise InvalidArgumentError(f"keys must be str, and {key!r} is a {type(key).__name__}")
+                raise InvalidArgumentError(f"keys must be str, got {key!r} of type {type(key).__name__}")
         return [str.__str__(key) for key in out]
     return out
 
@@ -75,16 +75,16 @@ def natural(value: int, what: str) -> int:
     try:
         number = int(value.__index__())
     except (AttributeError, TypeError):
-        raise InvalidArgumentError(f"{what} must be an int, not {value!r}") from None
+        raise InvalidArgumentError(f"{what} must be an int, got {value!r}") from None
     if not 0 <= number < 1 << 63:
-        raise InvalidArgumentError(f"{what} must not be negative, nor beyond 2**63, and is {number}")
+        raise InvalidArgumentError(f"{what} must not be negative, nor 2**63 or more, got {number}")
     return number
 
 
 def flag(value: bool, what: str) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise InvalidArgumentError(f"{what} must be True or False, not {value!r}")
+        raise InvalidArgumentError(f"{what} must be True or False, got {value!r}")
     return bool(value)
 
 
@@ -97,7 +97,7 @@ def whole(value: int | None, wanted: str) -> int | None:
     except (AttributeError, TypeError):
         number = None
     if number is None or not -(1 << 63) <= number < 1 << 63:
-        raise InvalidArgumentError(f"{wanted}, and is {value!r}")
+        raise InvalidArgumentError(f"{wanted}, got {value!r}")
     return number
 
 
@@ -116,13 +116,13 @@ def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
 def parser(data_parser: DataParser | None) -> None:
     """Refuses what cannot be called."""
     if data_parser is not None and not callable(data_parser):
-        raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, and is {data_parser!r}")
+        raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, got {data_parser!r}")
 
 
 def text(value: str, what: str) -> str:
     """A plain str."""
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"{what} must be a str, and is {value!r}")
+        raise InvalidArgumentError(f"{what} must be a str, got {value!r}")
     return str.__str__(value)
 
 
@@ -138,7 +138,7 @@ def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
     listed = list(free_when.tasks) if isinstance(free_when, ConsumedBy) else _listed(free_when, "free_when")
     if not listed or not all(isinstance(task, str) for task in listed):
         raise InvalidArgumentError(
-            f"free_when must name tasks, as consumed_by['update'] or a list of str, and is {free_when!r}"
+            f"free_when must name tasks, as consumed_by['update'] or a list of str, got {free_when!r}"
         )
     return list(dict.fromkeys(listed))
 
@@ -169,7 +169,7 @@ def seconds(timeout: float | None, what: str = "timeout") -> float | None:
     if isinstance(timeout, Real) and abs(timeout) <= LONGEST_TIMEOUT:
         return float(timeout)
     raise InvalidArgumentError(
-        f"{what} must be a number of seconds, finite and at most {LONGEST_TIMEOUT:g}, or None, and is {timeout!r}"
+        f"{what} must be a number of seconds, finite and at most {LONGEST_TIMEOUT:g}, or None, got {timeout!r}"
     )
 
 
@@ -185,14 +185,14 @@ def device(wanted: torch.device | str | None) -> torch.device | None:
             f"torch does, or None for the host"
         ) from error
     if found.type == "meta":
-        raise InvalidArgumentError("device 'meta' holds no values; name one that does, or None for the host")
+        raise InvalidArgumentError("device 'meta' stores no values; name another device, or None for the host")
     return found
 
 
 def partition(name: object) -> None:
     """Refuses what cannot be a partition's name."""
     if not isinstance(name, str):
-        raise InvalidArgumentError(f"partition_id must be a str, and is {name!r}")
+        raise InvalidArgumentError(f"partition_id must be a str, got {name!r}")
 
 
 def rows_of(data: Columns) -> int:
@@ -202,14 +202,12 @@ def rows_of(data: Columns) -> int:
             raise InvalidArgumentError("data has no batch dimension; give the TensorDict batch_size=[rows]")
         return int(data.batch_size[0])
     if not isinstance(data, Mapping) or not data:
-        raise InvalidArgumentError(f"data must be a TensorDict with a batch dimension, not a {type(data).__name__}")
+        raise InvalidArgumentError(f"data must be a TensorDict with a batch dimension, got a {type(data).__name__}")
     name, first = next(iter(data.items()))
     try:
         return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
     except (TypeError, IndexError):
-        raise InvalidArgumentError(
-            f"column {name!r} of data must have a value for each row, and is {first!r}"
-        ) from None
+        raise InvalidArgumentError(f"column {name!r} of data must have a value for each row, got {first!r}") from None
 
 
 def has_no_rows(data: Columns) -> bool:
@@ -223,10 +221,12 @@ def one_row(fields: Columns) -> Columns:
     """The fields of one sample as columns of one row."""
     if isinstance(fields, TensorDictBase):
         if not fields.batch_dims or fields.batch_size[0] != 1:
-            raise InvalidArgumentError(f"kv_put takes a TensorDict of batch size 1, not {list(fields.batch_size)}")
+            raise InvalidArgumentError(
+                f"kv_put needs a TensorDict of batch size 1, got batch size {list(fields.batch_size)}"
+            )
         return fields
     if not isinstance(fields, Mapping):
-        raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
+        raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
     return columns_of_row(fields)
 
 
@@ -251,7 +251,7 @@ def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None
         return None
     groups = [str(group) for group in _listed(group_ids, "group_ids")]
     if len(groups) != rows:
-        raise InvalidArgumentError(f"{len(groups)} group_ids for {rows} rows: one a row is needed")
+        raise InvalidArgumentError(f"group_ids must have one entry for each of the {rows} rows, got {len(groups)}")
     return groups
 
 
@@ -261,7 +261,7 @@ def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int, what: str = "rows"
         return None
     listed = _listed(tags, "tags")
     if len(listed) != rows:
-        raise InvalidArgumentError(f"{len(listed)} tags for {rows} {what}: one dict a {what[:-1]} is needed")
+        raise InvalidArgumentError(f"tags must have one dict for each of the {rows} {what}, got {len(listed)}")
     return listed
 
 
@@ -270,26 +270,26 @@ def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | N
     if tag is None:
         return None
     if not isinstance(tag, Mapping):
-        raise InvalidArgumentError(f"a tag must be a dict, not a {type(tag).__name__}")
+        raise InvalidArgumentError(f"a tag must be a dict, got a {type(tag).__name__}")
     for name in tag:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"names of tag entries must be str, and {name!r} is a {type(name).__name__}")
+            raise InvalidArgumentError(f"names of tag entries must be str, got {name!r} of type {type(name).__name__}")
     return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
 
 
 def where(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:
     """Entries that tags must have, as they travel; None is no entry."""
     if where is not None and not isinstance(where, Mapping):
-        raise InvalidArgumentError(f"where must be a dict of tag entries, and is {where!r}")
+        raise InvalidArgumentError(f"where must be a dict of tag entries, got {where!r}")
     if where and any(value is DELETE for value in where.values()):
-        raise InvalidArgumentError(f"where names values that tags have, and DELETE is none: {dict(where)!r}")
+        raise InvalidArgumentError(f"where must contain values of tags, and DELETE is not a value, got {dict(where)!r}")
     return tag(where or {}, allow_pickle) or {}
 
 
 def plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """A sampling_config as it travels."""
     if sampling_config is not None and not isinstance(sampling_config, Mapping):
-        raise InvalidArgumentError(f"sampling_config must be a dict, and is {sampling_config!r}")
+        raise InvalidArgumentError(f"sampling_config must be a dict, got {sampling_config!r}")
     return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
 
 
@@ -302,7 +302,7 @@ def batch_meta(value: object) -> None:
     """Refuses what is no metadata of samples."""
     if not isinstance(value, BatchMeta):
         raise InvalidArgumentError(
-            f"metadata must be a BatchMeta, as get_meta and put return it, not a {type(value).__name__}"
+            f"metadata must be a BatchMeta, as get_meta and put return it, got a {type(value).__name__}"
         )
 
 

@@ -21,7 +21,9 @@ def columns_of_row(fields: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, torch.Tensor) and value.is_nested:
-            raise InvalidArgumentError(f"field {name!r}: a nested tensor is no row of one sample")
+            raise InvalidArgumentError(
+                f"field {name!r}: a nested tensor is not the row of one sample; pass a dense one"
+            )
         columns[name] = value.unsqueeze(0) if isinstance(value, torch.Tensor) else [value]
     return columns
 
@@ -57,10 +59,10 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
         InvalidArgumentError: another type, other keys or lengths, or a value that is no column.
     """
     if not isinstance(after, Mapping):
-        raise InvalidArgumentError(f"data_parser must return a dict of columns, but returned a {type(after).__name__}")
+        raise InvalidArgumentError(f"data_parser must return a dict of columns, got a {type(after).__name__}")
     if set(after) != set(before):
         raise InvalidArgumentError(
-            f"data_parser must return the columns it was given, {sorted(before)}, not {sorted(map(str, after))}"
+            f"data_parser must return the columns it was given, {sorted(before)}, got {sorted(map(str, after))}"
         )
     for name in before:
         found = _length(after[name])
@@ -70,7 +72,7 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
                 f"wanted a tensor, list or array of {rows} rows"
             )
         if found != rows:
-            raise InvalidArgumentError(f"data_parser returned {found} rows of column {name!r}, wanted {rows}")
+            raise InvalidArgumentError(f"data_parser must return {rows} rows of column {name!r}, got {found}")
     return {name: after[name] for name in before}
 
 

@@ -411,12 +411,12 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     try:
         with checkpoint_folder.reading(path):
             if path.exists() and not path.is_file():
-                raise CheckpointError(f"{path} is not a regular file; name the file that a save has written")
+                raise CheckpointError(f"{path} is not a regular file; pass the file that a save has written")
             tree = state_file.read(path)
     except CheckpointNotFoundError:
         raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
     if not isinstance(tree, dict) or "state" not in tree:
-        raise CheckpointError(f"{path} holds no state of a controller; name the file that a save has written")
+        raise CheckpointError(f"{path} is not a saved state of a controller; pass the file that a save has written")
     return tree, trusted(tree["state"])
 
 

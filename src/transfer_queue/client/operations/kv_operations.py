@@ -132,7 +132,7 @@ class KVOperations(Transfers):
             encoded = self._encode(self._parsed(arguments.one_row(fields), 1, data_parser), 1)
         elif fields is not None:
             if not isinstance(fields, Mapping):
-                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, not a {type(fields).__name__}")
+                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
             encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
         groups = None if group_id is None else [str(group_id)]
         tags = None if tag is None else [tag]
@@ -291,14 +291,16 @@ class KVOperations(Transfers):
             [0.0, 1.0]
         """
         if not isinstance(meta, KVBatchMeta):
-            raise InvalidArgumentError(f"meta must be a KVBatchMeta, as a put returns it, not a {type(meta).__name__}")
+            raise InvalidArgumentError(f"meta must be a KVBatchMeta, as a put returns it, got a {type(meta).__name__}")
         if meta.partition_id is None:
-            raise InvalidArgumentError("the KVBatchMeta has no partition_id; a put returns one that has")
+            raise InvalidArgumentError(
+                "the KVBatchMeta has no partition_id; set it, or use the KVBatchMeta that a put returned"
+            )
         there = meta.fields
         if there is None:
             raise InvalidArgumentError(
                 f"select_fields {select_fields} not found in the KVBatchMeta, whose fields are None: set meta.fields, "
-                f"as a put returns them, or ask kv_batch_get"
+                f"as a put returns them, or call kv_batch_get"
             )
         fields = there if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
         absent = [name for name in fields if name not in there]
@@ -381,7 +383,7 @@ class KVOperations(Transfers):
     ) -> Operation[KVBatchMeta]:
         tags = arguments.tags(tags, len(keys), "keys")
         if (encoded is None or not encoded.schema) and tags is None:
-            raise InvalidArgumentError("a put needs fields or tags; it has neither")
+            raise InvalidArgumentError("a put needs fields or tags, got neither")
         if not keys:
             return KVBatchMeta(partition_id=partition_id, fields=[])
         sent = self._tags(tags)

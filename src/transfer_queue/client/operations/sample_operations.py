@@ -139,7 +139,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             shown = yield from self._ask(Show(partition_id, fields), ClaimReply, timeout)
             return self._meta(partition_id, shown)
         if mode != "fetch":
-            raise InvalidArgumentError(f"mode is {mode!r}; allowed: 'fetch', 'insert', 'force_fetch'")
+            raise InvalidArgumentError(f"mode must be 'fetch', 'insert' or 'force_fetch', got {mode!r}")
         if timeout is None and not self._state.settings.polling_mode:
             timeout = get_metadata_timeout()
         if timeout is not None:
@@ -546,13 +546,15 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             2
         """
         if groups is None and metadata is None:
-            raise InvalidArgumentError("drop needs groups, or metadata of samples")
+            raise InvalidArgumentError("drop needs groups or metadata, got neither")
         rows = b""
         if metadata is not None:
             arguments.batch_meta(metadata)
             strange = set(metadata.partition_ids) - {partition_id}
             if strange:
-                raise InvalidArgumentError(f"the metadata has samples of {sorted(strange)}, not of {partition_id!r}")
+                raise InvalidArgumentError(
+                    f"the metadata must have samples of {partition_id!r} only, got samples of {sorted(strange)}"
+                )
             rows = metadata._rows().tobytes()
         epoch = None if metadata is None else metadata._epoch
         request = Drop(partition_id, arguments.text(reason, "reason"), rows, arguments.group_names(groups), epoch)

@@ -201,7 +201,7 @@ def pack(lengths: Numbers, max_tokens: float, multiple_of: int = 1) -> list[list
     if len(tokens) < k:
         raise BalanceInputError(
             f"{len(tokens)} lengths need {needed} bins of at most {cap} tokens, and {k} for a multiple of {multiple}, "
-            f"but cannot fill so many; give {k} lengths or more, or fewer ranks"
+            f"but cannot fill this number of bins; give {k} lengths or more, or fewer ranks"
         )
     part_of = np.empty(len(tokens), np.int64)
     part_of[alone] = np.arange(k - len(alone), k)

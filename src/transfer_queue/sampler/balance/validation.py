@@ -78,7 +78,7 @@ def whole(value: int, name: str) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise BalanceInputError(f"{name} must be an int, but is a {type(value).__name__}") from None
+        raise BalanceInputError(f"{name} must be an int, got a {type(value).__name__}") from None
     if number < 1:
         raise BalanceInputError(f"{name} must be positive, got {number}")
     return number
@@ -97,9 +97,9 @@ def parts_for(count: int, k: int, name: str = "parts") -> int:
 def cap_of(max_tokens: float) -> int:
     """The most whole tokens under this cap."""
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, Real):
-        raise BalanceInputError(f"max_tokens must be a number, but is a {type(max_tokens).__name__}")
+        raise BalanceInputError(f"max_tokens must be a number, got a {type(max_tokens).__name__}")
     if not (math.isfinite(max_tokens) and max_tokens >= 1):
-        raise BalanceInputError(f"max_tokens must be finite and 1 or more, but is {max_tokens}")
+        raise BalanceInputError(f"max_tokens must be finite and 1 or more, got {max_tokens}")
     return min(math.floor(max_tokens), _EXACT)
 
 
@@ -114,14 +114,12 @@ def tokens_of(lengths: Floats) -> Floats:
 def _array(values: Numbers, name: str) -> Floats:
     if isinstance(values, np.ndarray):
         if values.ndim != 1 or values.dtype.kind not in "iuf":
-            raise BalanceInputError(
-                f"{name} must be one row of numbers, but are {values.dtype} of shape {values.shape}"
-            )
+            raise BalanceInputError(f"{name} must be one row of numbers, got {values.dtype} of shape {values.shape}")
         return values.astype(np.float64)
     try:
         items: list[Any] = list(values)
     except TypeError:
-        raise BalanceInputError(f"{name} must be a list, but are a {type(values).__name__}") from None
+        raise BalanceInputError(f"{name} must be a list, got a {type(values).__name__}") from None
     if not all(issubclass(kind, Real) for kind in set(map(type, items))):
         items = [scalar(item) for item in items]
     strange = {kind for kind in set(map(type, items)) if issubclass(kind, bool) or not issubclass(kind, Real)}
@@ -207,7 +205,7 @@ def quadratic(a: float, b: float) -> Quadratic:
 def costs_of(cost: Cost, lengths: Floats) -> Floats:
     """Return the cost of each length. Raises BalanceInputError if `cost` is not a cost function of these lengths."""
     if not callable(cost):
-        raise BalanceInputError(f"cost must be a function of the lengths, but is a {type(cost).__name__}")
+        raise BalanceInputError(f"cost must be a function of the lengths, got a {type(cost).__name__}")
     costs = numbers(cost(lengths.copy()), "costs")
     if costs.shape != lengths.shape:
         raise BalanceInputError(f"cost gave {len(costs)} costs for {len(lengths)} lengths; give one for each")

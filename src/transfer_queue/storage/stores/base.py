@@ -227,7 +227,7 @@ def connect(address: StoreAddress) -> Store:
     except TypeError as error:
         raise StartError(f"the store {address.kind} cannot be made with {address.options}: {error}") from error
     if not isinstance(store, Store):
-        raise InvalidArgumentError(f"{path} is no transfer_queue.storage.stores.base.Store")
+        raise InvalidArgumentError(f"{path} must be a subclass of transfer_queue.storage.stores.base.Store")
     return store
 
 
