@@ -43,9 +43,7 @@ SECTIONS = {
         "on an SSD until `low_watermark` is reached. They are read from there as from memory. The bytes of a unit are "
         "`arena_bytes`, or its share of its file system."
     ),
-    "backend.MooncakeStore": "The store of Mooncake, if it is the backend.",
-    "backend.Yuanrong": "The store of openYuanrong, if it is the backend.",
-    "backend.RayStore": "Ray's object store, if it is the backend.",
+    **{f"backend.{name}": options.__doc__ or "" for name, options in STORE_OPTIONS.items()},
 }
 """What the settings of a section have in common."""
 

@@ -18,7 +18,7 @@ _CAPACITY = "backend.RayStore.capacity"
 
 @dataclass(frozen=True)
 class MooncakeStoreOptions:
-    """The settings of `backend.MooncakeStore`."""
+    """The store of Mooncake, if it is the backend."""
 
     auto_init: bool = setting(
         "backend.MooncakeStore.auto_init",
@@ -82,7 +82,7 @@ class MooncakeStoreOptions:
 
 @dataclass(frozen=True)
 class YuanrongOptions:
-    """The settings of `backend.Yuanrong`."""
+    """The store of openYuanrong, if it is the backend."""
 
     auto_init: bool = setting(
         "backend.Yuanrong.auto_init",
@@ -121,7 +121,7 @@ class YuanrongOptions:
 
 @dataclass(frozen=True)
 class RayStoreOptions:
-    """The settings of `backend.RayStore`."""
+    """Ray's object store, if it is the backend."""
 
     capacity: int | None = setting(
         _CAPACITY,
@@ -145,7 +145,10 @@ STORE_OPTIONS: dict[str, type] = {
     "Yuanrong": YuanrongOptions,
     "RayStore": RayStoreOptions,
 }
-"""The options of each external store that `backend.storage_backend` may name without an import path."""
+"""The options of each external store that `backend.storage_backend` may name without an import path.
+
+The docstring of a class introduces its section in `config.yaml`. `storage.stores.registry` names the stores' classes.
+"""
 
 
 def validated_store_options(merged: Any, backend: str) -> dict[str, Any]:

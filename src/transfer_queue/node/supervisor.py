@@ -42,11 +42,12 @@ from transfer_queue.node.hosting.server_process import Serves, run_server
 from transfer_queue.node.system import launcher_protocol, processes
 from transfer_queue.node.system.locks import StartLock, hold_liveness
 from transfer_queue.node.system.paths import Description, SystemFolder, no_link
-from transfer_queue.node.system.store_process import KEPT, build_keeper, say
+from transfer_queue.node.system.store_process import build_keeper, say
 from transfer_queue.node.unit.disk_tier import make_folder
 from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena.arena import choose_folder
 from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.storage.stores.registry import has_server
 
 CHANNEL = 3  # the descriptor of the launcher's pipe
 RECEIVE_SECONDS = 10.0
@@ -171,7 +172,7 @@ class Supervisor:
     def _bring_store(self) -> None:
         """What keeps the bytes of an external store, or where it is."""
         settings = self._settings
-        if settings.storage_backend in KEPT:
+        if has_server(settings.storage_backend):
             # the child must be able to say itself why its programs do not come up
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
             build = partial(build_keeper, self._system, settings, seconds, self._start.seat)

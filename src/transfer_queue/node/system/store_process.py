@@ -25,8 +25,6 @@ from transfer_queue.storage.stores.base import StoreAddress
 if TYPE_CHECKING:
     from transfer_queue.storage.stores.store_server import Keeper
 
-KEPT = ("MooncakeStore", "Yuanrong")
-"""Backends for which a system has such a process."""
 LOOK_SECONDS = 0.25  # between two looks at what was started
 
 logger = logging.getLogger(__name__)

@@ -21,16 +21,11 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.storage.protocols import Bytes
+from transfer_queue.storage.stores.registry import BUILT_IN
 from transfer_queue.utils.logging_utils import get_logger
 
 if TYPE_CHECKING:
     import torch
-
-BUILT_IN = {
-    "MooncakeStore": "transfer_queue.storage.stores.mooncake:MooncakeStore",
-    "Yuanrong": "transfer_queue.storage.stores.yuanrong:YuanrongStore",
-    "RayStore": "transfer_queue.storage.stores.ray_store:RayStore",
-}
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between two tries
 
@@ -213,7 +208,7 @@ def connect(address: StoreAddress) -> Store:
         Traceback (most recent call last):
         transfer_queue.errors.StartError: the store no_such_package:Store ... cannot be used: ...
     """
-    path = BUILT_IN.get(address.kind, address.kind)
+    path = BUILT_IN[address.kind].path if address.kind in BUILT_IN else address.kind
     module, _, name = path.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)

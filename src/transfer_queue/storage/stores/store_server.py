@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.storage.stores.registry import BUILT_IN, has_server
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 2.0  # from asking a server to end to ending it
@@ -151,16 +153,20 @@ ALONE = Place()
 def keeper_of(
     backend: str, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE
 ) -> Keeper | None:
-    """Starts what keeps the bytes of this backend; None where the system has nothing to start.
+    """Start what keeps the bytes of a backend; return None if the system has nothing to start for it.
 
-    options: the backend's section of the conf. folder: for logs. seconds: until all must be up. StartError.
+    Args:
+        backend: The value of `backend.storage_backend`.
+        options: The backend's section of the conf.
+        folder: The folder for logs.
+        seconds: The time within which everything must be up.
+        place: Where this node is in a system of several nodes.
+
+    Raises:
+        StartError: It did not come up.
     """
-    if backend == "MooncakeStore":
-        from transfer_queue.storage.stores.mooncake_server import MooncakeKeeper
-
-        return MooncakeKeeper(options, folder, seconds, place)
-    if backend == "Yuanrong":
-        from transfer_queue.storage.stores.yuanrong_server import YuanrongKeeper
-
-        return YuanrongKeeper(options, folder, seconds, place)
-    return None
+    if not has_server(backend):
+        return None
+    module, _, name = BUILT_IN[backend].server.partition(":")
+    start: Callable[[Mapping[str, Any], Path, float, Place], Keeper] = getattr(importlib.import_module(module), name)
+    return start(options, folder, seconds, place)
