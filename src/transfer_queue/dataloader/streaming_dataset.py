@@ -114,7 +114,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             sampler then deals one batch to every rank at a time, so that no rank takes samples that another one needs,
             however far its workers fetch ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
-            number is not known, batches are dealt to the rank that asks (docs/architecture.md, "Ranks").
+            number is not known, batches are dealt to the rank that asks (docs/architecture/controller.md, "Ranks").
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or

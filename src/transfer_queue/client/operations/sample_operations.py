@@ -308,7 +308,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         before the one that fails keep their values.
 
         Args:
-            data: The columns, one row for each sample. docs/tutorials lists the types that a column can have.
+            data: The columns, one row for each sample. docs/guides/values.md lists the types that a column can have.
             metadata: The samples that get the fields, in the order of the rows. Tag entries that were changed since the
                 metadata was fetched are merged in, too. Default: the rows are new samples.
             partition_id: The partition of new samples. Required without `metadata`.
