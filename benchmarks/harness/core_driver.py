@@ -10,17 +10,12 @@ import numpy as np
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect, Send, Work
 from transfer_queue.core.events.records import Dealt
-from transfer_queue.messages import (
-    AnyRequest,
-    Claim,
-    ClaimReply,
-    Envelope,
-    Failure,
-    FieldSpec,
-    NewBlock,
-    Publish,
-    RegisterUnit,
-)
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.envelopes import AnyRequest, Envelope
+from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 
 BATCH = 32

@@ -17,7 +17,8 @@ from benchmarks.harness import payloads
 from benchmarks.harness.machine import Memcpy, clocked
 from benchmarks.harness.payloads import Payload
 from benchmarks.harness.report import Row, Scale, compared
-from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 

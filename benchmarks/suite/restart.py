@@ -29,18 +29,12 @@ from transfer_queue.core.state import serialization
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import (
-    AnyRequest,
-    Claim,
-    Envelope,
-    FieldSpec,
-    ListKeys,
-    Lookup,
-    NewBlock,
-    Publish,
-    RegisterUnit,
-    RetrieveMeta,
-)
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.envelopes import AnyRequest, Envelope
+from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.queries import ListKeys, Lookup, RetrieveMeta
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.node.system import launcher
 from transfer_queue.sampler import SequentialSampler
 

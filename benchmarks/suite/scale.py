@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.harness.core_driver import BATCH, FIELDS, Core, claim, claimed
 from benchmarks.harness.report import Row, Scale, against
-from transfer_queue.messages import ClearRows, Lookup
+from transfer_queue.messages.puts import ClearRows
+from transfer_queue.messages.queries import Lookup
 from transfer_queue.sampler import RankAwareSampler
 
 QUESTION = "How many requests per second can one controller's core serve, when is it saturated, what do several give?"

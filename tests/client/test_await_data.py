@@ -10,7 +10,9 @@ import torch
 from simulated import Start, numbers, rows_of, table
 from transfer_queue.client.data.data_path import Transfers
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import AnyRequest, Claim, Lookup
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.queries import Lookup
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 

@@ -32,7 +32,8 @@ from transfer_queue.errors import (
     UnitLostError,
 )
 from transfer_queue.journal import state_file
-from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.testing import Client, Cluster

@@ -22,7 +22,8 @@ from transfer_queue.errors import (
     UnknownPartitionError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import Done, Renew
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Renew
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler

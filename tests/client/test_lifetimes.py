@@ -11,7 +11,9 @@ import torch
 from simulated import numbers, table
 from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import CapacityError, NotInitializedError
-from transfer_queue.messages import Claim, Envelope, Publish
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.puts import Publish
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL
 from transfer_queue.storage.unit.unit_effects import Answer
 from transfer_queue.testing import Client, Cluster

@@ -12,7 +12,7 @@ import torch
 from simulated import Start, rows_of, table
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages import DISK
+from transfer_queue.messages.descriptors import DISK
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.testing.cluster import arena_of
 

@@ -20,7 +20,8 @@ from transfer_queue.errors import (
     UncarriableValueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import Envelope, Publish
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.puts import Publish
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.unit.unit_effects import Answer
 from transfer_queue.testing import Client, Cluster

@@ -7,7 +7,7 @@ from test_capacity import MIB, mib
 
 from simulated import Start, numbers
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages import Publish
+from transfer_queue.messages.puts import Publish
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
 

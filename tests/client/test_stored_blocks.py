@@ -15,7 +15,7 @@ from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, align
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.store_io import StoredBlocks, StoredSpace
 from transfer_queue.errors import CheckpointError, UnitLostError
-from transfer_queue.messages import UnitInfo
+from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved

@@ -15,7 +15,7 @@ from simulated import Start, numbers, table
 from transfer_queue.client.data import data_path
 from transfer_queue.client.data.client_context import ClientState
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
-from transfer_queue.messages import Lookup, LookupReply
+from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks.gather import gather as real_gather
 

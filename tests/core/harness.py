@@ -34,31 +34,14 @@ from transfer_queue.core.state import invariants, serialization, validation
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
-from transfer_queue.messages import (
-    DELETE_CODE,
-    Ack,
-    Answer,
-    AnyReply,
-    AnyRequest,
-    Claim,
-    ClaimReply,
-    ClearRows,
-    CreatePartition,
-    Done,
-    Drained,
-    Envelope,
-    Failure,
-    FieldSpec,
-    Lookup,
-    LookupReply,
-    Move,
-    Nack,
-    NewBlock,
-    PartitionOptions,
-    Publish,
-    PublishReply,
-    RegisterUnit,
-)
+from transfer_queue.messages.base import DELETE_CODE, Done, Failure
+from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
+from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.unit_reports import Drained, Move, RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.remote_partition import Question, RemotePartition, RemoteReady, RowsChanged, ViewReply
 from transfer_queue.sampler.sampler_calls import RESULTS, answer, describe

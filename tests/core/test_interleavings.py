@@ -20,27 +20,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from transfer_queue.core.claims import batch_selection
 from transfer_queue.core.events.records import Dealt, PassedOver
-from transfer_queue.messages import (
-    Cancel,
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.puts import ClearKeys, ClearRows, Publish
+from transfer_queue.messages.queries import (
     CheckConsumption,
     CheckProduction,
-    Claim,
-    ClaimReply,
-    ClearKeys,
-    ClearPartition,
-    ClearRows,
     ConsumptionStatus,
-    Failure,
     ListKeys,
     Lookup,
     ProductionStatus,
-    Publish,
-    RegisterUnit,
-    ResetConsumption,
     RetrieveMeta,
-    Seal,
-    WriterGone,
 )
+from transfer_queue.messages.unit_reports import RegisterUnit, WriterGone
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,

@@ -24,7 +24,8 @@ from transfer_queue.cli.status_table import document, rates, table
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
-from transfer_queue.messages import FieldProgress, PartitionProgress, SystemStatus, TaskProgress
+from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 LONG = "600"  # seconds between two looks where the next one must come by itself, of an end

@@ -7,21 +7,13 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.messages import (
-    Answer,
-    AnyReply,
-    AnyRequest,
-    Claim,
-    ClaimReply,
-    CreatePartition,
-    Done,
-    Envelope,
-    FieldSpec,
-    NewBlock,
-    Publish,
-    PublishReply,
-    RegisterUnit,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.puts import Publish, PublishReply
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import new_socket
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake

@@ -22,7 +22,8 @@ import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
 from transfer_queue.attachment import CURRENT
-from transfer_queue.messages import AnyReply, UnitStatus
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking

@@ -33,24 +33,12 @@ from transfer_queue.errors import (
     ProtocolError,
     StartError,
 )
-from transfer_queue.messages import (
-    Answer,
-    AnyReply,
-    AnyRequest,
-    CreatePartition,
-    Done,
-    Failure,
-    Lease,
-    LeaseReply,
-    ListPartitions,
-    OpenSlot,
-    RegisterUnit,
-    SlotReply,
-    Topology,
-    TopologyReply,
-    UnitStatus,
-    UnitStatusReply,
-)
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest
+from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, SlotReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.system import Topology, TopologyReply
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection

@@ -22,7 +22,10 @@ from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import AnyReply, Done, NodeGone, Topology, TopologyReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
+from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool

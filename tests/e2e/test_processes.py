@@ -23,7 +23,7 @@ import transfer_queue as tq
 import warm
 from leftovers import arenas
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages import Lease, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import Lease, UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 

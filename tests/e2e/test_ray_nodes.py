@@ -18,7 +18,7 @@ import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import Onlooker
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
-from transfer_queue.messages import Topology, TopologyReply
+from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 
 ray = pytest.importorskip("ray")

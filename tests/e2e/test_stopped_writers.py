@@ -16,7 +16,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.errors import CapacityError
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages import UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.wire.blocks.encode import EncodedBlock

@@ -26,21 +26,13 @@ from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import (
-    Answer,
-    Blocks,
-    Envelope,
-    Failure,
-    FieldType,
-    Lease,
-    LookupReply,
-    OpenSlot,
-    Placement,
-    RegisterUnit,
-    Return,
-    Status,
-    UnitStatus,
-)
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
+from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.storage import Lease, OpenSlot, Return, UnitStatus
+from transfer_queue.messages.system import Status
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake, Hello, ServerHandshake
 from transfer_queue.net.session import Session

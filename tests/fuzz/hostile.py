@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.messages import AnyReply, AnyRequest, Claim, FieldSpec, NewBlock, Publish
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.puts import Publish
 
 REQUESTS: tuple[type, ...] = typing.get_args(AnyRequest)
 REPLIES: tuple[type, ...] = typing.get_args(AnyReply)

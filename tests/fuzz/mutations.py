@@ -37,54 +37,40 @@ from transfer_queue.core.state.serialization import saved, trusted
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import (
+from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint
+from transfer_queue.messages.claims import (
     Ack,
-    Answer,
-    AnyRequest,
-    BeginCheckpoint,
     Cancel,
     Claim,
     ClaimReply,
-    ClearKeys,
-    ClearPartition,
-    ClearRows,
-    CloseExtents,
-    CreatePartition,
-    Drain,
-    Drop,
-    EndCheckpoint,
-    Envelope,
-    Explain,
-    ExtentsGone,
-    FieldSpec,
     Finish,
-    Freed,
-    ListKeys,
-    ListPartitions,
-    Lookup,
-    Move,
-    Moved,
     Nack,
-    NewBlock,
-    NodeGone,
-    PartitionOptions,
-    Place,
-    Publish,
     RankGone,
-    Recalled,
-    RegisterUnit,
     Renew,
-    Reserve,
     ResetConsumption,
+)
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions, Place
+from transfer_queue.messages.envelopes import Answer, AnyRequest, Envelope
+from transfer_queue.messages.partitions import (
+    ClearPartition,
+    CreatePartition,
+    ListPartitions,
     Seal,
     SetPolicyVersion,
-    Show,
-    SpaceShort,
-    Status,
-    TakeSnapshot,
     Want,
     Wanted,
-    Watch,
+)
+from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
+from transfer_queue.messages.queries import Explain, ListKeys, Lookup, Show, TakeSnapshot, Watch
+from transfer_queue.messages.system import Drain, NodeGone, Status
+from transfer_queue.messages.unit_reports import (
+    ExtentsGone,
+    Freed,
+    Move,
+    Moved,
+    Recalled,
+    RegisterUnit,
+    SpaceShort,
     WriterGone,
 )
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler

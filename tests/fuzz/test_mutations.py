@@ -9,7 +9,8 @@ import msgspec
 import mutations
 import pytest
 
-from transfer_queue.messages import FieldSpec, NewBlock, Place, Publish
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock, Place
+from transfer_queue.messages.puts import Publish
 
 LIVES = 12
 

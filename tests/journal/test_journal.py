@@ -24,7 +24,11 @@ from transfer_queue.journal.journal import (
     snapshot_path,
 )
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import Claim, CreatePartition, Envelope, PartitionOptions, Publish
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler import SequentialSampler
 
 CLOCK = Clock(b"b" * 16, 1000.0)

@@ -21,7 +21,10 @@ from transfer_queue.journal import loaded_states, state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import Done, Envelope, Failure, LoadState, Publish
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.checkpoints import LoadState
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.puts import Publish
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler

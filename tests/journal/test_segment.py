@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transfer_queue.core.events.records import Aged, AnyRecord, Replied, RowsCleared, SealCounted
 from transfer_queue.errors import JournalError
 from transfer_queue.journal.segment import HEAD_BYTES, MARKER, Clock, Frames, Head, Reading, SegmentWriter
-from transfer_queue.messages import Done
+from transfer_queue.messages.base import Done
 
 CLOCK = Clock(b"b" * 16, 1000.0)
 HEAD = Head.new(1, CLOCK)

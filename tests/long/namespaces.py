@@ -39,7 +39,8 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import Done, NodeGone
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.system import NodeGone
 from transfer_queue.node.system.launcher import RunningSystem, find, start_local
 from transfer_queue.node.system.launcher_protocol import Seat
 from transfer_queue.node.system.paths import SystemFolder

@@ -8,18 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prometheus_text import checked, value
-from transfer_queue.messages import (
-    FieldProgress,
-    Measured,
-    PartitionProgress,
-    SamplerCost,
-    ServerMeasures,
-    TaskProgress,
-    Timing,
-    UnitInfo,
-    UnitMeasures,
-    UnitStatusReply,
-)
+from transfer_queue.messages.descriptors import UnitInfo
+from transfer_queue.messages.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
+from transfer_queue.messages.storage import UnitStatusReply
+from transfer_queue.messages.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.metrics.exposition import LINES, exposition
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot

@@ -12,23 +12,12 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.messages import (
-    Answer,
-    AnyReply,
-    AnyRequest,
-    Cancel,
-    CheckProduction,
-    Claim,
-    ClaimReply,
-    CreatePartition,
-    Done,
-    Envelope,
-    Failure,
-    ListPartitions,
-    Publish,
-    PublishReply,
-    Seal,
-)
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel, Claim, ClaimReply
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.partitions import CreatePartition, ListPartitions, Seal
+from transfer_queue.messages.puts import Publish, PublishReply
+from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, Server

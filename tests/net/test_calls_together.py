@@ -21,15 +21,11 @@ from transfer_queue.errors import (
     ProtocolError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import (
-    AnyReply,
-    CheckProduction,
-    Claim,
-    CreatePartition,
-    Done,
-    Envelope,
-    ListPartitions,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call, Outcome, answers, together
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from echo import KEY, EchoService, Running, one, until
 
-from transfer_queue.messages import CreatePartition, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import Hello

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
-from transfer_queue.messages import PROTOCOL_VERSION
+from transfer_queue.messages.base import PROTOCOL_VERSION
 from transfer_queue.net.handshake import MAGIC, MAX_ID, ClientHandshake, Hello, ServerHandshake
 
 KEY = b"k" * 32

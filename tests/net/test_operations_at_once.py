@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import AnyReply, CheckProduction, CreatePartition, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers import admission
 from transfer_queue.net.drivers.admission import AT_ONCE, Admission

@@ -15,7 +15,9 @@ import pytest
 from echo import KEY, EchoService, Running, one, until
 
 from transfer_queue.errors import AttachError
-from transfer_queue.messages import Answer, CreatePartition, Done, Envelope
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import new_socket

@@ -13,7 +13,10 @@ import pytest
 from echo import CONTROLLER, Running, one, parked_claim, until
 
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
-from transfer_queue.messages import Claim, ClaimReply, CreatePartition, Done, Envelope, ListPartitions
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking

@@ -16,7 +16,10 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import Answer, Done, Envelope, Explain, Failure, ListPartitions
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.partitions import ListPartitions
+from transfer_queue.messages.queries import Explain
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, Attempts, Session, outcome

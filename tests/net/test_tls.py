@@ -22,7 +22,10 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import Answer, AnyReply, AnyRequest, CreatePartition, Done, Envelope, Publish, PublishReply
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.net.drivers import asyncio_driver
 from transfer_queue.net.drivers import connection as connections
 from transfer_queue.net.drivers.asyncio_driver import run_async

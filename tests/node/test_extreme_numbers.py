@@ -20,32 +20,15 @@ import pytest
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import (
-    Answer,
-    AnyRequest,
-    Blocks,
-    Claim,
-    CloseExtents,
-    Done,
-    Envelope,
-    Failure,
-    FieldSpec,
-    Free,
-    Lease,
-    Lookup,
-    Move,
-    Moved,
-    NewBlock,
-    OpenSlot,
-    Publish,
-    PublishReply,
-    RegisterUnit,
-    Request,
-    Status,
-    SystemStatus,
-    UnitStatus,
-    UnitStatusReply,
-)
+from transfer_queue.messages.base import Done, Failure, Request
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock
+from transfer_queue.messages.envelopes import Answer, AnyRequest, Envelope
+from transfer_queue.messages.puts import CloseExtents, Publish, PublishReply
+from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.storage import Lease, OpenSlot, UnitStatus, UnitStatusReply
+from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.unit_reports import Free, Move, Moved, RegisterUnit
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.session import Session
 from transfer_queue.node.controller.controller_service import ControllerService

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.messages import ClearPartition, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.node.hosting.server_process import spare_old_objects
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))

@@ -28,7 +28,7 @@ from tests.simulation.ledger import Ledger, LedgerError
 from tests.simulation.run_features import Features, drawn
 from tests.simulation.workload import Workload
 from transfer_queue.core.events.records import Moved, RankLeft
-from transfer_queue.messages import DISK
+from transfer_queue.messages.descriptors import DISK
 
 SECONDS = 3.0  # of virtual time in which faults happen
 PART = 50  # seeds that a process takes at a time

@@ -27,18 +27,9 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import (
-    Answer,
-    AnyRequest,
-    Done,
-    Drained,
-    Envelope,
-    Failure,
-    Free,
-    Move,
-    Refuse,
-    RegisterUnit,
-)  # fmt: skip
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.envelopes import Answer, AnyRequest, Envelope
+from transfer_queue.messages.unit_reports import Drained, Free, Move, Refuse, RegisterUnit  # fmt: skip
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target

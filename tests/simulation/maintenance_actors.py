@@ -13,7 +13,7 @@ from tests.simulation.run_features import MAIN
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
 

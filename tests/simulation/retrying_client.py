@@ -17,7 +17,11 @@ from transfer_queue.client.data.client_context import ClientState
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, Cancel, Done, Failure, LookupReply, Status
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.system import Status
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Attempts, Target

@@ -27,7 +27,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnknownPartitionError,
 )
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
 from transfer_queue.testing.simulated_client import Task

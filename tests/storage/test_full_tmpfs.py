@@ -10,7 +10,8 @@ import pytest
 from slot_standin import StandInSlots
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages import Failure, Lease, LeaseReply, OpenSlot, SlotReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, SlotReply, UnitStatus, UnitStatusReply
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import ArenaRoom

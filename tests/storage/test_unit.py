@@ -12,22 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from slot_standin import StandInSlots
 
-from transfer_queue.messages import (
-    AnyReply,
-    AnyRequest,
-    Cancel,
-    Done,
-    Failure,
-    Lease,
-    LeaseReply,
-    ListPartitions,
-    OpenSlot,
-    Return,
-    SlotReply,
-    UnitStatus,
-    UnitStatusReply,
-    WriterGone,
-)
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.partitions import ListPartitions
+from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.unit_reports import WriterGone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaRoom

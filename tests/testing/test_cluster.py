@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from simulated import Start, numbers, table
 from transfer_queue.errors import DeadlockError, WaitTimeoutError
-from transfer_queue.messages import Publish
+from transfer_queue.messages.puts import Publish
 from transfer_queue.testing import Client, Cluster, Network, VirtualClock
 
 

@@ -4,7 +4,8 @@ import struct
 
 import numpy as np
 
-from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.buffers.block_layout import columns
 
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import copies

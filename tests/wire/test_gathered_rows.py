@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack
 
 from differential import differential, row_lengths, small
-from transfer_queue.messages import LookupReply
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
 from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed

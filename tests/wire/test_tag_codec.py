@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError, TransferQueueError, UncarriableValueError
-from transfer_queue.messages import DELETE_CODE
+from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.wire.objects.object_values import DELETE, OBJECT_CODE, decode_tag_value, encode_tag_value
 
 Ext = msgspec.msgpack.Ext

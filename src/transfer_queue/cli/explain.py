@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from transfer_queue.cli.common import Commands, add_name, found
 from transfer_queue.cli.status_table import shown
-from transfer_queue.messages import PartitionProgress
+from transfer_queue.messages.progress import PartitionProgress
 
 
 def add(commands: Commands) -> None:

@@ -156,7 +156,7 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
 
     from transfer_queue.client.control_client import Onlooker
     from transfer_queue.config.loading import as_json, differences, merge
-    from transfer_queue.messages import Topology, TopologyReply
+    from transfer_queue.messages.system import Topology, TopologyReply
 
     with Onlooker(system) as onlooker:
         config = msgspec.json.decode(onlooker.ask(Topology(), TopologyReply).config)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transfer_queue.core.claims.lease_decisions import POISON
-from transfer_queue.messages import DISK, PartitionProgress, PolicyProgress, SystemStatus, UnitProgress
+from transfer_queue.messages.descriptors import DISK
+from transfer_queue.messages.progress import PartitionProgress, PolicyProgress, UnitProgress
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import SystemStatus
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.node.system.processes import Process
 

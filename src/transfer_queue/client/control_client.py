@@ -7,7 +7,10 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import AnyReply, AnyRequest, Done, Explain, Status, SystemStatus
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session

@@ -27,7 +27,8 @@ from transfer_queue.core.state.serialization import saved_sound, trusted
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import Waiter
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
-from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, Failure, LoadState
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

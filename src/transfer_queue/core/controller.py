@@ -50,27 +50,15 @@ from transfer_queue.core.units import unit_drain
 from transfer_queue.core.units.migration_planner import Moves
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.errors import CapacityError, FieldTypeError, ProtocolError, SamplerError, TransferQueueError
-from transfer_queue.messages import (
-    AnyReply,
-    Cancel,
-    Claim,
-    Done,
-    Drain,
-    Envelope,
-    Explain,
-    Failure,
-    LoadState,
-    Publish,
-    Renew,
-    Reserve,
-    SpaceShort,
-    Status,
-    SystemStatus,
-    Topology,
-    TopologyReply,
-    Wanted,
-    Watch,
-)
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.checkpoints import LoadState
+from transfer_queue.messages.claims import Cancel, Claim, Renew
+from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.queries import Explain, Watch
+from transfer_queue.messages.system import Drain, Status, SystemStatus, Topology, TopologyReply
+from transfer_queue.messages.unit_reports import SpaceShort
 from transfer_queue.metrics.timing import Load, Waits
 from transfer_queue.sampler.remote_partition import Question, ViewReply
 

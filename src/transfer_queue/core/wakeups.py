@@ -19,7 +19,10 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Waiter, Waiting
 from transfer_queue.core.units import unit_drain
 from transfer_queue.errors import CapacityError, TransferQueueError
-from transfer_queue.messages import AnyReply, Claim, Envelope, Wanted, Watch
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.queries import Watch
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.dataloader.batch_fetcher import Batch
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import SEPARATOR
+from transfer_queue.messages.descriptors import SEPARATOR
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.gather import table_of
 from transfer_queue.wire.buffers.jagged import is_plain_jagged, rows_follow, rows_of_jagged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -40,3 +40,35 @@ Seconds = Annotated[float, Meta(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS)]
 """A duration; a negative one means 0."""
 Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
 """A measured value."""
+
+
+PROTOCOL_VERSION = 1
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding bytes that are no message raises
+
+
+DELETE_CODE = 64  # msgpack Ext: a tag entry to remove (see `Delete`)
+
+
+class Request(Message, frozen=True, tag=True):
+    """Base of what a client may ask."""
+
+
+class Reply(Message, frozen=True, tag=True):
+    """Base of what is answered."""
+
+
+class Failure(Reply, frozen=True):
+    """An error of the tree by class name, and its message. tensors: see `errors.FieldTypeError`."""
+
+    kind: str
+    message: str
+    tensors: dict[str, list[str]] = {}
+
+
+class Done(Reply, frozen=True):
+    """The request was carried out. value: a short result. warning: a message that the client writes into its log."""
+
+    value: Any = None
+    warning: str | None = None

@@ -181,3 +181,7 @@ def schema_parts(schema: list[FieldSpec]) -> list[bytes]:
 def fields_of_part(part: bytes) -> list[FieldSpec]:
     """Return the fields of a part. Raises one of `messages.UNREADABLE` if it is not a part of a schema."""
     return _decode(part)
+
+
+MOVER = ""
+"""The writer, by name, of extents into which storage units themselves have moved blocks; no client's name."""

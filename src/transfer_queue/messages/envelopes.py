@@ -2,112 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Union
+from types import ModuleType
+from typing import TYPE_CHECKING, Union
 
 import msgspec
 
-from transfer_queue.messages.base import Natural
-from transfer_queue.messages.replies import (
-    ChangeReply,
-    ClaimReply,
-    CutReply,
-    Done,
-    Failure,
-    KeptReply,
-    KeysReply,
-    LeaseReply,
-    LookupReply,
-    PublishReply,
-    SlotReply,
-    SnapshotReply,
-    StatusReply,
-    SystemStatus,
-    TopologyReply,
-    UnitStatusReply,
+from transfer_queue.messages import (
+    base,
+    checkpoints,
+    claims,
+    partitions,
+    puts,
+    queries,
+    storage,
+    system,
+    unit_reports,
 )
-from transfer_queue.messages.requests import (
-    Ack,
-    BeginCheckpoint,
-    Cancel,
-    CheckConsumption,
-    CheckProduction,
-    Claim,
-    ClearKeys,
-    ClearPartition,
-    ClearRows,
-    CloseExtents,
-    ConsumptionStatus,
-    CreatePartition,
-    Drain,
-    Drop,
-    EndCheckpoint,
-    Explain,
-    FetchState,
-    Finish,
-    ListKeys,
-    ListPartitions,
-    LoadState,
-    Lookup,
-    Nack,
-    NodeGone,
-    ProductionStatus,
-    Publish,
-    RankGone,
-    Renew,
-    Reserve,
-    ResetConsumption,
-    RetrieveKeys,
-    RetrieveMeta,
-    Seal,
-    SendState,
-    SetPolicyVersion,
-    Show,
-    Status,
-    TakeSnapshot,
-    Topology,
-    UseSampler,
-    Want,
-    Wanted,
-    Watch,
-)
-from transfer_queue.messages.unit_requests import (
-    Drained,
-    ExtentsGone,
-    Free,
-    Freed,
-    Keep,
-    Lease,
-    Measure,
-    Measured,
-    Missed,
-    Move,
-    Moved,
-    OpenSlot,
-    ReadPieces,
-    Recalled,
-    Refuse,
-    RegisterUnit,
-    Return,
-    SpaceShort,
-    UnitStatus,
-    WriteBytes,
-    WriterGone,
-)
+from transfer_queue.messages.base import Message, Natural, Reply, Request
 
-AnyRequest = Union[
-    Topology, CreatePartition, Reserve, Publish, Claim, Show, RetrieveMeta, RetrieveKeys, Lookup, ListKeys,
-    ListPartitions, ClearRows, ClearKeys, ClearPartition, ProductionStatus, ConsumptionStatus, CheckProduction,
-    CheckConsumption, ResetConsumption, Seal, Explain, Status, CloseExtents, RegisterUnit, WriterGone, Cancel,
-    Lease, OpenSlot, Return, UnitStatus, Free, Drop, Finish, SetPolicyVersion, Want, Wanted,
-    SpaceShort, Refuse, Watch, Freed, BeginCheckpoint, EndCheckpoint, LoadState,
-    Ack, Nack, Renew, RankGone,
-    Move, Moved, Drain, Drained, Recalled, TakeSnapshot, UseSampler, ReadPieces, WriteBytes, NodeGone,
-    ExtentsGone, Missed, Measure, Measured, Keep, FetchState, SendState,
-]  # fmt: skip
-AnyReply = Union[
-    Failure, Done, TopologyReply, PublishReply, ClaimReply, LookupReply, StatusReply, SystemStatus, LeaseReply,
-    SlotReply, UnitStatusReply, ChangeReply, CutReply, KeysReply, SnapshotReply, KeptReply,
-]  # fmt: skip
+TOPICS = (base, checkpoints, claims, partitions, puts, queries, storage, system, unit_reports)
+
+
+def messages_of(topic: ModuleType, kind: type[Message]) -> list[type[Message]]:
+    """Return the messages of a kind that a module declares, in the order of their declaration."""
+    declared = [each for each in vars(topic).values() if isinstance(each, type) and each.__module__ == topic.__name__]
+    return [each for each in declared if issubclass(each, kind) and each is not kind]
+
+
+REQUESTS = tuple(each for topic in TOPICS for each in messages_of(topic, Request))
+REPLIES = tuple(each for topic in TOPICS for each in messages_of(topic, Reply))
+
+if TYPE_CHECKING:
+    AnyRequest = Request
+    AnyReply = Reply
+else:
+    AnyRequest = Union[REQUESTS]
+    AnyReply = Union[REPLIES]
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from transfer_queue.messages import Timing
+from transfer_queue.messages.progress import Timing
 from transfer_queue.metrics.families import FAMILIES, Family
 from transfer_queue.metrics.samples import LabelValues, Value
 from transfer_queue.metrics.snapshot import Snapshot

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transfer_queue.messages import (
-    Measured,
-    PartitionProgress,
-    SamplerCost,
-    ServerMeasures,
-    Timing,
-    UnitInfo,
-)
+from transfer_queue.messages.descriptors import UnitInfo
+from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing
+from transfer_queue.messages.unit_reports import Measured, ServerMeasures
 
 
 @dataclass(frozen=True)

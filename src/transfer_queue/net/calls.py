@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, AnyRequest, Topology
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.system import Topology
 
 CONTROLLER = ("controller", 0)
 

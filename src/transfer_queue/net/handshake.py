@@ -25,7 +25,7 @@ import struct
 from typing import NamedTuple
 
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError, TransferQueueError
-from transfer_queue.messages import PROTOCOL_VERSION
+from transfer_queue.messages.base import PROTOCOL_VERSION
 
 MAGIC = b"\x93TQ\n"
 HANDSHAKE_SECONDS = 10.0  # a peer that needs longer is dropped

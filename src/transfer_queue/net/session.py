@@ -33,7 +33,8 @@ from transfer_queue.errors import (
     WaitTimeoutError,
     by_name,
 )
-from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Done, Envelope, Failure
+from transfer_queue.messages.base import UNREADABLE, Done, Failure
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
 from transfer_queue.net.framing import pack_frame
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ import msgspec
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.journal.segment import ROOM, check_room
-from transfer_queue.messages import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bound_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.hosting.child_process import Child

@@ -21,19 +21,10 @@ from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
-from transfer_queue.messages import (
-    ClearPartition,
-    CreatePartition,
-    Done,
-    Drain,
-    ListPartitions,
-    NodeGone,
-    SnapshotReply,
-    TakeSnapshot,
-    Topology,
-    TopologyReply,
-    UseSampler,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.partitions import ClearPartition, CreatePartition, ListPartitions
+from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
+from transfer_queue.messages.system import Drain, NodeGone, Topology, TopologyReply, UseSampler
 from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.system.launcher import RunningSystem, start_local, sweep_killed, take_over

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages.envelopes import AnyReply
 
 Bytes = npt.NDArray[np.uint8]
 CallT_co = TypeVar("CallT_co", covariant=True)

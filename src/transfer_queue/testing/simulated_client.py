@@ -11,7 +11,8 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Target, outcome

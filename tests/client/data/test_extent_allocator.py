@@ -22,7 +22,10 @@ from transfer_queue.client.data.extent_allocator import (
     Space,
 )
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError, by_name
-from transfer_queue.messages import AnyReply, Cancel, Done, Failure, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.net.calls import Call
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE

@@ -11,7 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from simulated import rows_of, same, table
 from transfer_queue.errors import FieldTypeError
-from transfer_queue.messages import Publish
+from transfer_queue.messages.puts import Publish
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client, Cluster
 

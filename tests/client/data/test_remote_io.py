@@ -8,7 +8,10 @@ import pytest
 
 from transfer_queue.client.data.remote_io import at_once
 from transfer_queue.errors import UnitLostError
-from transfer_queue.messages import AnyReply, Done, ListPartitions, UnitStatus, UnitStatusReply
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.partitions import ListPartitions
+from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import CONTROLLER, Call, together
 from transfer_queue.testing.cluster import Cluster
 

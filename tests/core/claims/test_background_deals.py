@@ -10,7 +10,9 @@ from harness import Harness
 
 from transfer_queue.core.claims import batch_selection
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
-from transfer_queue.messages import Cancel, ClearPartition, Explain, ResetConsumption, Seal
+from transfer_queue.messages.claims import Cancel, ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.queries import Explain
 from transfer_queue.sampler import SeqlenBalancedSampler
 
 GROUP, RANKS = 2, 2

@@ -7,21 +7,11 @@ import pytest
 from harness import Harness, rows_of
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, WaitTimeoutError
-from transfer_queue.messages import (
-    Cancel,
-    CheckConsumption,
-    Claim,
-    ClaimReply,
-    ClearPartition,
-    ConsumptionStatus,
-    Done,
-    Envelope,
-    Failure,
-    Lookup,
-    ResetConsumption,
-    Seal,
-    Show,
-)
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ResetConsumption
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Lookup, Show
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 # ---------------------------------------------------------------- at once

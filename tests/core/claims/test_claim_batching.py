@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.claims import claim_batching
 from transfer_queue.core.events.records import Answered, Dealt, Replied
-from transfer_queue.messages import Claim, Seal
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import (
     GRPOGroupNSampler,
     PrioritySampler,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from harness import Harness
 
-from transfer_queue.messages import RankGone, Seal
+from transfer_queue.messages.claims import RankGone
+from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
 
 

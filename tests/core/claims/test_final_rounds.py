@@ -17,14 +17,10 @@ from transfer_queue.core.claims.final_rounds import evenly
 from transfer_queue.core.columns.intervals import Intervals
 from transfer_queue.core.events.records import Dealt, PassedOver
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
-from transfer_queue.messages import (
-    CheckConsumption,
-    ClearPartition,
-    Explain,
-    ResetConsumption,
-    Seal,
-    Status,
-)
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.queries import CheckConsumption, Explain
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
-from transfer_queue.messages import Ack, ClaimReply, ClearPartition, Nack, RankGone, Renew, ResetConsumption, Seal
+from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone, Renew, ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,

@@ -17,30 +17,14 @@ from transfer_queue.core.events.records import Parked, Unparked
 from transfer_queue.core.state import invariants
 from transfer_queue.core.state.state import State
 from transfer_queue.journal.segment import Clock, Frames, Head, Reading
-from transfer_queue.messages import (
-    AnyReply,
-    AnyRequest,
-    ChangeReply,
-    Claim,
-    ClaimReply,
-    ClearKeys,
-    CreatePartition,
-    Drop,
-    Envelope,
-    Failure,
-    Finish,
-    NewBlock,
-    PartitionOptions,
-    Publish,
-    RegisterUnit,
-    Reserve,
-    ResetConsumption,
-    Seal,
-    SetPolicyVersion,
-    Want,
-    Wanted,
-    Watch,
-)
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ResetConsumption
+from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.partitions import CreatePartition, Seal, SetPolicyVersion, Want, Wanted
+from transfer_queue.messages.puts import ClearKeys, Drop, Publish, Reserve
+from transfer_queue.messages.queries import ChangeReply, Watch
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 Step = tuple[str, AnyRequest]

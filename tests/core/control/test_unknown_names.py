@@ -10,7 +10,11 @@ from harness import Harness
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages import Done, Drop, ResetConsumption, Seal, SetPolicyVersion, Show, Want
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.partitions import Seal, SetPolicyVersion, Want
+from transfer_queue.messages.puts import Drop
+from transfer_queue.messages.queries import Show
 from transfer_queue.sampler import (
     BaseSampler,
     FreshnessSampler,

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
-from transfer_queue.messages import Drop, Explain, Reserve, SetPolicyVersion, Status
+from transfer_queue.messages.partitions import SetPolicyVersion
+from transfer_queue.messages.puts import Drop, Reserve
+from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.system import Status
 
 
 def made(**options: int) -> Harness:

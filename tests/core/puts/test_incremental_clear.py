@@ -7,7 +7,9 @@ from harness import Harness, column
 
 from transfer_queue.core.puts import incremental_clear
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError
-from transfer_queue.messages import ClearKeys, ClearPartition, ClearRows, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys, ClearRows
 
 
 @pytest.fixture(autouse=True)

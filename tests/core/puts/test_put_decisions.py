@@ -14,23 +14,18 @@ from transfer_queue.errors import (
     StorageKeyNotFoundError,
     UnknownPartitionError,
 )
-from transfer_queue.messages import (
+from transfer_queue.messages.partitions import ClearPartition, CreatePartition, ListPartitions, Seal
+from transfer_queue.messages.puts import ClearKeys, PublishReply, Reserve
+from transfer_queue.messages.queries import (
     CheckConsumption,
     CheckProduction,
-    ClearKeys,
-    ClearPartition,
-    CreatePartition,
     ListKeys,
-    ListPartitions,
     ProductionStatus,
-    PublishReply,
-    Reserve,
     RetrieveKeys,
     RetrieveMeta,
-    Seal,
-    Status,
-    UnitStatus,
 )
+from transfer_queue.messages.storage import UnitStatus
+from transfer_queue.messages.system import Status
 
 
 def tags(h: Harness, partition: str = "p") -> dict[str, dict[str, object]]:

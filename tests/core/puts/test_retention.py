@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.tables.retention_log import MARKS, Births
-from transfer_queue.messages import ListKeys, Status
+from transfer_queue.messages.queries import ListKeys
+from transfer_queue.messages.system import Status
 
 
 def status(h: Harness):

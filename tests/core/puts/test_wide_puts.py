@@ -15,7 +15,10 @@ from transfer_queue.core.tables import prepared_puts, wide_columns
 from transfer_queue.core.tables.field_types import Field
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError
-from transfer_queue.messages import ClearPartition, FieldSpec, ListPartitions, Lookup, Publish, PublishReply, Show
+from transfer_queue.messages.descriptors import FieldSpec
+from transfer_queue.messages.partitions import ClearPartition, ListPartitions
+from transfer_queue.messages.puts import Publish, PublishReply
+from transfer_queue.messages.queries import Lookup, Show
 
 COUNT = 80  # the columns of this many fields are also made together
 NAMES = [f"f{number}" for number in range(COUNT)]

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.queries import partition_view
-from transfer_queue.messages import ClearKeys, ClearPartition, ListKeys
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys
+from transfer_queue.messages.queries import ListKeys
 
 Listed = dict[str, dict[str, dict[str, Any]]]
 

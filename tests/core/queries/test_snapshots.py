@@ -9,7 +9,9 @@ import pytest
 from harness import Harness, column, tensor
 
 from transfer_queue.core.queries import partition_view
-from transfer_queue.messages import ClearKeys, ClearPartition, Publish, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys, Publish
+from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
 from transfer_queue.sampler import BaseSampler, PrioritySampler, SequentialSampler
 
 

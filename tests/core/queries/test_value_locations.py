@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
 from transfer_queue.core.columns.intern_table import Interned
-from transfer_queue.messages import ClaimReply, FieldType, Lookup, LookupReply, Show
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.descriptors import FieldType
+from transfer_queue.messages.queries import Lookup, LookupReply, Show
 
 FIELDS = "abc"
 DTYPES = {"a": "int8", "b": "float32", "c": "object"}

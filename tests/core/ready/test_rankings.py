@@ -17,7 +17,7 @@ from transfer_queue.core.ready.rankings import Ranking
 from transfer_queue.core.ready.ready_sets import Ready
 from transfer_queue.core.tables.row_table import CHUNK, Rows
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import ClearPartition
+from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.sampler.ready_views import Key, Listed, TaggedIndexes
 
 UP = Key("n")

@@ -13,7 +13,8 @@ from transfer_queue.core.ready.ready_sets import Ready, ReadySet
 from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
 from transfer_queue.core.tables.row_table import CHUNK
-from transfer_queue.messages import Publish, ResetConsumption
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler.base import ReadyIndexes
 
 

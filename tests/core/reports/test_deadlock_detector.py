@@ -6,7 +6,11 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.errors import DeadlockError, ProtocolError
-from transfer_queue.messages import ClearPartition, ClearRows, Finish, SetPolicyVersion, SpaceShort, Watch
+from transfer_queue.messages.claims import Finish
+from transfer_queue.messages.partitions import ClearPartition, SetPolicyVersion
+from transfer_queue.messages.puts import ClearRows
+from transfer_queue.messages.queries import Watch
+from transfer_queue.messages.unit_reports import SpaceShort
 
 
 def full(**more) -> Harness:

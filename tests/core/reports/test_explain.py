@@ -6,7 +6,9 @@ import pytest
 from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import ClearPartition, Explain, Reserve, Seal
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.puts import Reserve
+from transfer_queue.messages.queries import Explain
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 

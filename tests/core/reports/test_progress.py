@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness import Harness
 
-from transfer_queue.messages import Claim, ResetConsumption, Status
+from transfer_queue.messages.claims import Claim, ResetConsumption
+from transfer_queue.messages.system import Status
 
 
 def ever(h: Harness) -> tuple[dict[str, int], dict[str, int]]:

@@ -10,19 +10,12 @@ from harness import Harness
 
 from transfer_queue.core.reports import state_metrics
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
-from transfer_queue.messages import (
-    DISK,
-    MEMORY,
-    Cancel,
-    ClearPartition,
-    FieldSpec,
-    NewBlock,
-    Place,
-    Publish,
-    RankGone,
-    RegisterUnit,
-    Status,
-)
+from transfer_queue.messages.claims import Cancel, RankGone
+from transfer_queue.messages.descriptors import DISK, MEMORY, FieldSpec, NewBlock, Place
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.system import Status
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.metrics.timing import OTHER
 from transfer_queue.sampler import RankAwareSampler
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import InvalidArgumentError, SamplerError
-from transfer_queue.messages import Seal, SetPolicyVersion
+from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.sampler import (
     BaseSampler,
     FreshnessSampler,

@@ -13,15 +13,11 @@ from transfer_queue.core.events.effects import Effect, ReadState, WriteState
 from transfer_queue.core.samplers.user_sampler import name_of
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
-from transfer_queue.messages import (
-    BeginCheckpoint,
-    ClearPartition,
-    CutReply,
-    Envelope,
-    LoadState,
-    ResetConsumption,
-    Status,
-)
+from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, LoadState
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
 
 

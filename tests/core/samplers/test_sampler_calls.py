@@ -8,7 +8,7 @@ import pytest
 from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import Seal
+from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SeqlenBalancedSampler
 
 

@@ -9,7 +9,7 @@ from harness import Harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.messages import Seal
+from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import TokenBudgetSampler
 
 BUDGET, RANKS, REPLICAS = 30, 4, 2

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError
-from transfer_queue.messages import ClearPartition, Seal, Status
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 

@@ -10,7 +10,9 @@ from harness import DELETE, Harness, rows_of, tensor
 
 from transfer_queue.core.events.records import Published, RowsPut, RowsReserved
 from transfer_queue.core.tables.row_table import CHUNK
-from transfer_queue.messages import CreatePartition, Drop, PartitionOptions, Reserve
+from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.puts import Drop, Reserve
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler
 
 SHAPES = [(3,), (5,), (3,)]

@@ -16,20 +16,13 @@ from transfer_queue.core.columns.schema import packed_texts
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import CheckpointError
-from transfer_queue.messages import (
-    Claim,
-    ClearPartition,
-    ClearRows,
-    CloseExtents,
-    CreatePartition,
-    Envelope,
-    ListKeys,
-    Lookup,
-    PartitionOptions,
-    ResetConsumption,
-    Seal,
-    Status,
-)
+from transfer_queue.messages.claims import Claim, ResetConsumption
+from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.partitions import ClearPartition, CreatePartition, Seal
+from transfer_queue.messages.puts import ClearRows, CloseExtents
+from transfer_queue.messages.queries import ListKeys, Lookup
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import SequentialSampler
 
 SEEDS = 400

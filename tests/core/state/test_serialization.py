@@ -18,7 +18,8 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.validation import BrokenInvariant
 from transfer_queue.core.tables.row_table import CHUNK, Chunk
 from transfer_queue.errors import CheckpointError
-from transfer_queue.messages import ClearRows, ListKeys, Publish
+from transfer_queue.messages.puts import ClearRows, Publish
+from transfer_queue.messages.queries import ListKeys
 from transfer_queue.sampler import PrioritySampler
 
 

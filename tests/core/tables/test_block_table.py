@@ -11,18 +11,13 @@ from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, te
 from transfer_queue.core.columns.intern_table import Interned
 from transfer_queue.core.tables.block_table import CHUNK, BlockTable
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
-from transfer_queue.messages import (
-    ClearKeys,
-    ClearPartition,
-    CloseExtents,
-    Done,
-    FieldSpec,
-    Lookup,
-    NewBlock,
-    RegisterUnit,
-    Topology,
-    WriterGone,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys, CloseExtents
+from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.system import Topology
+from transfer_queue.messages.unit_reports import RegisterUnit, WriterGone
 
 
 def needed(h: Harness) -> int:

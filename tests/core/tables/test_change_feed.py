@@ -14,19 +14,11 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.change_feed import same
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.errors import WaitTimeoutError
-from transfer_queue.messages import (
-    Cancel,
-    ChangeReply,
-    ClearKeys,
-    ClearPartition,
-    Done,
-    ListKeys,
-    Publish,
-    Reserve,
-    ResetConsumption,
-    Seal,
-    Watch,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Cancel, ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
+from transfer_queue.messages.queries import ChangeReply, ListKeys, Watch
 
 READY = {"status": "ready"}
 Ext = msgspec.msgpack.Ext

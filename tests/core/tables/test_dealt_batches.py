@@ -11,7 +11,9 @@ from harness import Harness, rows_of
 
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
-from transfer_queue.messages import ClearPartition, Failure, ResetConsumption, Seal
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 from transfer_queue.sampler.base import Share
 

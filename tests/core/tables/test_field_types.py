@@ -9,7 +9,10 @@ from harness import OBJECT, Harness, tensor
 from transfer_queue.core.state import serialization
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import CheckpointError, FieldTypeError, InvalidArgumentError, ProtocolError
-from transfer_queue.messages import Claim, ClaimReply, ClearPartition, FieldSpec, FieldType, NewBlock, Show
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.descriptors import FieldSpec, FieldType, NewBlock
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.queries import Show
 
 
 def type_of(h: Harness, name: str = "x") -> FieldType:

@@ -16,16 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from transfer_queue.messages import (
-    ChangeReply,
-    ClearKeys,
-    ClearPartition,
-    ListKeys,
-    Publish,
-    Reserve,
-    ResetConsumption,
-    Watch,
-)
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
+from transfer_queue.messages.queries import ChangeReply, ListKeys, Watch
 
 KEYS = st.sampled_from("abcdef")
 VALUES = st.sampled_from([0, 1, 1.0, True, None, "x"])

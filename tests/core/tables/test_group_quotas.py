@@ -6,7 +6,9 @@ import pytest
 from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages import Drop, Status, Want, Wanted
+from transfer_queue.messages.partitions import Want, Wanted
+from transfer_queue.messages.puts import Drop
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import GRPOGroupNSampler
 
 

@@ -6,7 +6,10 @@ import pytest
 from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import Explain, Reserve, Seal, Status
+from transfer_queue.messages.partitions import Seal
+from transfer_queue.messages.puts import Reserve
+from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import (
     BaseSampler,
     FreshnessSampler,

@@ -11,21 +11,11 @@ from harness import Harness, column, rows_of, through_file
 from transfer_queue.core.claims.lease_deadlines import LEAST, Deadlines
 from transfer_queue.core.state import invariants, validation
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages import (
-    Ack,
-    Cancel,
-    CheckConsumption,
-    ClaimReply,
-    ClearPartition,
-    ConsumptionStatus,
-    Explain,
-    RankGone,
-    Renew,
-    ResetConsumption,
-    Seal,
-    Status,
-    TaskProgress,
-)
+from transfer_queue.messages.claims import Ack, Cancel, ClaimReply, RankGone, Renew, ResetConsumption
+from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.progress import TaskProgress
+from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Explain
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 from transfer_queue.sampler.base import BaseSampler
 

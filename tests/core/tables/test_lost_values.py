@@ -8,17 +8,10 @@ import pytest
 from harness import Harness, column, rows_of
 
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import (
-    ChangeReply,
-    CheckProduction,
-    Explain,
-    Lookup,
-    Place,
-    ProductionStatus,
-    RegisterUnit,
-    Status,
-    Watch,
-)
+from transfer_queue.messages.descriptors import Place
+from transfer_queue.messages.queries import ChangeReply, CheckProduction, Explain, Lookup, ProductionStatus, Watch
+from transfer_queue.messages.system import Status
+from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 

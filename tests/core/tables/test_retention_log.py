@@ -7,7 +7,10 @@ from harness import Harness, column
 
 from transfer_queue.core.tables import retention_log
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
-from transfer_queue.messages import Drop, Explain, Lookup, Publish, Reserve, Seal, Status
+from transfer_queue.messages.partitions import Seal
+from transfer_queue.messages.puts import Drop, Publish, Reserve
+from transfer_queue.messages.queries import Explain, Lookup
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import GRPOGroupNSampler
 
 

@@ -7,7 +7,9 @@ from harness import Harness, column
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.messages import Finish, ResetConsumption, Seal, Status
+from transfer_queue.messages.claims import Finish, ResetConsumption
+from transfer_queue.messages.partitions import Seal
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
 
 

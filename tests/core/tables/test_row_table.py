@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transfer_queue.core.columns.intervals import Intervals
 from transfer_queue.core.tables.row_table import CHUNK, Rows, indexes_in
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
-from transfer_queue.messages import ClearRows, Lookup, Publish, RetrieveKeys
+from transfer_queue.messages.puts import ClearRows, Publish
+from transfer_queue.messages.queries import Lookup, RetrieveKeys
 
 
 def test_indexes_ascend_over_partitions(h: Harness) -> None:

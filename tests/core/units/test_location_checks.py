@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.tables.block_table import CHUNK, BlockTable, sums
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
-from transfer_queue.messages import CloseExtents, Done, FieldSpec, Lookup, NewBlock, Place, Publish, RegisterUnit
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock, Place
+from transfer_queue.messages.puts import CloseExtents, Publish
+from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.unit_reports import RegisterUnit
 
 SPEC = [FieldSpec("x", "tensor", "int8", 0, False)]
 

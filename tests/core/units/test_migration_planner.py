@@ -16,20 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from transfer_queue.core.units import migration_planner
-from transfer_queue.messages import (
-    CloseExtents,
-    Done,
-    Drain,
-    Drained,
-    Lookup,
-    Move,
-    Moved,
-    NewBlock,
-    Place,
-    Publish,
-    RegisterUnit,
-    WriterGone,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import NewBlock, Place
+from transfer_queue.messages.puts import CloseExtents, Publish
+from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.system import Drain
+from transfer_queue.messages.unit_reports import Drained, Move, Moved, RegisterUnit, WriterGone
 
 LENGTH = 1 << 20  # of every extent that clients write
 GRANULE = 64 << 10

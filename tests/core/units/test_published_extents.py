@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.tables.extent_records import PublishedExtents, Spans
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
-from transfer_queue.messages import CloseExtents, Done, Freed, NewBlock, Place, Publish, Recalled, RegisterUnit
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import NewBlock, Place
+from transfer_queue.messages.puts import CloseExtents, Publish
+from transfer_queue.messages.unit_reports import Freed, Recalled, RegisterUnit
 
 LENGTH = 8 * BYTES
 

@@ -12,18 +12,10 @@ from test_migration_planner import LENGTH, Life, settle
 
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import (
-    DISK,
-    MEMORY,
-    Done,
-    Drain,
-    Move,
-    Moved,
-    RegisterUnit,
-    SpaceShort,
-    Status,
-    SystemStatus,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.system import Drain, Status, SystemStatus
+from transfer_queue.messages.unit_reports import Move, Moved, RegisterUnit, SpaceShort
 
 CAPACITY = 10 * LENGTH  # of each unit in memory
 

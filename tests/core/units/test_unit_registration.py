@@ -9,17 +9,11 @@ from harness import BLOCKS_AN_EXTENT, Harness, column
 from msgspec.structs import replace
 
 from transfer_queue.errors import ProtocolError, UnitLostError
-from transfer_queue.messages import (
-    CloseExtents,
-    Done,
-    Freed,
-    Recalled,
-    RegisterUnit,
-    SpaceShort,
-    Topology,
-    TopologyReply,
-)
-from transfer_queue.messages import WriterGone as Gone
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.puts import CloseExtents
+from transfer_queue.messages.system import Topology, TopologyReply
+from transfer_queue.messages.unit_reports import Freed, Recalled, RegisterUnit, SpaceShort
+from transfer_queue.messages.unit_reports import WriterGone as Gone
 
 
 class Unit:

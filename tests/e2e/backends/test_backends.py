@@ -31,7 +31,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotFoundError
-from transfer_queue.messages import UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import start_local

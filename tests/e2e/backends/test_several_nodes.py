@@ -16,7 +16,8 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.control_client import Onlooker
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
-from transfer_queue.messages import Done, NodeGone
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.system import NodeGone
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.system.launcher_protocol import Seat

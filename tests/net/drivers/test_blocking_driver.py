@@ -19,7 +19,11 @@ from transfer_queue.errors import (
     StorageKeyNotFoundError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import AnyReply, CheckProduction, ClaimReply, CreatePartition, Done, ListPartitions
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session

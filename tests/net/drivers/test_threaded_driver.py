@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from transfer_queue.messages import AnyReply, Done, ListKeys
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.queries import ListKeys
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers import threaded_driver
 from transfer_queue.net.drivers.threaded_driver import run_threaded

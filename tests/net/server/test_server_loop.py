@@ -14,7 +14,9 @@ import pytest
 from echo import CONTROLLER, KEY, EchoService, Running, descriptors, one, parked_claim, until
 
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
-from transfer_queue.messages import Answer, CreatePartition, Done, Envelope, Seal
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.partitions import CreatePartition, Seal
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool, new_socket
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame

@@ -18,7 +18,8 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, numbers, recover
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import Envelope, Publish
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.puts import Publish
 from transfer_queue.node.controller import journal_service, state_writer
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.state_writer import StateWriter

@@ -19,7 +19,8 @@ from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import Clock
-from transfer_queue.messages import ClearKeys, Envelope
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.puts import ClearKeys
 from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.controller.controller_service import ControllerService

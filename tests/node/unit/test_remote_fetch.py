@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from transfer_queue.messages import Answer, Done, Envelope, ReadPieces
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.storage import ReadPieces
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, Server
 from transfer_queue.node.unit import remote_fetch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
-from transfer_queue.messages import ReadPieces, WriteBytes
+from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, Extent
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, read_pieces, write_bytes

@@ -14,7 +14,9 @@ import pytest
 from slot_standin import StandInSlots
 from test_unit import Writer
 
-from transfer_queue.messages import Done, Recalled, Return
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.storage import Return
+from transfer_queue.messages.unit_reports import Recalled
 from transfer_queue.storage.arena import free_space_reclaim
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Keep, KeptReply
+from transfer_queue.messages.storage import Keep, KeptReply
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaRoom
 from transfer_queue.storage.unit.remote_block_cache import IDLE_SECONDS, READER_SECONDS, SHARE, Kept

@@ -13,7 +13,7 @@ from tensordict import NonTensorStack
 from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_rows
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode
 from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed, allocated, flat_on_device
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row

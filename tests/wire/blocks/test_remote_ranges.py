@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, elsewhere

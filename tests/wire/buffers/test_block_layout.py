@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from differential import differential, small
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import contiguous_rows, row_addressing
 from transfer_queue.wire.buffers.block_layout import ALIGNMENT, ITEM_SIZES, MAX_BYTES, MIXED_RANK, block_nbytes, columns
 from transfer_queue.wire.buffers.block_layout import columns_of_many as many

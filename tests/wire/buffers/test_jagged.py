@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from differential import differential, row_lengths, small
-from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import jagged
 from transfer_queue.wire.buffers.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged

@@ -17,8 +17,8 @@ from tensordict import TensorDictBase
 
 from transfer_queue.client.conversion.data_parser import columns_of_row, parser_columns
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import SEPARATOR, PartitionOptions
 from transfer_queue.messages.base import LONGEST_SECONDS
+from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.client.conversion import replies
-from transfer_queue.messages import ChangeReply
+from transfer_queue.messages.queries import ChangeReply
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_queue.messages import DELETE_CODE, NESTED, ClaimReply, FieldType, StatusReply
+from transfer_queue.messages.base import DELETE_CODE
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.descriptors import NESTED, FieldType
+from transfer_queue.messages.queries import StatusReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promoted
 from transfer_queue.wire.blocks.encode import EncodedBlock

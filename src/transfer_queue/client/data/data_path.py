@@ -38,20 +38,12 @@ from transfer_queue.errors import (
     UnitLostError,
     WaitTimeoutError,
 )
-from transfer_queue.messages import (
-    NESTED,
-    AnyReply,
-    AnyRequest,
-    ClaimReply,
-    Done,
-    Lookup,
-    LookupReply,
-    NewBlock,
-    Place,
-    Publish,
-    PublishReply,
-    schema_parts,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.descriptors import NESTED, NewBlock, Place, schema_parts
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.puts import Publish, PublishReply
+from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call

@@ -17,7 +17,9 @@ from tensordict import TensorDict
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.client_context import ClientState
 from transfer_queue.errors import ConnectionLostError
-from transfer_queue.messages import NESTED, AnyReply, LookupReply, UnitInfo
+from transfer_queue.messages.descriptors import NESTED, UnitInfo
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import Call
 from transfer_queue.storage.stores.base import DevicePath, Piece
 from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed

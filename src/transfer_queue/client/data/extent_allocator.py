@@ -34,7 +34,9 @@ from pathlib import Path
 from typing import Protocol
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
-from transfer_queue.messages import AnyReply, Cancel, Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.session import NOT_MADE
 from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot

@@ -12,7 +12,9 @@ import weakref
 from collections.abc import Callable, Generator
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, Done, Renew
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Renew
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 

@@ -13,7 +13,10 @@ import numpy as np
 
 from transfer_queue.client.checkpoint.block_file import Held, runs
 from transfer_queue.errors import CheckpointError, TransferQueueError
-from transfer_queue.messages import AnyReply, Done, FetchState, ReadPieces, SendState, WriteBytes
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.checkpoints import FetchState, SendState
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session

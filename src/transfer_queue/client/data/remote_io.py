@@ -13,7 +13,10 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostError
-from transfer_queue.messages import AnyReply, Done, Keep, KeptReply, LookupReply, ReadPieces, WriteBytes
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.storage import Keep, KeptReply, ReadPieces, WriteBytes
 from transfer_queue.net.calls import Call, Outcome, answers, together
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.storage.protocols import Reserved

@@ -18,7 +18,10 @@ import torch
 
 from transfer_queue.client.checkpoint.block_file import Held, aligned
 from transfer_queue.errors import CheckpointError, UnitLostError
-from transfer_queue.messages import AnyReply, Missed, Topology, UnitInfo
+from transfer_queue.messages.descriptors import UnitInfo
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.system import Topology
+from transfer_queue.messages.unit_reports import Missed
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session

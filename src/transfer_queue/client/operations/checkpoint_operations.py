@@ -37,7 +37,8 @@ from transfer_queue.errors import (
     UnitLostError,
 )
 from transfer_queue.journal import state_file
-from transfer_queue.messages import BeginCheckpoint, CutReply, Done, EndCheckpoint, LoadState
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 

@@ -16,7 +16,9 @@ from transfer_queue.client.operations.long_waits import report
 from transfer_queue.client.operations.merge_lookups import joined
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.messages import Claim, ClaimReply, Done, Explain, Lookup, LookupReply
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.queries import Explain, Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.wire.blocks.gather import nested, table_of

@@ -13,19 +13,11 @@ from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
 from transfer_queue.client.data.data_path import Operation, Transfers
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import (
-    AnyRequest,
-    ClaimReply,
-    ClearKeys,
-    Done,
-    KeysReply,
-    ListKeys,
-    Lookup,
-    LookupReply,
-    Reserve,
-    RetrieveKeys,
-    RetrieveMeta,
-)
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.puts import ClearKeys, Reserve
+from transfer_queue.messages.queries import KeysReply, ListKeys, Lookup, LookupReply, RetrieveKeys, RetrieveMeta
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 

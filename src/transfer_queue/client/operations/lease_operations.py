@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.data_path import Operation, Transfers
-from transfer_queue.messages import Ack, Done, Nack, RankGone
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Ack, Nack, RankGone
 from transfer_queue.metadata import BatchMeta
 
 

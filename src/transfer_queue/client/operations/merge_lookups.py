@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.errors import FieldTypeError
-from transfer_queue.messages import Blocks, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.row_addressing import sense_in
 from transfer_queue.wire.buffers.block_layout import columns
 

@@ -27,35 +27,31 @@ from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sa
 from transfer_queue.errors import (
     InvalidArgumentError,
 )
-from transfer_queue.messages import (
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ClaimReply, Finish, ResetConsumption
+from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.partitions import (
+    ClearPartition,
+    CreatePartition,
+    ListPartitions,
+    Seal,
+    SetPolicyVersion,
+    Want,
+    Wanted,
+)
+from transfer_queue.messages.puts import ClearRows, Drop, Reserve
+from transfer_queue.messages.queries import (
     ChangeReply,
     CheckConsumption,
     CheckProduction,
-    ClaimReply,
-    ClearPartition,
-    ClearRows,
     ConsumptionStatus,
-    CreatePartition,
-    Done,
-    Drain,
-    Drop,
     Explain,
-    Finish,
-    ListPartitions,
-    PartitionOptions,
     ProductionStatus,
-    Reserve,
-    ResetConsumption,
-    Seal,
-    SetPolicyVersion,
     Show,
-    Status,
     StatusReply,
-    SystemStatus,
-    Want,
-    Wanted,
     Watch,
 )
+from transfer_queue.messages.system import Drain, Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 
 LEAST_WAIT = 0.001  # seconds: a fetch that may wait for none ends like one that waited, and says what is missing

@@ -23,7 +23,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
-from transfer_queue.messages import Claim
+from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown
 

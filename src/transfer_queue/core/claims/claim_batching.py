@@ -24,7 +24,7 @@ from transfer_queue.core.samplers.sampler_view import PartitionView, asked
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Queue, Waiter, Waiting, share_key
-from transfer_queue.messages import Claim, ClaimReply
+from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import dealer
 

@@ -22,7 +22,8 @@ from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenErr
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Waiter, Waiting
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, Claim, ClaimReply, Envelope
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.envelopes import AnyReply, Envelope
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

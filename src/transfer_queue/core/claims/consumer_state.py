@@ -9,7 +9,8 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages import Claim, Want, Wanted
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.partitions import Want, Wanted
 
 
 def rank_of(claim: Claim) -> int:

@@ -28,7 +28,7 @@ from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import Claim
+from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes
 
 REMAINDER = "remainder"  # the reason of what is passed over here

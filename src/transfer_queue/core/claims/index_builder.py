@@ -17,7 +17,7 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import Samplers
 from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.messages import Claim
+from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.ready_views import Key
 from transfer_queue.sampler.sampler_wrapper import ranked_keys
 

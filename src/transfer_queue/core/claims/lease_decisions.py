@@ -15,7 +15,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lease_table import Lease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages import Ack, Claim, ClaimReply, Nack, RankGone
+from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
 
 POISON = "poison"  # the reason of what was delivered too often
 NONE = np.zeros(0, "i8")

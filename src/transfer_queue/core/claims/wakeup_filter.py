@@ -11,7 +11,7 @@ from transfer_queue.core.samplers.claim_samplers import Samplers
 from transfer_queue.core.samplers.user_sampler import AnySampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Queue, ShareKey, Waiter, Waiting
-from transfer_queue.messages import Claim
+from transfer_queue.messages.claims import Claim
 
 
 class Change:

@@ -7,7 +7,8 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.messages import AnyReply, Drained, Move
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.unit_reports import Drained, Move
 from transfer_queue.sampler.remote_partition import Shown
 from transfer_queue.sampler.sampler_calls import SamplerCall
 

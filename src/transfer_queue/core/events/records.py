@@ -10,7 +10,12 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.messages import MEMORY, AnyReply, Claim, NewBlock, PartitionOptions, Publish, Reserve, Wanted, Watch
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.queries import Watch
 
 LARGEST = (1 << 63) - 1  # int that a record or reply can carry
 

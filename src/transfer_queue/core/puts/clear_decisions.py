@@ -11,7 +11,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK_BITS, ascending, indexes_in
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import Drop
+from transfer_queue.messages.puts import Drop
 
 UNBORN = "of a dropped group"
 GONE = "reserved by a client that is gone"

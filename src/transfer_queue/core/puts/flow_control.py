@@ -13,7 +13,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
-from transfer_queue.messages import SetPolicyVersion
+from transfer_queue.messages.partitions import SetPolicyVersion
 
 
 def limit(partition: Partition) -> int | None:

@@ -20,7 +20,10 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, ClearKeys, ClearPartition, ClearRows, Done, Envelope
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys, ClearRows
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

@@ -25,14 +25,10 @@ from transfer_queue.errors import (
     SealedError,
     StorageKeyNotFoundError,
 )
-from transfer_queue.messages import (
-    DELETE_CODE,
-    CreatePartition,
-    FieldSpec,
-    PartitionOptions,
-    Publish,
-    Reserve,
-)
+from transfer_queue.messages.base import DELETE_CODE
+from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
+from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.puts import Publish, Reserve
 
 NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake

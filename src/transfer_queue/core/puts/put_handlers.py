@@ -16,35 +16,20 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks, unit_registration
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import (
-    Ack,
-    AnyReply,
-    ClearKeys,
-    ClearPartition,
-    ClearRows,
-    CloseExtents,
-    CreatePartition,
-    Done,
-    Drop,
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Ack, Finish, Nack, RankGone, ResetConsumption
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.partitions import ClearPartition, CreatePartition, Seal, SetPolicyVersion, Want, Wanted
+from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, PublishReply, Reserve
+from transfer_queue.messages.system import NodeGone
+from transfer_queue.messages.unit_reports import (  # fmt: skip
     ExtentsGone,
-    Finish,
     Freed,
     Moved,
-    Nack,
-    NodeGone,
-    Publish,
-    PublishReply,
-    RankGone,
     Recalled,
     RegisterUnit,
-    Reserve,
-    ResetConsumption,
-    Seal,
-    SetPolicyVersion,
-    Want,
-    Wanted,
     WriterGone,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

@@ -21,7 +21,9 @@ from transfer_queue.core.tables.field_types import check_dims, check_kind, check
 from transfer_queue.core.tables.prepared_puts import Prepared, PreparedColumns, PreparedTypes
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
-from transfer_queue.messages import Envelope, FieldSpec, NewBlock, Publish, Reserve
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.puts import Publish, Reserve
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

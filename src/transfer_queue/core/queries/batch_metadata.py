@@ -17,32 +17,33 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import dims_parts
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import UnknownPartitionError
-from transfer_queue.messages import (
-    MEMORY,
-    AnyReply,
-    CheckConsumption,
-    CheckProduction,
-    ClaimReply,
-    ConsumptionStatus,
-    Done,
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.descriptors import MEMORY, FieldType
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.partitions import ListPartitions
+from transfer_queue.messages.progress import (
     FieldProgress,
-    FieldType,
-    ListKeys,
-    ListPartitions,
-    Lookup,
     PartitionProgress,
     PolicyProgress,
-    ProductionStatus,
-    RetrieveKeys,
-    RetrieveMeta,
     SamplerCost,
-    Show,
-    StatusReply,
-    SystemStatus,
-    TakeSnapshot,
     TaskProgress,
     UnitProgress,
 )
+from transfer_queue.messages.queries import (
+    CheckConsumption,
+    CheckProduction,
+    ConsumptionStatus,
+    ListKeys,
+    Lookup,
+    ProductionStatus,
+    RetrieveKeys,
+    RetrieveMeta,
+    Show,
+    StatusReply,
+    TakeSnapshot,
+)
+from transfer_queue.messages.system import SystemStatus
 
 
 def meta_reply(

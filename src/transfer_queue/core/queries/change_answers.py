@@ -7,7 +7,7 @@ from collections.abc import Container
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import Waiter
 from transfer_queue.core.tables import change_feed
-from transfer_queue.messages import ChangeReply, Watch
+from transfer_queue.messages.queries import ChangeReply, Watch
 
 
 def answer(state: State, watch: Watch) -> ChangeReply | None:

@@ -9,7 +9,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.change_feed import matcher
 from transfer_queue.core.tables.row_table import CHUNK_BITS
-from transfer_queue.messages import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.queries import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
 
 PAGE_KEYS = 2048  # of an answer: about two milliseconds
 SCANNED_ROWS = 16384  # that are looked at for it

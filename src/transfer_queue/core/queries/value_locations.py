@@ -11,7 +11,9 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages import NESTED, SEPARATOR, AnyReply, Blocks, Lookup, LookupReply, Placement, parents
+from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, Placement, parents
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.queries import Lookup, LookupReply
 
 # of a field's rows: their block numbers (i8), and where in these blocks they are (i4)
 Places = tuple[np.ndarray, np.ndarray]

@@ -31,20 +31,12 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import Waiting
 from transfer_queue.errors import DeadlockError
-from transfer_queue.messages import (
-    AnyRequest,
-    Claim,
-    ClearKeys,
-    ClearRows,
-    Drop,
-    Publish,
-    Reserve,
-    ResetConsumption,
-    SetPolicyVersion,
-    SpaceShort,
-    Wanted,
-    Watch,
-)
+from transfer_queue.messages.claims import Claim, ResetConsumption
+from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.partitions import SetPolicyVersion, Wanted
+from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Reserve
+from transfer_queue.messages.queries import Watch
+from transfer_queue.messages.unit_reports import SpaceShort
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

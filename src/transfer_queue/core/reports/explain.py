@@ -13,7 +13,8 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.group_table import Group
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import Claim, Explain
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.queries import Explain
 
 NEAREST = 3  # rows that a timeout explains
 WAITS_FOR = ", which waits for "  # of a group

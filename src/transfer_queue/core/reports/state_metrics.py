@@ -15,7 +15,7 @@ import numpy as np
 from transfer_queue.core.events import records as r
 from transfer_queue.core.queries.batch_metadata import progress, stored, tier_of
 from transfer_queue.core.tables.block_table import BlockChunk, sums
-from transfer_queue.messages import PartitionProgress, TaskProgress
+from transfer_queue.messages.progress import PartitionProgress, TaskProgress
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded
 
 if TYPE_CHECKING:

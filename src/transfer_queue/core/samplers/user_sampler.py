@@ -16,7 +16,7 @@ from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.sampler_view import PartitionView
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import SamplerError
-from transfer_queue.messages import Claim
+from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.sampler_calls import (
     SLACK,

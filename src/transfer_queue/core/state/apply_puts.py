@@ -17,7 +17,7 @@ from transfer_queue.core.tables.field_types import Field, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, Loss
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
 from transfer_queue.core.tables.wide_columns import MANY_FIELDS, WideColumns
-from transfer_queue.messages import NewBlock
+from transfer_queue.messages.descriptors import NewBlock
 
 
 def arrive(partition: Partition, put: RowsPut) -> None:

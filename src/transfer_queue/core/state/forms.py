@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.tables.row_table import CHUNK
-from transfer_queue.messages import FieldSpec, PartitionOptions, UnitInfo
+from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions, UnitInfo
 
 MOST = 1 << 62  # what a number of the state is below, so that sums of two are numbers of 64 bits, too
 

@@ -28,7 +28,8 @@ from transfer_queue.core.tables.row_refcounts import Holds
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
 from transfer_queue.core.tables.skipped_rows import PassedRows
 from transfer_queue.core.tables.wide_columns import MANY_FIELDS
-from transfer_queue.messages import DELETE_CODE, FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages.base import DELETE_CODE
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
 
 MAX_READY_SETS = 64
 

@@ -25,7 +25,7 @@ from transfer_queue.core.state.validation import BrokenInvariant
 from transfer_queue.core.tables.block_table import CHUNK_BITS, PLACE, BlockTable
 from transfer_queue.core.tables.extent_records import Extent
 from transfer_queue.errors import CheckpointError
-from transfer_queue.messages import PartitionOptions, UnitInfo
+from transfer_queue.messages.descriptors import PartitionOptions, UnitInfo
 
 
 def saved(state: State) -> dict[str, Any]:

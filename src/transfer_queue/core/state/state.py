@@ -16,7 +16,8 @@ from transfer_queue.core.state.wait_queues import Waiting, WaitingRoom
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.tables.lease_table import Lease
 from transfer_queue.core.tables.lost_values import Loss, holding
-from transfer_queue.messages import DISK, MOVER, AnyReply, Place, UnitInfo
+from transfer_queue.messages.descriptors import DISK, MOVER, Place, UnitInfo
+from transfer_queue.messages.envelopes import AnyReply
 
 if TYPE_CHECKING:
     from transfer_queue.core.state.partition import Partition

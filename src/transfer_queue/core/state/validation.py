@@ -28,7 +28,7 @@ from transfer_queue.core.tables.field_types import MIXED_RANK, Field, dims_parts
 from transfer_queue.core.tables.lease_table import Counts
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CLAIMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import NESTED
+from transfer_queue.messages.descriptors import NESTED
 
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them each second for eight years
 

@@ -14,7 +14,10 @@ import msgspec
 
 from transfer_queue.core.tables.change_feed import begins
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages import Claim, Publish, Reserve, Wanted, Watch
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.queries import Watch
 
 MAX_WAITING = 4096  # requests of one client that wait at a time
 MAX_WAITING_BYTES = 64 << 20  # of them together, as messages; one that is larger may wait alone

@@ -20,7 +20,7 @@ from transfer_queue.core.columns.schema import joined, parted
 from transfer_queue.core.tables.extent_records import Extent, PublishedExtents
 from transfer_queue.core.tables.field_types import with_schema
 from transfer_queue.core.tables.prepared_puts import Prepared
-from transfer_queue.messages import Blocks, FieldSpec, NewBlock, Place
+from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock, Place
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS

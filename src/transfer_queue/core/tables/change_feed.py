@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
-from transfer_queue.messages import ChangeReply, Watch
+from transfer_queue.messages.queries import ChangeReply, Watch
 
 if TYPE_CHECKING:
     from transfer_queue.core.state.partition import Partition

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
-from transfer_queue.messages import NESTED, UNREADABLE, FieldSpec, FieldType, NewBlock, fields_of_part
+from transfer_queue.messages.base import UNREADABLE
+from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
 
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 

@@ -12,7 +12,7 @@ import numpy as np
 from transfer_queue.core.tables.field_types import Field
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.core.tables.wide_columns import WideColumns
-from transfer_queue.messages import FieldSpec, NewBlock
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 
 
 class Prepared:

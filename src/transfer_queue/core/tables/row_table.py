@@ -17,7 +17,7 @@ import numpy as np
 
 from transfer_queue.core.tables.wide_columns import Columns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.sampler.numeric_tags import number, numbers_of
 
 CHUNK_BITS = 12

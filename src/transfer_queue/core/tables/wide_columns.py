@@ -7,7 +7,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec
 
 MANY_FIELDS = 64
 """Of one block, whose columns are made together."""

@@ -15,7 +15,8 @@ from transfer_queue.core.tables.block_table import MOST_PLACES, places_of
 from transfer_queue.core.tables.extent_records import MOST_BYTES, MOST_EXTENTS
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
-from transfer_queue.messages import Move, Moved, NewBlock, Place
+from transfer_queue.messages.descriptors import NewBlock, Place
+from transfer_queue.messages.unit_reports import Move, Moved
 
 
 def check_places(state: State, writer: str, block: NewBlock) -> None:

@@ -29,7 +29,8 @@ from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, batches, blocks_message
 from transfer_queue.core.units.location_checks import are_apart, check_moved, close_new
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
-from transfer_queue.messages import DISK, MEMORY, Blocks, Drained, Move, Moved, NewBlock, Place, Repack
+from transfer_queue.messages.descriptors import DISK, MEMORY, Blocks, NewBlock, Place
+from transfer_queue.messages.unit_reports import Drained, Move, Moved, Repack
 
 SPARE = 16 << 20
 """Leased bytes that are never worth a move."""

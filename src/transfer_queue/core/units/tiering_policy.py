@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import BlockTable
-from transfer_queue.messages import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY
 
 Place = tuple[int, int]  # unit, extent
 

@@ -8,7 +8,10 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import MEMORY, AnyReply, Done, Drain, Envelope, Failure
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.descriptors import MEMORY
+from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.system import Drain
 
 if TYPE_CHECKING:
     from transfer_queue.core.controller import Controller

@@ -19,7 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import AnyReply, Cancel, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.admission import Admission
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool

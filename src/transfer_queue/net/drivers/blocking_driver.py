@@ -12,7 +12,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import AnyReply, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.session import Attempts, Session, outcome
 

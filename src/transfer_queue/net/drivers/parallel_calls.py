@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import ProtocolError, TransferQueueError
-from transfer_queue.messages import AnyReply, Done
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.blocking_driver import until_answered
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool
 from transfer_queue.net.drivers.reply_reader import Incoming

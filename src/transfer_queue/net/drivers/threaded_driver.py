@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Union, cast
 
-from transfer_queue.messages import AnyReply
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.asyncio_driver import exchange
 from transfer_queue.net.session import Session
 

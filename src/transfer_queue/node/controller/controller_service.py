@@ -29,13 +29,14 @@ from transfer_queue.core.queries.batch_metadata import QUERIES
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
 from transfer_queue.core.state.restore import release
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import (
-    Done,
-    Envelope,
-    Explain,
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.checkpoints import FetchState, SendState
+from transfer_queue.messages.claims import Renew
+from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.system import Status, Topology, UseSampler
+from transfer_queue.messages.unit_reports import (  # fmt: skip
     ExtentsGone,
-    Failure,
-    FetchState,
     Free,
     Freed,
     Measured,
@@ -43,14 +44,9 @@ from transfer_queue.messages import (
     Recalled,
     Refuse,
     RegisterUnit,
-    Renew,
-    SendState,
     SpaceShort,
-    Status,
-    Topology,
-    UseSampler,
     WriterGone,
-)  # fmt: skip
+)
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import UNREADABLE, Answer, AnyReply, AnyRequest, Envelope, Failure
+from transfer_queue.messages.base import UNREADABLE, Failure
+from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
 from transfer_queue.metrics.timing import Load
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue.errors import InvalidArgumentError, SamplerError
-from transfer_queue.messages import UNREADABLE
+from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.samplers.sampler_loading import INLINE, AnyMade, SamplerLoading
 from transfer_queue.node.system.paths import no_link
 from transfer_queue.node.system.sampler_transfer import PickledSampler

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError, by_name
-from transfer_queue.messages import UNREADABLE
+from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.samplers.sampler_process import (

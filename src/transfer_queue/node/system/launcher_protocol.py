@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import StartError
-from transfer_queue.messages import UNREADABLE
+from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 
 MAX_MESSAGE = 1 << 30  # bytes; a pickled sampler may be large

@@ -32,7 +32,7 @@ import msgspec
 
 from transfer_queue.config import environment
 from transfer_queue.errors import AttachError, StartError
-from transfer_queue.messages import PROTOCOL_VERSION, UNREADABLE
+from transfer_queue.messages.base import PROTOCOL_VERSION, UNREADABLE
 from transfer_queue.net.drivers.connection import MAX_PATH
 
 DEFAULT_NAME = "default"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import Done, ReadPieces
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.storage import ReadPieces
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.node.system.paths import host_and_port

@@ -14,25 +14,22 @@ from functools import partial
 import numpy as np
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import (
-    UNREADABLE,
-    AnyRequest,
-    Done,
+from transfer_queue.messages.base import UNREADABLE, Done, Failure
+from transfer_queue.messages.envelopes import AnyRequest, Envelope
+from transfer_queue.messages.storage import Lease
+from transfer_queue.messages.unit_reports import (
     Drained,
-    Envelope,
-    Failure,
     Free,
     Freed,
-    Lease,
     Measure,
     Measured,
     Move,
     Moved,
     Refuse,
     RegisterUnit,
-    UnitMeasures,
+    UnitMeasures,  # fmt: skip
     WriterGone,
-)  # fmt: skip
+)
 from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
-from transfer_queue.messages import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
 from transfer_queue.storage.protocols import Bytes, Memory

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import Move, Moved, NewBlock
+from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.messages.unit_reports import Move, Moved
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, Extent
 from transfer_queue.wire.blocks.repack import Repacked, repacked

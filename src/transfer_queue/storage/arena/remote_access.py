@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
-from transfer_queue.messages import ReadPieces, WriteBytes
+from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, Extent
 from transfer_queue.wire.buffers.copies import gather_pieces

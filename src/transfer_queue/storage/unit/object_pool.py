@@ -26,7 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
-from transfer_queue.messages import STORE, Move, Moved, ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.messages.descriptors import STORE
+from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.messages.unit_reports import Move, Moved
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import GRANULE, Extent, Leased
 from transfer_queue.storage.protocols import Bytes

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import Keep, KeptReply
+from transfer_queue.messages.storage import Keep, KeptReply
 from transfer_queue.storage.arena.extent_table import Extent
 from transfer_queue.storage.unit.extent_pool import Room
 from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch

@@ -37,29 +37,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
-from transfer_queue.messages import (
-    MOVER,
-    AnyRequest,
-    Cancel,
-    Done,
-    ExtentsGone,
-    Failure,
-    Freed,
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.descriptors import MOVER
+from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.storage import (
     Keep,
     Lease,
     LeaseReply,
-    Missed,
-    Move,
-    Moved,
     OpenSlot,
     ReadPieces,
     Return,
     SlotReply,
-    SpaceShort,
     UnitStatus,
     WriteBytes,
-    WriterGone,
 )
+from transfer_queue.messages.unit_reports import ExtentsGone, Freed, Missed, Move, Moved, SpaceShort, WriterGone
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import Extent
 from transfer_queue.storage.arena.writer_locks import Offer, Slots

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
-from transfer_queue.messages import (
-    DISK,
-    AnyReply,
-    ExtentsGone,
-    Failure,
-    Freed,
-    Measured,
-    Moved,
-    Recalled,
-    SpaceShort,
-    UnitStatusReply,
-    WriterGone,
-)
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.descriptors import DISK
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.storage import UnitStatusReply
+from transfer_queue.messages.unit_reports import ExtentsGone, Freed, Measured, Moved, Recalled, SpaceShort, WriterGone
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import Blocks, FieldSpec, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, fits, of_dtype
 from transfer_queue.wire.buffers.block_layout import MIXED_RANK, columns
 

@@ -26,7 +26,7 @@ from tensordict import (
 )
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
-from transfer_queue.messages import NESTED, SEPARATOR, FieldSpec
+from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldSpec
 from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, aligned
 from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copy_all

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
-from transfer_queue.messages import NESTED, SEPARATOR, FieldType, LookupReply, parents
+from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import Run, runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
 from transfer_queue.wire.blocks.remote_ranges import HERE

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import LookupReply
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.row_addressing import Memory, located
 from transfer_queue.wire.buffers.copies import U8
 

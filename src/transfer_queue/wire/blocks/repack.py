@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer_queue.messages import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.buffers.block_layout import MIXED_RANK, ColumnLayout, aligned, columns
 
 I8 = NDArray[np.int64]

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError
-from transfer_queue.messages import FieldSpec, FieldType, LookupReply, Placement
+from transfer_queue.messages.descriptors import FieldSpec, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.buffers.block_layout import MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
 from transfer_queue.wire.buffers.copies import U8, Copies, gather_pieces
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages import NESTED, FieldSpec
+from transfer_queue.messages.descriptors import NESTED, FieldSpec
 
 ALIGNMENT = 64
 MIXED_RANK = -1

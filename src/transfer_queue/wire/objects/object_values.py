@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import ProtocolError, UncarriableValueError
-from transfer_queue.messages import DELETE_CODE
+from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.wire.objects.object_decoder import decode_object
 from transfer_queue.wire.objects.object_encoder import MAX_DEPTH, Ext, Refusal, encode_parts
 

@@ -1,11 +1,20 @@
-"""What a client or the controller may ask a storage unit, and what units tell the controller."""
+"""Messages between storage units and the controller: registration, moves, measurements."""
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import AnyUnit, Bytes, ExtentNumber, Message, Natural, Seconds, Small, Unit
+from transfer_queue.messages.base import (
+    Bytes,
+    ExtentNumber,
+    Finite,
+    Message,
+    Natural,
+    Request,
+    Small,
+    Unit,
+)
 from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
-from transfer_queue.messages.measures import ServerMeasures, UnitMeasures
-from transfer_queue.messages.requests import Request
+from transfer_queue.messages.progress import Timing
+from transfer_queue.messages.storage import UnitStatusReply
 
 
 class RegisterUnit(Request, frozen=True):
@@ -106,83 +115,6 @@ class SpaceShort(Request, frozen=True):
     freed: Natural
 
 
-class Lease(Request, frozen=True):
-    """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
-
-    want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
-    unit: the number of the unit that is meant, -1 for whichever answers; the same of the requests below.
-    """
-
-    slot: Small
-    nbytes: Bytes
-    want: Bytes
-    wait: Seconds | None = None
-    unit: AnyUnit = -1
-
-
-class OpenSlot(Request, frozen=True):
-    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.arena.writer_locks`).
-
-    remote: it is on another node, and has the unit write for it (`WriteBytes`). Its slot has no lock: it is over with
-    the last of the writer's connections. writer: its client id then, a slash, and what tells its slots one after the
-    other apart.
-    """
-
-    writer: str
-    unit: AnyUnit = -1
-    remote: bool = False
-
-
-class WriteBytes(Request, frozen=True):
-    """The payload goes to this offset of the arena, within an extent that is leased to the slot of a remote writer."""
-
-    slot: Small
-    extent: ExtentNumber
-    offset: Bytes
-    unit: Unit
-
-
-class Return(Request, frozen=True):
-    """Gives back extents in which nothing was published."""
-
-    slot: Small
-    extents: list[ExtentNumber]
-    unit: AnyUnit = -1
-
-
-class UnitStatus(Request, frozen=True):
-    """Bytes held, leased and free in the arena."""
-
-
-class Keep(Request, frozen=True):
-    """A reader on the unit's node is about to read these blocks of units elsewhere; all columns i8, of equal length.
-
-    units, offsets, generations, nbytes: of each block. remotes: unit -> "host:port". The reply, `KeptReply`, says which
-    of them the unit has copies of; it may come after these were fetched.
-    """
-
-    units: bytes
-    offsets: bytes
-    generations: bytes
-    nbytes: bytes
-    remotes: dict[Unit, str]
-
-
-class ReadPieces(Request, frozen=True):
-    """Wants bytes of the arena, for a reader that cannot map it. The reply's payload has them one after the other.
-
-    starts, lengths: i8, of the pieces, in any order. offsets, generations: i8, of the blocks that they lie in; where
-    the arena has other generations there the reply is `Done(False)`, without payload, else `Done(True)`. A reader asks
-    for that once more, without pieces, after the bytes have come.
-    """
-
-    unit: Unit
-    starts: bytes
-    lengths: bytes
-    offsets: bytes
-    generations: bytes
-
-
 class Free(Request, frozen=True):
     """Controller to unit: nothing lives in these extents any more."""
 
@@ -236,3 +168,38 @@ class Measured(Request, frozen=True):
     unit: Unit
     server: ServerMeasures
     storage: UnitMeasures
+
+
+class ServerMeasures(Message, frozen=True):
+    """One server's process and its loop.
+
+    requests: type -> time in the loop. waits: of what could not be answered at once, until it was. failures: name of
+    an error -> answers with it. rejected: reason -> connections, or messages, that were not served. longest: kind of
+    event -> the longest of late (`metrics.timing.Longest`). connections: open now; accepted: so far. cpu, resident:
+    of the process; started: when it was, since the epoch.
+    """
+
+    requests: list[Timing]
+    waits: list[Timing]
+    failures: dict[str, Natural]
+    rejected: dict[str, Natural]
+    longest: dict[str, Finite]
+    connections: Natural
+    accepted: Natural
+    cpu: Finite
+    resident: Natural
+    started: Finite
+
+
+class UnitMeasures(Message, frozen=True):
+    """One storage unit.
+
+    waiting: leases that wait for space, and for how long the longest has. counters: of the unit, by name.
+    """
+
+    space: UnitStatusReply
+    extents: Natural
+    waiting: Natural
+    longest_wait: Finite
+    draining: bool
+    counters: dict[str, Finite] = {}
