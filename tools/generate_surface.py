@@ -39,7 +39,7 @@ from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, Data
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.sample_operations import Operations, Readiness
-from transfer_queue.messages import SystemStatus
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 T = TypeVar("T")

@@ -849,7 +849,7 @@ WRITER = """
 import json, sys
 from pathlib import Path
 from transfer_queue.net.calls import Call
-from transfer_queue.messages import Lease, OpenSlot
+from transfer_queue.messages.storage import Lease, OpenSlot
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.launcher import find
