@@ -1,4 +1,4 @@
-"""How far everything is: what `SystemStatus` is made of."""
+"""The progress of partitions, tasks and storage units, of which `SystemStatus` consists."""
 
 from __future__ import annotations
 
@@ -6,103 +6,126 @@ from transfer_queue.messages.base import Finite, Message, Natural
 
 
 class FieldProgress(Message, frozen=True):
-    """A field of a partition: how many live rows have it, its type in words, and how many rows have had it so far.
-
-    lost: live rows whose value was lost with its storage, and not put again.
-    """
+    """The progress of one field of a partition."""
 
     name: str
+    """The name of the field."""
     produced: int
+    """The number of live rows that have the field."""
     type: str
+    """The type of the field, for people."""
     produced_ever: int = 0
+    """The number of rows that have had the field so far."""
     lost: int = 0
+    """The number of live rows whose value was lost with its storage unit and not put again."""
 
 
 class TaskProgress(Message, frozen=True):
-    """A task of a partition: live rows consumed, claims waiting and for how long the longest has.
-
-    consumed_ever: rows consumed so far, those cleared since included; rows consumed anew count anew.
-    claimed: live rows that were given under a lease and wait for an ack.
-    """
+    """The progress of one task of a partition."""
 
     name: str
+    """The name of the task."""
     consumed: int
+    """The number of live rows that the task has consumed."""
     waiting: int
+    """The number of claims that wait."""
     longest_wait: float
+    """The time in seconds for which the oldest of these claims has waited."""
     consumed_ever: int = 0
+    """The number of rows consumed so far, including those cleared since. A row that is consumed again counts again."""
     claimed: int = 0
+    """The number of live rows that are claimed under a lease."""
 
 
 class PolicyProgress(Message, frozen=True):
-    """Admission to a partition: the policy's version, rows taken in, and how many may be by now (None: any)."""
+    """The flow control of a partition by policy version."""
 
     version: int
+    """The policy version."""
     admitted: int
+    """The number of rows accepted so far."""
     limit: int | None
+    """The number of rows that may be accepted at this version; None for no limit."""
 
 
 class PartitionProgress(Message, frozen=True):
-    """One partition as `tq status` shows it.
-
-    dropped: reason -> samples. freed: rows cleared because the tasks of `free_when` have finished them.
-    wanted: task -> (groups wanted, groups missing). waiting_puts: puts and reservations that wait.
-    passed: task -> reason -> samples passed over, which the task was not dealt and never will be.
-    nbytes: of the values, each counted once; stored: tier -> bytes there, every copy counted.
-    """
+    """One partition, as `tq status` shows it."""
 
     name: str
+    """The name of the partition."""
     rows: int
+    """The number of live rows."""
     reserved: int
+    """The number of pre-allocated rows that no sample has taken yet."""
     sealed: bool
+    """True if the partition is sealed."""
     group_size: int | None
+    """The number of samples of each declared group; None if it is not declared."""
     nbytes: int
+    """The number of bytes of the values, each counted once."""
     fields: list[FieldProgress]
+    """The progress of each field."""
     tasks: list[TaskProgress]
+    """The progress of each task."""
     orphaned_groups: int = 0
+    """The number of groups that can never be complete."""
     dropped: dict[str, int] = {}
+    """Reason -> number of samples dropped."""
     freed: int = 0
+    """The number of rows that were cleared because the tasks of `free_when` have finished them."""
     policy: PolicyProgress | None = None
+    """The flow control by policy version; None if the partition has none."""
     wanted: dict[str, tuple[int, int]] = {}
+    """Task -> (groups wanted, groups missing)."""
     waiting_puts: int = 0
+    """The number of puts and reservations that wait."""
     passed: dict[str, dict[str, int]] = {}
+    """Task -> reason -> number of skipped rows, which the task will never be dealt."""
     stored: dict[str, int] = {}
+    """Tier -> number of bytes there, every replica counted."""
 
 
 class UnitProgress(Message, frozen=True):
-    """A storage unit. tier: see `UnitInfo.told_tier`. drained: everything is being moved off it.
-
-    Bytes: capacity (0: not known), leased (of extents that hold needed values, as the controller knows it).
-    """
+    """A storage unit."""
 
     unit: int
+    """The number of the unit."""
     tier: str
+    """Where its blocks lie: memory, disk or an external store."""
     capacity: int
+    """The capacity in bytes; 0 if it is not known."""
     leased: int
+    """The number of bytes in extents that contain needed values."""
     drained: bool = False
+    """True if everything is being moved off the unit."""
 
 
 class SamplerCost(Message, frozen=True):
-    """A user's sampler: the number of its calls, their time in seconds, and the restarts of its process.
+    """The cost of a user's sampler.
 
-    A sampler in its own process holds up only the claims that use it; one in the controller's process holds up all
-    clients.
+    A sampler in its own process delays only the claims that use it; one in the controller's process delays all clients.
     """
 
     name: str
+    """The name of the sampler."""
     asked: int
+    """The number of its calls."""
     seconds: float
+    """The total time of these calls in seconds."""
     longest: float
+    """The time of the longest call in seconds."""
     restarts: int = 0
+    """The number of restarts of its process."""
 
 
 class Timing(Message, frozen=True):
-    """How long something took, each time: a histogram over the bounds of `metrics.timing`. seconds: all together.
-
-    name: the type of a request. task: of those that belong to one. counts: of each bucket; the last is for those
-    beyond all bounds.
-    """
+    """A histogram of durations, over the bounds of `metrics.timing`."""
 
     name: str
+    """The type of the request."""
     counts: list[Natural]
+    """The number of durations in each bucket; the last bucket has those beyond all bounds."""
     seconds: Finite
+    """The sum of the durations in seconds."""
     task: str = ""
+    """The task, for requests that belong to one; "" for others."""

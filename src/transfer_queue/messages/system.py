@@ -55,17 +55,25 @@ class TopologyReply(Reply, frozen=True):
 
 
 class SystemStatus(Reply, frozen=True):
-    """All partitions, counters of the controller, and what users' samplers cost it.
+    """The state of a whole system: partitions, storage units, and the load of the controller.
 
-    trouble: why what changes anything waits at the moment; "" where it does not. units: the storage units.
-    requests: how long each type of them took in the controller's loop. longest: the longest event there of late, what
-    it was and its seconds.
+    Example:
+        >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+        >>> [(each.name, each.rows) for each in client.status().partitions]
+        [('train_0', 1)]
     """
 
     partitions: list[PartitionProgress]
+    """The progress of each partition."""
     counters: dict[str, float]
+    """The counters of the controller, by name."""
     samplers: list[SamplerCost] = []
+    """The cost of users' samplers."""
     trouble: str = ""
+    """Why mutations are blocked; "" if they are not."""
     units: list[UnitProgress] = []
+    """The storage units."""
     requests: list[Timing] = []
+    """How long each type of request took in the controller's loop."""
     longest: tuple[str, float] = ("", 0.0)
+    """The longest recent event in the controller's loop, and its time in seconds."""
