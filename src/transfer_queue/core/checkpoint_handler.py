@@ -46,7 +46,7 @@ class SamplerForm(msgspec.Struct, forbid_unknown_fields=True):
 class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
     """The content of a checkpoint's state file.
 
-    time: of the save, on the clock of then. origin: see `_origin`. state: see `core.state.forms`.
+    time: of the save, on the clock of then. origin: see `_origin`. state: see `core.columns.schema`.
     """
 
     format: int

@@ -175,5 +175,6 @@ def test_interned_values_are_those_that_were_added(steps: list[tuple[bool, bytes
         assert [table[number] for number, _ in held] == [value for _, value in held]
         assert len({number for number, _ in held}) == len({value for _, value in held})
     again: Interned[bytes] = Interned()
-    again.restore(table.saved(), [value or b"" for value in table.values])
+    again.restore(table.saved())
+    again.set_values([value or b"" for value in table.values])
     assert (again.number, again.values) == (table.number, table.values)

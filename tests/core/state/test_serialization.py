@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.core.columns import schema
-from transfer_queue.core.columns.schema import PIECE, packed_texts, unpacked_texts
+from transfer_queue.core.columns.schema import PIECE, BrokenInvariant, packed_texts, unpacked_texts
 from transfer_queue.core.state import serialization, validation
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.validation import BrokenInvariant
 from transfer_queue.core.tables.row_table import CHUNK, Chunk
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.puts import ClearRows, Publish
@@ -145,12 +144,13 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
     h.put(count, keys=[f"k{n}" for n in range(count)])
     partition = h.state.partitions["p"]
     before = dict(partition.keys)
-    saved = partition.saved()
+    tree = serialization.saved(h.state)
+    saved = tree["partitions"]["p"]
     assert [len(piece) for piece in unpacked_texts(saved["keys"])] == [PIECE, PIECE, 1]
     older = [text for piece in unpacked_texts(saved["keys"]) for text in piece]  # as older releases saved them
     for keys in (saved["keys"], older):
-        partition._restore_keys(keys, np.array(saved["keyed"]))
-        assert list(partition.keys.items()) == list(before.items())
+        saved["keys"] = keys
+        assert list(serialization.restored(tree).partitions["p"].keys.items()) == list(before.items())
 
 
 @given(st.lists(st.text(max_size=3)), st.integers(1, 4))

@@ -9,7 +9,8 @@ import pytest
 from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core.claims.lease_deadlines import LEAST, Deadlines
-from transfer_queue.core.state import invariants, validation
+from transfer_queue.core.columns import schema
+from transfer_queue.core.state import invariants
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Ack, Cancel, ClaimReply, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
@@ -560,11 +561,11 @@ def test_the_invariants_see_what_is_wrong(h: Harness) -> None:
     for rows, words in (([0], "under no lease"), ([0, 1, 2], "not claimed")):
         h.put(1)
         kept, lease.rows = lease.rows, np.array(rows, "i8")
-        with pytest.raises(validation.BrokenInvariant, match=words):
+        with pytest.raises(schema.BrokenInvariant, match=words):
             invariants.check(h.state)
         lease.rows = kept
     partition.claimed["t"] += 1
-    with pytest.raises(validation.BrokenInvariant, match="miscounts what it claimed"):
+    with pytest.raises(schema.BrokenInvariant, match="miscounts what it claimed"):
         invariants.check(h.state)
     partition.claimed["t"] -= 1
     assert h.ask(Ack("p", reply.token, column([0, 1]))).value

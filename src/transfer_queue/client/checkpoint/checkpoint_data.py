@@ -19,7 +19,7 @@ import numpy as np
 from transfer_queue.client.checkpoint.block_file import BlockFile, Held, aligned, write_blocks
 from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, Entry, write_manifest
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
-from transfer_queue.core.state.forms import MOST
+from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.serialization import Columns
 from transfer_queue.core.tables.block_table import PLACE
 from transfer_queue.errors import CheckpointError, TransferQueueError

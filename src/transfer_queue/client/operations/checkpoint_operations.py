@@ -24,7 +24,7 @@ from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
 from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
 from transfer_queue.config.validators import Boolean
-from transfer_queue.core.state.forms import MOST
+from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.serialization import needed, relocate, saved, trusted
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import PLACE, BlockTable

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-import numpy as np
+import msgspec
+
+from transfer_queue.core.columns.schema import Column, Persisted, numbers
 
 T = TypeVar("T", bound=Hashable)
 
 
-class Interned(Generic[T]):
+class Interned(Persisted, Generic[T]):
     """Equal values stored once, counted, under small numbers that are used again when free."""
 
+    uses: list[int] = numbers()
+    spare: list[int] = numbers()
+
     def __init__(self) -> None:
+        super().__init__()
         self.number: dict[T, int] = {}
         self.values: list[T | None] = []
-        self.uses: list[int] = []
-        self.spare: list[int] = []
 
     def add(self, value: T) -> int:
         """The number of this value, used once more."""
@@ -46,13 +50,37 @@ class Interned(Generic[T]):
         assert value is not None
         return value
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. The owner, which knows their type, saves the values."""
-        return {"uses": np.array(self.uses, "i8"), "spare": np.array(self.spare, "i8")}
-
-    def restore(self, saved: Any, values: list[T]) -> None:
-        """See `core.state.serialization`. values: anything where a number is unused."""
-        self.uses = saved["uses"].tolist()
-        self.spare = saved["spare"].tolist()
+    def set_values(self, values: list[T]) -> None:
+        """Sets the values by number, after the counts were restored; anything where a number is unused."""
         self.values = [value if uses else None for value, uses in zip(values, self.uses, strict=True)]
         self.number = {value: at for at, value in enumerate(self.values) if value is not None}
+
+
+class _Interning(Column):
+    """An `Interned`, whose values are a part of the tree beside it."""
+
+    def __init__(self, values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
+        super().__init__(form, Interned, save=save, load=load)
+        self._values_key = values_key
+
+    def forms(self) -> list[tuple[str, Any, Any]]:
+        """See `Column`."""
+        return [(self.key, Interned.form(), msgspec.NODEFAULT), (self._values_key, self.form, msgspec.NODEFAULT)]
+
+    def save(self, table: Any, tree: dict[str, Any]) -> None:
+        """See `Column`."""
+        interned: Interned[Any] = getattr(table, self.name)
+        tree[self.key] = interned.saved()
+        tree[self._values_key] = self.encoded(interned.values)
+
+    def load(self, table: Any, loaded: Any) -> None:
+        """See `Column`."""
+        interned: Interned[Any] = Interned()
+        interned.load(getattr(loaded, self.key))
+        interned.set_values(self.decoded(getattr(loaded, self._values_key)))
+        setattr(table, self.name, interned)
+
+
+def interned(values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
+    """A column that is an `Interned`. save: returns the part of the tree of its values; load: returns the values."""
+    return _Interning(values_key, form, save, load)

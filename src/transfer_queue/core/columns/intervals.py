@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import Any
+
+from transfer_queue.core.columns.schema import Persisted, list_of
 
 
-class Intervals:
+class Intervals(Persisted, array_like=True):
     """Integers as sorted, disjoint, non-adjacent closed intervals."""
 
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
+    starts: list[int] = list_of(int)
+    ends: list[int] = list_of(int)
 
     def __contains__(self, value: int) -> bool:
         at = bisect_right(self.starts, value) - 1
@@ -64,14 +64,6 @@ class Intervals:
         del self.starts[:gone], self.ends[:gone]
         if self.starts and self.starts[0] <= value:
             self.starts[0] = value + 1
-
-    def saved(self) -> list[list[int]]:
-        """Plain values that `restore` takes back; so in every part of the state."""
-        return [self.starts, self.ends]
-
-    def restore(self, saved: Any) -> None:
-        """Takes in what `saved` gave, on a fresh one; so in every part of the state."""
-        self.starts, self.ends = list(saved[0]), list(saved[1])
 
     def state(self) -> list[tuple[int, int]]:
         """The intervals, for comparison after replay."""

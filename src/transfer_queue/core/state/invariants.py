@@ -10,12 +10,12 @@ from collections import Counter
 
 import numpy as np
 
+from transfer_queue.core.columns.schema import require
 from transfer_queue.core.ready.rankings import Bits, Ranking
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state import validation
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.validation import require
 from transfer_queue.core.state.wait_queues import Queue, ShareKey, Waiter, Watches, share_key
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
 from transfer_queue.sampler.numeric_tags import number as number_of

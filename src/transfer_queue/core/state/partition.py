@@ -7,12 +7,27 @@ everything else only reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.schema import packed_texts, unpacked_texts
+from transfer_queue.core.columns.schema import (
+    PIECE,
+    Column,
+    Count,
+    Persisted,
+    column,
+    counter,
+    map_of,
+    numbers,
+    numbers_of_texts,
+    part,
+    parts_of,
+    scalar,
+    value_of,
+)
 from transfer_queue.core.ready.deferred_updates import Fields, Unseen
 from transfer_queue.core.ready.ready_sets import Ready, ReadySet
 from transfer_queue.core.tables.block_table import BlockTable
@@ -36,7 +51,24 @@ MAX_READY_SETS = 64
 ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
 
 
-class Partition:
+class _FurtherDtypes(Column):
+    """The further dtypes of fields, which are saved apart from the fields because older releases had none."""
+
+    def save(self, table: Partition, tree: dict[str, Any]) -> None:
+        """See `Column`."""
+        tree[self.key] = {name: list(field.others) for name, field in table.fields.items() if field.others}
+
+    def load(self, table: Partition, loaded: Any) -> None:
+        """See `Column`."""
+        for name, others in loaded.dtypes.items():
+            table.fields[name].others = tuple(others)
+
+    def comparable(self, table: Partition) -> Any:
+        """See `Column`."""
+        return {name: list(field.others) for name, field in table.fields.items() if field.others}
+
+
+class Partition(Persisted):
     """keys: key -> position, in order of creation. fields: by name. dealt: task -> its dealt batches.
 
     passed: rows that tasks passed over.
@@ -55,9 +87,35 @@ class Partition:
     gained: tasks for which rows became ready in one of these sets, since the controller last looked.
     admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
     births: when rows came. holds: who holds which rows. drops, wants: see there. freed: rows cleared by `free_when`.
-
-    What is added here is saved, too (`saved`, `restore`).
     """
+
+    options: PartitionOptions = value_of(PartitionOptions, None, msgspec.to_builtins, lambda options: options)
+    number: int = counter()
+    nbytes: int = counter()
+    seals: int = counter()
+    rows: Rows = part(Rows)
+    changes: Changes = part(Changes)
+    losses: Losses = part(Losses)
+    groups: Groups = part(Groups)
+    admitted: int = scalar(int, 0)
+    policy_version: int = scalar(int, 0)
+    owners: dict[str, int] = map_of(str, Count)
+    births: Births = part(Births)
+    holds: Holds = part(Holds)
+    drops: Drops = part(Drops)
+    wants: Wants = part(Wants)
+    freed: int = counter()
+    fields: dict[str, Field] = parts_of(str, Field, Field)
+    dtypes: Any = column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
+    keys: dict[str, int] = numbers_of_texts("keys", "keyed")
+    waiting: list[int] = numbers()
+    tasks: dict[str, int] = map_of(str, Count)
+    claimed: dict[str, int] = map_of(str, Count)
+    leases: Leases = part(Leases)
+    consumed_ever: dict[str, int] = map_of(str, Count)
+    dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
+    passed: PassedRows = part(PassedRows)
+    version: int = counter()
 
     def __init__(
         self,
@@ -68,38 +126,25 @@ class Partition:
         epoch: int = 0,
         number: int = 0,
     ) -> None:
+        super().__init__()
         self.name = name
         self.number = number
         self.epoch = epoch
         self.awaited = awaited
         self.blocks = blocks
-        self.nbytes = 0
         self.options = options
-        self.seals = 0
         self.rows = Rows()
         self.changes = Changes(self.rows)
         self.losses = Losses(self.rows)
         self.groups = Groups(self.rows, options.group_size)
-        self.admitted = 0
-        self.policy_version = 0
-        self.owners: dict[str, int] = {}
         self.births = Births(options.keep_seconds)
         self.holds = Holds(self.rows, options.free_when, options.replicas)
         self.drops = Drops()
         self.wants = Wants()
-        self.freed = 0
-        self.fields: dict[str, Field] = {}
-        self.keys: dict[str, int] = {}
-        self.waiting: list[int] = []
-        self.tasks: dict[str, int] = {}
-        self.claimed: dict[str, int] = {}
         self.leases = Leases(self.rows)
-        self.consumed_ever: dict[str, int] = {}
-        self.dealt: dict[str, DealtBatches] = {}
         self.passed = PassedRows(self.rows)
         self.ready: dict[ReadyKey, ReadySet] = {}
         self.unseen = Unseen(self.rows, self.groups)
-        self.version = 0
         self.gained: set[str] = set()
         self.learnt: BlockShape | None = None
         self.typed = 0
@@ -529,76 +574,15 @@ class Partition:
         if self.sealed:
             self.changes.sealed = self.version
 
-    # ------------------------------------------------------------ saving
+    # ------------------------------------------------------------ restoring
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`.
-
-        Not saved: ready sets, what is `awaited` or `unseen`, `gained`, `learnt`, `typed` and blocks.
-        """
-        return {
-            "options": msgspec.to_builtins(self.options),
-            "number": self.number,
-            "nbytes": self.nbytes,
-            "seals": self.seals,
-            "rows": self.rows.saved(),
-            "changes": self.changes.saved(),
-            "losses": self.losses.saved(),
-            "groups": self.groups.saved(),
-            "admitted": self.admitted,
-            "policy_version": self.policy_version,
-            "owners": self.owners,
-            "births": self.births.saved(),
-            "holds": self.holds.saved(),
-            "drops": self.drops.saved(),
-            "wants": self.wants.saved(),
-            "freed": self.freed,
-            "fields": {name: field.saved() for name, field in self.fields.items()},
-            "dtypes": {name: list(field.others) for name, field in self.fields.items() if field.others},
-            "keys": packed_texts(list(self.keys)),
-            "keyed": np.fromiter(self.keys.values(), "i8", len(self.keys)),
-            "waiting": np.array(self.waiting, "i8"),
-            "tasks": self.tasks,
-            "claimed": self.claimed,
-            "leases": self.leases.saved(),
-            "consumed_ever": self.consumed_ever,
-            "dealt": {task: dealt.saved() for task, dealt in self.dealt.items()},
-            "passed": self.passed.saved(),
-            "version": self.version,
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`. The partition was made with the saved options."""
-        for name in ("number", "nbytes", "seals", "admitted", "policy_version", "freed", "version"):
-            setattr(self, name, saved[name])
-        for name in ("rows", "changes", "losses", "groups", "births", "holds", "drops", "wants", "passed", "leases"):
-            getattr(self, name).restore(saved[name])
-        for name in ("owners", "tasks", "claimed", "consumed_ever"):
-            setattr(self, name, dict(saved[name]))
-        for name, field in saved["fields"].items():
-            self.fields[name] = Field(name)
-            self.fields[name].restore(field)
-        for name, others in saved.get("dtypes", {}).items():
-            self.fields[name].others = tuple(others)
-        for task, dealt in saved["dealt"].items():
-            self.dealt[task] = DealtBatches()
-            self.dealt[task].restore(dealt)
-        self.waiting = saved["waiting"].tolist()
-        self._restore_keys(saved["keys"], saved["keyed"])
-
-    def _restore_keys(self, saved: Any, positions: np.ndarray) -> None:
-        """Piece by piece, so that other threads run in between."""
-        self.keys = {}
+    def restored(self) -> None:
+        """Gives the keys to their rows, piece by piece, so that other threads run in between."""
+        positions = np.fromiter(self.keys.values(), "i8", len(self.keys))
         names = np.empty(len(positions), object)
-        done = 0
-        for keys in unpacked_texts(saved):
-            first, done = done, done + len(keys)
-            self.keys.update(zip(keys, positions[first:done].tolist(), strict=True))
-            names[first:done] = keys
-        if done != len(positions):
-            raise ValueError(f"{done} keys, for {len(positions)} rows")
-        if len(self.keys) != done:
-            raise ValueError(f"{done} keys, of which {len(self.keys)} are distinct")
+        keys = iter(self.keys)
+        for first in range(0, len(names), PIECE):
+            names[first : first + PIECE] = list(islice(keys, PIECE))
         for _, chunk, at, where in self.rows.split(positions):
             column = np.full(chunk.capacity, None, object)
             column[at] = names[where]

@@ -14,38 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from transfer_queue.core.state import forms
+from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state.invariants import check_loaded
-from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import Kept, State
-from transfer_queue.core.state.validation import BrokenInvariant
+from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS, PLACE, BlockTable
 from transfer_queue.core.tables.extent_records import Extent
 from transfer_queue.errors import CheckpointError
-from transfer_queue.messages.descriptors import PartitionOptions, UnitInfo
 
 
 def saved(state: State) -> dict[str, Any]:
     """The state as plain values and arrays."""
-    return {
-        "next_index": state.next_index,
-        "next_block": state.next_block,
-        "epoch": state.epoch,
-        "next_token": state.next_token,
-        "changes": state.changes,
-        "blocks": state.blocks.saved(),
-        "partitions": {name: partition.saved() for name, partition in state.partitions.items()},
-        "clients": {client: kept.saved() for client, kept in state.clients.items()},
-        "fenced": list(state.fenced),
-        "draining": sorted(state.draining),
-        "origins": state.origins,
-        "units": msgspec.to_builtins(list(state.units.values())),
-        "lost_units": state.lost_units,
-        "losses": state.losses,
-    }
+    tree: dict[str, Any] = state.saved()
+    return tree
 
 
 def saved_sound(state: State) -> dict[str, Any]:
@@ -74,8 +56,10 @@ def restored(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()
     state = State(capacity)
     state.watched = list(watched)
     try:
-        forms.check(tree)
-        _restore(state, tree)
+        state.restore(tree)
+        for partition in state.partitions.values():
+            for tag in state.watched:
+                partition.rows.watch(tag)
     except Exception as error:  # whatever a tree leads to: it is the tree's fault
         raise CheckpointError(
             f"what was saved is no state that this release knows ({type(error).__name__}: {error}); nothing was "
@@ -98,32 +82,6 @@ def trusted(tree: Any, capacity: int | None = None, watched: Iterable[str] = ())
             f"what was saved is no state that a system can have had: {words}; nothing was changed. Load another one."
         ) from error
     return state
-
-
-def _restore(state: State, tree: Any) -> None:
-    state.next_index = tree["next_index"]
-    state.next_block = tree["next_block"]
-    state.epoch = tree["epoch"]
-    state.next_token = tree["next_token"]
-    state.changes = tree["changes"]
-    state.blocks.restore(tree["blocks"])
-    for name, partition in tree["partitions"].items():
-        options = msgspec.convert(partition["options"], PartitionOptions)
-        made = Partition(name, options, state.blocks, state.waiting.awaited, state.epoch)
-        state.enter(made)
-        made.restore(partition)
-        for tag in state.watched:
-            made.rows.watch(tag)
-    for client, kept in tree["clients"].items():
-        state.clients[client] = Kept()
-        state.clients[client].restore(kept)
-    state.fenced = dict.fromkeys(tree["fenced"])
-    state.lost_units = dict(tree["lost_units"])
-    state.losses = tree["losses"]
-    state.draining = set(tree["draining"])
-    state.origins = dict(tree["origins"])
-    for unit in msgspec.convert(tree["units"], list[UnitInfo]):
-        state.enter_unit(unit)
 
 
 Columns = dict[str, np.ndarray]

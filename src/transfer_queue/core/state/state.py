@@ -9,6 +9,19 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.schema import (
+    Column,
+    Count,
+    Persisted,
+    column,
+    counter,
+    map_of,
+    part,
+    parts_of,
+    scalar,
+    set_of,
+    value_of,
+)
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state import apply_leases, apply_puts
 from transfer_queue.core.state.partition import Partition
@@ -31,19 +44,20 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_replies = msgspec.msgpack.Decoder(dict[int, AnyReply]).decode
 
 
-class Kept:
+class Kept(Persisted, array_like=True):
     """Replies of one client, kept for retries. acknowledged: up to here it needs none again.
 
     finished: of the sequences above `acknowledged`, those that it needs no reply to either. An old request that
     comes late, out of a connection given up, is known by these two; else it would have its effect twice.
     """
 
-    __slots__ = ("acknowledged", "finished", "replies")
+    acknowledged: int = scalar(int, 0)
+    finished: Intervals = part(Intervals)
+    replies: dict[int, AnyReply] = value_of(bytes, dict, _encode, _decode_replies)
 
     def __init__(self) -> None:
-        self.acknowledged = 0
+        super().__init__()
         self.finished = Intervals()
-        self.replies: dict[int, AnyReply] = {}
 
     def over(self, sequence: int) -> bool:
         """Whether the client waits for this reply no more."""
@@ -71,18 +85,40 @@ class Kept:
             for sequence in [s for s in self.replies if first <= s <= last]:
                 del self.replies[sequence]
 
-    def saved(self) -> list[Any]:
-        """See `core.state.serialization`."""
-        return [self.acknowledged, self.finished.saved(), _encode(self.replies)]
 
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.acknowledged = saved[0]
-        self.finished.restore(saved[1])
-        self.replies = _decode_replies(saved[2])
+class _Partitions(Column):
+    """The partitions by name, which need the options to be made, and the state to enter them."""
+
+    def forms(self) -> list[tuple[str, Any, Any]]:
+        """See `Column`."""
+        return [(self.key, dict[str, Partition.form()], self.missing)]  # type: ignore[misc]
+
+    def save(self, table: State, tree: dict[str, Any]) -> None:
+        """See `Column`."""
+        tree[self.key] = {name: partition.saved() for name, partition in table.partitions.items()}
+
+    def load(self, table: State, loaded: Any) -> None:
+        """See `Column`."""
+        for name, partition in loaded.partitions.items():
+            made = Partition(name, partition.options, table.blocks, table.waiting.awaited, table.epoch)
+            table.enter(made)
+            made.load(partition)
 
 
-class State:
+class _Units(Column):
+    """The units by number, saved as a list."""
+
+    def save(self, table: State, tree: dict[str, Any]) -> None:
+        """See `Column`."""
+        tree[self.key] = msgspec.to_builtins(list(table.units.values()))
+
+    def load(self, table: State, loaded: Any) -> None:
+        """See `Column`."""
+        for unit in loaded.units:
+            table.enter_unit(unit)
+
+
+class State(Persisted):
     """The state of the controller.
 
     partitions: by name, in order of creation. next_index: the next global index, next_block: block number, next_token:
@@ -101,32 +137,33 @@ class State:
     (configuration, not replayed). prepared: a `StateLoaded` record that is about to be applied, what was saved with its
     state, and the state itself, if it was built already (the same). watched: tags that partitions keep as columns from
     their beginning, for samplers (the same).
-
-    What is added here is saved, too (`core.state.serialization`).
     """
 
+    next_index: int = counter()
+    next_block: int = counter(1)
+    epoch: int = counter()
+    next_token: int = counter(1)
+    changes: int = counter()
+    blocks: BlockTable = part(BlockTable)
+    partitions: dict[str, Partition] = column(_Partitions(Partition, dict))
+    clients: dict[str, Kept] = parts_of(str, Kept)
+    fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
+    draining: set[int] = set_of(Count)
+    origins: dict[str, int] = map_of(str, Count)
+    units: dict[int, UnitInfo] = column(_Units(list[UnitInfo], dict))
+    lost_units: dict[int, str] = map_of(Count, str)
+    losses: int = counter()
+
     def __init__(self, capacity: int | None = None) -> None:
+        super().__init__()
         self.capacity = capacity
         self.watched: list[str] = []
         self.prepared: tuple[r.StateLoaded, dict[str, Any], State] | None = None
-        self.partitions: dict[str, Partition] = {}
         self.aging: dict[str, Partition] = {}
         self.counted = RowCount()
-        self.next_index = 0
-        self.next_block = 1
-        self.epoch = 0
-        self.next_token = 1
-        self.changes = 0
         self.blocks = BlockTable()
         self.waiting = WaitingRoom()
-        self.clients: dict[str, Kept] = {}
-        self.fenced: dict[str, None] = {}
-        self.units: dict[int, UnitInfo] = {}
         self.disks: set[int] = set()
-        self.lost_units: dict[int, str] = {}
-        self.losses = 0
-        self.draining: set[int] = set()
-        self.origins: dict[str, int] = {}
 
     @property
     def row_count(self) -> int:

@@ -16,8 +16,8 @@ import numpy as np
 
 from transfer_queue.core.columns.intern_table import Interned
 from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
 from transfer_queue.core.puts.put_decisions import check_options
-from transfer_queue.core.state.forms import MOST
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK as BLOCK_CHUNK
@@ -33,16 +33,6 @@ from transfer_queue.messages.descriptors import NESTED
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them each second for eight years
 
 _decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
-
-
-class BrokenInvariant(AssertionError):
-    """The state contradicts itself; the message says where."""
-
-
-def require(fine: object, words: str) -> None:
-    """Raises BrokenInvariant where something is not as it has to be."""
-    if not fine:
-        raise BrokenInvariant(words)
 
 
 def check(state: State) -> None:

@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.intern_table import Interned
-from transfer_queue.core.columns.schema import joined, parted
-from transfer_queue.core.tables.extent_records import Extent, PublishedExtents
+from transfer_queue.core.columns.intern_table import Interned, interned
+from transfer_queue.core.columns.schema import (
+    Count,
+    JoinedBytes,
+    Persisted,
+    columns_of,
+    counter,
+    joined,
+    parted,
+    parts_of,
+    scalar,
+)
+from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import with_schema
 from transfer_queue.core.tables.prepared_puts import Prepared
 from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock, Place
@@ -77,19 +87,23 @@ def _place(columns: dict[str, np.ndarray], at: int) -> Place:
     return Place(unit, extent, offset, generation)
 
 
-class BlockChunk:
+OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
+
+
+class BlockChunk(Persisted):
     """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
 
     second: the same of second places, extent 0 where there is none; empty until a block has one.
     """
 
-    __slots__ = ("alive", "capacity", "columns", "second")
+    alive: int = scalar(OfChunk, 0)
+    capacity: int = scalar(OfChunk, 16)
+    columns: dict[str, np.ndarray] = columns_of(_FIELDS, optional=False)
+    second: dict[str, np.ndarray] = columns_of([each for each in _FIELDS if each[0] in PLACE], optional=True)
 
     def __init__(self) -> None:
-        self.alive = 0
-        self.capacity = 16
+        super().__init__()
         self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in their order
-        self.second: dict[str, np.ndarray] = {}
 
     def grow(self, at: int) -> None:
         """Room for this block, too."""
@@ -121,17 +135,6 @@ class BlockChunk:
             found.append(_place(self.second, at))
         return found
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {"alive": self.alive, "capacity": self.capacity, "columns": self.columns, "second": self.second}
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.alive = saved["alive"]
-        self.capacity = saved["capacity"]
-        self.columns = {name: saved["columns"][name] for name, _ in _FIELDS}
-        self.second = dict(saved["second"])
-
 
 def places_of(block: NewBlock) -> list[Place]:
     """All places of a block as its writer publishes it."""
@@ -146,12 +149,23 @@ class BlockTable(PublishedExtents):
     stored: number of a partition -> unit -> bytes of its blocks there, each place counted; may be 0 (derived).
     """
 
+    chunks: dict[int, BlockChunk] = parts_of(Count, BlockChunk)
+    schemas: Interned[tuple[FieldSpec, ...]] = interned(
+        "schema_values",
+        list[list[FieldSpec] | None],
+        save=msgspec.to_builtins,
+        load=lambda values: [tuple(value or ()) for value in values],
+    )
+    dims: Interned[bytes] = interned(
+        "dims_values",
+        JoinedBytes,
+        save=lambda values: joined(np.frombuffer(value or b"", "u1") for value in values),
+        load=lambda values: [value.tobytes() for value in parted(values)],
+    )
+    live_bytes: int = counter()
+
     def __init__(self) -> None:
         super().__init__()
-        self.chunks: dict[int, BlockChunk] = {}
-        self.schemas: Interned[tuple[FieldSpec, ...]] = Interned()
-        self.dims: Interned[bytes] = Interned()
-        self.live_bytes = 0
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self.prepared: Prepared | None = None
         """Prepared parts of the block that is put next, if it is a wide one. Not part of the state."""
@@ -443,36 +457,13 @@ class BlockTable(PublishedExtents):
                 number = (key << CHUNK_BITS) + at
                 yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {
-            "chunks": {key: chunk.saved() for key, chunk in self.chunks.items()},
-            "schemas": self.schemas.saved(),
-            "schema_values": msgspec.to_builtins(self.schemas.values),
-            "dims": self.dims.saved(),
-            "dims_values": joined([np.frombuffer(value or b"", "u1") for value in self.dims.values]),
-            "extents": [(*place, e.writer, e.length, e.blocks, e.closed) for place, e in self.extents.items()],
-            "freed": list(self.freed),
-            "live_bytes": self.live_bytes,
-            "leased": self.leased,
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        for key, chunk in saved["chunks"].items():
-            self.chunks[key] = BlockChunk()
-            self.chunks[key].restore(chunk)
-        schemas = [tuple(msgspec.convert(value or (), list[FieldSpec])) for value in saved["schema_values"]]
-        self.schemas.restore(saved["schemas"], schemas)
-        self.dims.restore(saved["dims"], [value.tobytes() for value in parted(saved["dims_values"])])
-        for unit, number, writer, length, blocks, closed in saved["extents"]:
-            extent = self.extents[unit, number] = Extent(writer, length)
-            extent.blocks, extent.closed = blocks, closed
-            self.leased_in[unit] = self.leased_in.get(unit, 0) + length
+    def restored(self) -> None:
+        """Counts and measures what follows from the blocks and extents."""
+        self.leased_in = {}
+        for (unit, _), extent in self.extents.items():
+            self.leased_in[unit] = self.leased_in.get(unit, 0) + extent.length
         self.count_stored()
         self._measure_extents()
-        self.freed = dict.fromkeys(map(tuple, saved["freed"]))
-        self.live_bytes, self.leased = saved["live_bytes"], saved["leased"]
 
     def count_stored(self) -> None:
         """Counts anew what each partition has in each unit."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
 from transfer_queue.messages.queries import ChangeReply, Watch
 
@@ -57,7 +58,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-class Changes:
+class Changes(Persisted):
     """When the rows of a partition last changed, and which were cleared.
 
     newest: chunk number -> the newest version in `Chunk.changed` (or one that was there), the most recent last.
@@ -65,14 +66,16 @@ class Changes:
     to be found here for sure. made, sealed: the versions at which the partition was (0: it is not).
     """
 
+    newest: dict[int, int] = map_of(Count, Count)
+    cleared: deque[Cleared] = deque_of(Count, bytes, list[str | None] | None)
+    forgotten: int = counter()
+    made: int = counter()
+    sealed: int = counter()
+
     def __init__(self, rows: Rows) -> None:
+        super().__init__()
         self.rows = rows
-        self.newest: dict[int, int] = {}
-        self.cleared: deque[Cleared] = deque()
         self.count = 0
-        self.forgotten = 0
-        self.made = 0
-        self.sealed = 0
 
     def mark(self, version: int, positions: np.ndarray) -> None:
         """These rows changed."""
@@ -129,27 +132,9 @@ class Changes:
             found.append(entry)
         return found[::-1]
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`.
-
-        The versions of rows are saved with their chunks, and `count` follows from the clears.
-        """
-        return {
-            "newest": self.newest,
-            "cleared": list(self.cleared),
-            "forgotten": self.forgotten,
-            "made": self.made,
-            "sealed": self.sealed,
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.newest = dict(saved["newest"])
-        self.cleared = deque((version, indexes, keys) for version, indexes, keys in saved["cleared"])
+    def restored(self) -> None:
+        """Counts the cleared rows."""
         self.count = sum(len(indexes) // 8 for _, indexes, _ in self.cleared)
-        self.forgotten = saved["forgotten"]
-        self.made = saved["made"]
-        self.sealed = saved["sealed"]
 
     def state(self, positions: np.ndarray) -> dict[str, object]:
         """For comparison after replay."""

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.intervals import Intervals
-from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.columns.schema import (
+    Count,
+    Persisted,
+    counter,
+    map_of,
+    part,
+    parts_of,
+    rows_of,
+    set_of,
+)
 
 
-class DealtBatch:
+class DealtBatch(msgspec.Struct, eq=False):
     """rows: global indexes in the order dealt. live: how many of them are not cleared."""
 
-    __slots__ = ("batch_index", "batch_size", "dp_rank", "live", "rows")
-
-    def __init__(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> None:
-        self.dp_rank = dp_rank
-        self.batch_index = batch_index
-        self.batch_size = batch_size
-        self.rows = rows
-        self.live = len(rows)
+    number: Count
+    dp_rank: int
+    batch_index: int
+    batch_size: int
+    live: Count
+    rows: np.ndarray
 
 
-class DealtBatches:
+class DealtBatches(Persisted):
     """by_key: (dp_rank, batch_index) -> number. batches: number -> batch, until its rows are cleared.
 
     issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live; counts: how many these are;
@@ -32,16 +39,19 @@ class DealtBatches:
     left: ranks that were declared gone, and were dealt nothing since.
     """
 
+    batches: dict[int, DealtBatch] = rows_of(DealtBatch, key="batches", array="rows", by="number")
+    issued: dict[int, Intervals] = parts_of(int, Intervals)
+    counts: dict[int, int] = map_of(int, Count)
+    sizes: dict[int, int] = map_of(int, int)
+    rounds: Intervals = part(Intervals)
+    round_count: int = counter()
+    left: set[int] = set_of(int)
+    next_number: int = counter(1)
+
     def __init__(self) -> None:
-        self.by_key: dict[tuple[int, int], int] = {}
-        self.batches: dict[int, DealtBatch] = {}
-        self.issued: dict[int, Intervals] = {}
-        self.counts: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
+        super().__init__()
         self.rounds = Intervals()
-        self.round_count = 0
-        self.left: set[int] = set()
-        self.next_number = 1
+        self.by_key: dict[tuple[int, int], int] = {}
 
     def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
         """Keeps a batch; gives its number."""
@@ -56,7 +66,7 @@ class DealtBatches:
             self.rounds.add(batch_index)
         if len(rows):
             self.by_key[dp_rank, batch_index] = number
-            self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
+            self.batches[number] = DealtBatch(number, dp_rank, batch_index, batch_size, len(rows), rows)
         return number
 
     def find(self, dp_rank: int, batch_index: int) -> DealtBatch | None:
@@ -85,36 +95,9 @@ class DealtBatches:
             del self.batches[number]
             del self.by_key[batch.dp_rank, batch.batch_index]
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. by_key follows from the batches."""
-        return {
-            "batches": [(n, b.dp_rank, b.batch_index, b.batch_size, b.live) for n, b in self.batches.items()],
-            "rows": joined([batch.rows for batch in self.batches.values()]),
-            "issued": {dp_rank: issued.saved() for dp_rank, issued in self.issued.items()},
-            "counts": self.counts,
-            "sizes": self.sizes,
-            "rounds": self.rounds.saved(),
-            "round_count": self.round_count,
-            "left": sorted(self.left),
-            "next_number": self.next_number,
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        for entry, rows in zip(saved["batches"], parted(saved["rows"]), strict=True):
-            number, dp_rank, batch_index, batch_size, live = entry
-            batch = self.batches[number] = DealtBatch(dp_rank, batch_index, batch_size, rows)
-            batch.live = live
-            self.by_key[dp_rank, batch_index] = number
-        for dp_rank, issued in saved["issued"].items():
-            self.issued[dp_rank] = Intervals()
-            self.issued[dp_rank].restore(issued)
-        self.counts = dict(saved["counts"])
-        self.sizes = dict(saved["sizes"])
-        self.rounds.restore(saved["rounds"])
-        self.round_count = saved["round_count"]
-        self.left = set(saved["left"])
-        self.next_number = saved["next_number"]
+    def restored(self) -> None:
+        """Makes `by_key`, which follows from the batches."""
+        self.by_key = {(batch.dp_rank, batch.batch_index): number for number, batch in self.batches.items()}
 
     def state(self) -> dict[str, object]:
         """For comparison after replay."""

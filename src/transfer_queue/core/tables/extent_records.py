@@ -12,6 +12,8 @@ from itertools import chain
 
 import numpy as np
 
+from transfer_queue.core.columns.schema import Count, Persisted, counter, keyed, value_of
+
 MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
 MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
 _ALIGNMENT = 64  # of blocks in an extent: no block fits into a smaller gap between two others
@@ -135,7 +137,20 @@ class Extent:
         self.gaps[at : at + 1] = [gap for gap in ((first, start), (end, last)) if gap[1] - gap[0] >= _ALIGNMENT]
 
 
-class PublishedExtents:
+def _listed(extents: dict[tuple[int, int], Extent]) -> list[tuple[int, int, str, int, int, bool]]:
+    return [(*place, e.writer, e.length, e.blocks, e.closed) for place, e in extents.items()]
+
+
+def _extents(entries: list[tuple[int, int, str, int, int, bool]]) -> dict[tuple[int, int], Extent]:
+    extents = []
+    for unit, number, writer, length, blocks, closed in entries:
+        extent = Extent(writer, length)
+        extent.blocks, extent.closed = blocks, closed
+        extents.append(((unit, number), extent))
+    return keyed(extents)
+
+
+class PublishedExtents(Persisted):
     """The leased extents in which blocks were published.
 
     freed: extents that are not needed any more, until their units have reported that they are free. untold: those of
@@ -145,11 +160,15 @@ class PublishedExtents:
     changes: grows when values or extents are removed; for `core.units.migration_planner`, not part of the state.
     """
 
+    extents: dict[tuple[int, int], Extent] = value_of(
+        list[tuple[Count, Count, str, Count, Count, bool]], dict, _listed, _extents
+    )
+    freed: dict[tuple[int, int], None] = value_of(list[tuple[int, int]], dict, list, dict.fromkeys)
+    leased: int = counter()
+
     def __init__(self) -> None:
-        self.extents: dict[tuple[int, int], Extent] = {}
-        self.freed: dict[tuple[int, int], None] = {}
+        super().__init__()
         self.untold: dict[tuple[int, int], None] = {}
-        self.leased = 0
         self.leased_in: dict[int, int] = {}
         self.spans: defaultdict[int, Spans] = defaultdict(Spans)
         self.changes = 0

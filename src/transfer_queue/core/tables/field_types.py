@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from transfer_queue.core.columns.schema import Count, Persisted, counter, scalar
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
@@ -28,29 +29,33 @@ def promotes(one: str, other: str) -> bool:
     return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
 
 
-class Field:
+class Field(Persisted, array_like=True):
     """live: rows that have a value. ever: rows that have got one so far. The rest is forgotten when live falls to 0.
 
     dtype: of the first value. others: further dtypes that values have had since, in order of appearance.
     shape: row shape of the first value. differs: bit d set once rows differed in dimension d.
     """
 
-    __slots__ = ("differs", "dtype", "ever", "kind", "live", "mixed_rank", "name", "ndim", "others", "shape")
+    live: int = counter()
+    ever: int = counter()
+    kind: str = scalar(str, "")
+    dtype: str = scalar(str, "")
+    ndim: int = scalar(int, 0)
+    shape: tuple[int, ...] = scalar(tuple[Count, ...], ())
+    differs: int = scalar(Annotated[int, msgspec.Meta(ge=0)], 0)
+    mixed_rank: bool = scalar(bool, False)
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
-        self.live = 0
-        self.ever = 0
-        self.forget()
+        self.others: tuple[str, ...] = ()
+        """Saved by the partition."""
 
     def forget(self) -> None:
         """No live row carries the field."""
-        self.kind = ""
-        self.dtype = ""
-        self.others: tuple[str, ...] = ()
-        self.ndim = 0
-        self.shape: tuple[int, ...] = ()
-        self.differs = 0
+        self.kind = self.dtype = ""
+        self.others = self.shape = ()
+        self.ndim = self.differs = 0
         self.mixed_rank = False
 
     def check(self, spec: FieldSpec) -> None:
@@ -127,15 +132,6 @@ class Field:
             return "a nested TensorDict"
         shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
         return f"{'|'.join((self.dtype, *self.others))}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
-
-    def saved(self) -> tuple[Any, ...]:
-        """See `core.state.serialization`; `others` is saved apart from it, as older releases had none."""
-        return (self.live, self.ever, self.kind, self.dtype, self.ndim, self.shape, self.differs, self.mixed_rank)
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.live, self.ever, self.kind, self.dtype, self.ndim, shape, self.differs, self.mixed_rank = saved
-        self.shape = tuple(shape)
 
 
 _REMEDY = {  # by the kind of what is put

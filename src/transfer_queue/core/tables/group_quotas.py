@@ -6,15 +6,14 @@ how many groups are missing and make as many. What one of them has taken upon it
 
 from __future__ import annotations
 
-from typing import Any
+from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_tuples
 
 
-class Wants:
+class Wants(Persisted):
     """groups: task -> how many are wanted. promised: (task, client) -> rows of new groups still to come from it."""
 
-    def __init__(self) -> None:
-        self.groups: dict[str, int] = {}
-        self.promised: dict[tuple[str, str], int] = {}
+    groups: dict[str, int] = map_of(str, Count)
+    promised: dict[tuple[str, str], int] = map_of_tuples((str, str), Count)
 
     def want(self, task: str, groups: int) -> None:
         """A task wants so many groups; 0: none any more."""
@@ -40,15 +39,6 @@ class Wants:
     def promised_rows(self, task: str) -> int:
         """Rows that producers have promised a task."""
         return sum(rows for (name, _), rows in self.promised.items() if name == task)
-
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {"groups": self.groups, "promised": [[*key, rows] for key, rows in self.promised.items()]}
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.groups = dict(saved["groups"])
-        self.promised = {(task, client): rows for task, client, rows in saved["promised"]}
 
     def state(self) -> object:
         """For comparison after replay."""

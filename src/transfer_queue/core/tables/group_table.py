@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.columns.schema import (
+    I8,
+    Count,
+    Joined,
+    Persisted,
+    counter,
+    joined,
+    keyed,
+    map_of,
+    parted,
+    several,
+)
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Rows
 
 
@@ -28,7 +39,27 @@ class Group:
         self.cleared = 0
 
 
-class Groups:
+def _group_columns(declared: dict[int, Group]) -> tuple[Any, ...]:
+    groups = declared.values()
+    return (
+        [group.name for group in groups],
+        np.array([group.number for group in groups], "i8"),
+        np.array([group.cleared for group in groups], "i8"),
+        joined([np.array(group.members, "i8") for group in groups]),
+    )
+
+
+def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members: Joined) -> dict[int, Group]:
+    groups = []
+    for name, number, gone, its in zip(names, numbers.tolist(), cleared.tolist(), parted(members), strict=True):
+        group = Group(name, number)
+        group.members = its.tolist()
+        group.cleared = gone
+        groups.append((number, group))
+    return keyed(groups)
+
+
+class Groups(Persisted):
     """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
 
     broken: declared groups of which a member was cleared and another lives. largest: the most members that any declared
@@ -36,41 +67,27 @@ class Groups:
     unborn: id of a dropped group -> members that are still to come, which are dropped when they do.
     """
 
+    declared: dict[int, Group] = several(
+        {"names": list[str], "numbers": I8, "cleared": I8, "members": Joined}, dict, _group_columns, _groups
+    )
+    next_number: int = counter()
+    unborn: dict[str, int] = map_of(str, Count)
+    largest: int = counter(missing=0)
+
     def __init__(self, rows: Rows, size: int | None) -> None:
+        super().__init__()
         self.rows = rows
         self.size = size
-        self.declared: dict[int, Group] = {}
         self.by_name: dict[str, Group] = {}
-        self.next_number = 0
         self.broken = 0
-        self.largest = 0
-        self.unborn: dict[str, int] = {}
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. by_name and `broken` follow from the declared groups."""
-        groups = self.declared.values()
-        return {
-            "names": [group.name for group in groups],
-            "numbers": np.array([group.number for group in groups], "i8"),
-            "cleared": np.array([group.cleared for group in groups], "i8"),
-            "members": joined([np.array(group.members, "i8") for group in groups]),
-            "next_number": self.next_number,
-            "unborn": self.unborn,
-            "largest": self.largest,
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        columns = (saved["names"], saved["numbers"].tolist(), saved["cleared"].tolist(), parted(saved["members"]))
-        for name, number, cleared, members in zip(*columns, strict=True):
-            group = self.declared[number] = self.by_name[name] = Group(name, number)
-            group.members = members.tolist()
-            group.cleared = cleared
-            self.broken += cleared > 0
-        self.next_number = saved["next_number"]
-        self.unborn = dict(saved["unborn"])
-        known = max((len(group.members) for group in self.declared.values()), default=0)
-        self.largest = max(known, saved.get("largest", 0))  # older states do not have it
+    def restored(self) -> None:
+        """Makes what follows from the declared groups. States of older releases do not contain `largest`."""
+        self.by_name = {}
+        for name, group in ((group.name, group) for group in self.declared.values()):
+            self.by_name[name] = group
+            self.broken += group.cleared > 0
+            self.largest = max(self.largest, len(group.members))
 
     @property
     def explicit(self) -> bool:

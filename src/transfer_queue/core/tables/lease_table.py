@@ -10,23 +10,25 @@ state.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.columns.schema import Count, Persisted, part, per_chunk, per_task, rows_of
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Rows
 
 BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index
 MOST = int(np.iinfo("u2").max)
 
 
-class Counts:
+class Counts(Persisted, bare=True):
     """A small number for each (task, row), 0 for most: columns of u2 for the chunks in which any is not."""
 
+    _columns: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
+
     def __init__(self, rows: Rows) -> None:
+        super().__init__()
         self._rows = rows
-        self._columns: dict[str, dict[int, np.ndarray]] = {}
 
     def of(self, task: str, positions: np.ndarray) -> np.ndarray:
         """i8 [rows]; 0 where a position is -1."""
@@ -74,14 +76,6 @@ class Counts:
             for key, column in columns.items():
                 yield task, key, column
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return self._columns
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self._columns = {task: dict(columns) for task, columns in saved.items()}
-
     def state(self) -> dict[str, object]:
         """For comparison after replay."""
         return {
@@ -95,7 +89,7 @@ class Counts:
         }
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """What one claim was given for `seconds` at a time.
 
     client: who claimed. rows: global indexes that are neither acknowledged nor given back, ascending. batch: the key
@@ -103,37 +97,28 @@ class Lease:
     row consumed. unit: the samples of a group that is acknowledged whole; 0 where rows are acknowledged one by one.
     """
 
-    __slots__ = ("batch", "client", "replicas", "rows", "seconds", "task", "token", "unit")
-
-    def __init__(
-        self,
-        token: int,
-        task: str,
-        client: str,
-        rows: np.ndarray,
-        seconds: float,
-        batch: BatchKey | None,
-        replicas: int,
-        unit: int,
-    ) -> None:
-        self.token = token
-        self.task = task
-        self.client = client
-        self.rows = rows
-        self.seconds = seconds
-        self.batch = batch
-        self.replicas = replicas
-        self.unit = unit
+    token: Count
+    task: str
+    client: str
+    rows: np.ndarray
+    seconds: float
+    batch: BatchKey | None
+    replicas: Count
+    unit: Count
 
 
-class Leases:
+class Leases(Persisted):
     """by_token: those that are in force. delivered: (task, row) -> deliveries that ended without an ack.
 
     acked: (task, row) -> acks so far of a row that waits for more of them.
     """
 
+    by_token: dict[int, Lease] = rows_of(Lease, key="leases", array="rows", by="token")
+    delivered: Counts = part(Counts)
+    acked: Counts = part(Counts)
+
     def __init__(self, rows: Rows) -> None:
-        self.by_token: dict[int, Lease] = {}
+        super().__init__()
         self.delivered = Counts(rows)
         self.acked = Counts(rows)
         self._rows = rows
@@ -193,26 +178,11 @@ class Leases:
         self.delivered.cleared(key, at)
         self.acked.cleared(key, at)
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {
-            "leases": [
-                (lease.token, lease.task, lease.client, lease.seconds, lease.batch, lease.replicas, lease.unit)
-                for lease in self.by_token.values()
-            ],
-            "rows": joined([lease.rows for lease in self.by_token.values()]),
-            "delivered": self.delivered.saved(),
-            "acked": self.acked.saved(),
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        for entry, rows in zip(saved["leases"], parted(saved["rows"]), strict=True):
-            token, task, client, seconds, batch, replicas, unit = entry
-            key = None if batch is None else (batch[0], batch[1], batch[2])
-            self.add(Lease(token, task, client, rows, seconds, key, replicas, unit))
-        self.delivered.restore(saved["delivered"])
-        self.acked.restore(saved["acked"])
+    def restored(self) -> None:
+        """Makes the lists of leases by batch."""
+        for lease in self.by_token.values():
+            if lease.batch is not None:
+                self._of_batch.setdefault(lease.batch, {})[lease.token] = None
 
     def state(self) -> dict[str, object]:
         """For comparison after replay."""

@@ -7,10 +7,11 @@ as lost, so that all who ask are told, until it is published again or its row en
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_values
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
 
 Found = tuple[int, Chunk, str, np.ndarray]  # chunk number, chunk, field, where in the chunk
@@ -31,13 +32,15 @@ class Loss(NamedTuple):
         return f"lost with storage unit {self.unit}" + (f" ({self.when})" if self.when else "")
 
 
-class Losses:
+class Losses(Persisted):
     """Of one partition. events: what took values that are still lost, by number. counts: field -> lost values."""
 
+    events: dict[int, Loss] = map_of_values(Count, tuple[Count, str, Count], tuple, lambda entry: Loss(*entry))
+    counts: dict[str, int] = map_of(str, Count)
+
     def __init__(self, rows: Rows) -> None:
+        super().__init__()
         self._rows = rows
-        self.events: dict[int, Loss] = {}
-        self.counts: dict[str, int] = {}
 
     def mark(self, chunk: Chunk, name: str, at: np.ndarray, number: int) -> None:
         """These values, which were there, are lost by event `number`."""
@@ -90,15 +93,6 @@ class Losses:
                     f"them global indexes {rows[:5].tolist()}; put it again, or clear them"
                 )
         return ""
-
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. Which values are lost is saved with their chunks."""
-        return {"events": {number: tuple(loss) for number, loss in self.events.items()}, "counts": self.counts}
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.events = {number: Loss(*loss) for number, loss in saved["events"].items()}
-        self.counts = dict(saved["counts"])
 
     def state(self, positions: np.ndarray) -> dict[str, object]:
         """For comparison after replay."""

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.columns.schema import (
+    Count,
+    Joined,
+    Persisted,
+    counter,
+    deque_of,
+    joined,
+    map_of,
+    parted,
+    several,
+)
 
 MARKS = 64  # age is known to a MARKS-th of what is kept
 
 
-class Births:
+class Births(Persisted):
     """Marks (began, time, end): all positions below `end` had come by `time`. end: that of the newest mark.
 
     keep: seconds that rows are kept; None where their age does not matter.
     """
 
+    marks: deque[tuple[float, float, int]] = deque_of(float, float, Count)
+    end: int = counter()
+
     def __init__(self, keep: float | None) -> None:
+        super().__init__()
         self.step = (keep or 0.0) / MARKS
-        self.marks: deque[tuple[float, float, int]] = deque()
-        self.end = 0
 
     def add(self, time: float, end: int, start: int) -> None:
         """All rows below position `end` are there at this time; those below `start` are gone."""
@@ -41,15 +52,6 @@ class Births:
         """The position below which all rows had come by this time; 0 where none had."""
         return max((end for _, at, end in self.marks if at <= time), default=0)
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {"marks": list(self.marks), "end": self.end}
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.marks = deque((began, time, end) for began, time, end in saved["marks"])
-        self.end = saved["end"]
-
     def shift(self, seconds: float) -> None:
         """All of it was so many seconds later, by another clock."""
         self.marks = deque((began + seconds, time + seconds, end) for began, time, end in self.marks)
@@ -62,12 +64,19 @@ class Births:
 REMEMBERED = 1 << 16  # rows of which it is still known why they were dropped
 
 
-class Drops:
+class Drops(Persisted):
     """rows: reason -> how many. latest: (global indexes, reason), newest last."""
 
+    rows: dict[str, int] = map_of(str, Count)
+    latest: deque[tuple[np.ndarray, str]] = several(
+        {"latest": Joined, "reasons": list[str]},
+        deque,
+        save=lambda latest: (joined(rows for rows, _ in latest), [reason for _, reason in latest]),
+        load=lambda rows, reasons: deque(zip(parted(rows), reasons, strict=True)),
+    )
+
     def __init__(self) -> None:
-        self.rows: dict[str, int] = {}
-        self.latest: deque[tuple[np.ndarray, str]] = deque()
+        super().__init__()
         self._remembered = 0
 
     def add(self, rows: np.ndarray, reason: str) -> None:
@@ -82,18 +91,8 @@ class Drops:
         """Why this row was dropped; None where it was not, or not lately."""
         return next((reason for rows, reason in self.latest if row in rows), None)
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {
-            "rows": self.rows,
-            "latest": joined([rows for rows, _ in self.latest]),
-            "reasons": [reason for _, reason in self.latest],
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.rows = dict(saved["rows"])
-        self.latest = deque(zip(parted(saved["latest"]), saved["reasons"], strict=True))
+    def restored(self) -> None:
+        """Counts the rows that are remembered."""
         self._remembered = sum(len(rows) for rows, _ in self.latest)
 
     def state(self) -> object:

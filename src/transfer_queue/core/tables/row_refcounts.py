@@ -8,24 +8,30 @@ is done: the controller clears it.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import joined, parted
+from transfer_queue.core.columns.schema import Joined, Persisted, joined, parted, several
 from transfer_queue.core.tables.row_table import Rows
 
 Holder = tuple[str, str, int]  # task, client, dp_rank
 
 
-class Holds:
+class Holds(Persisted):
     """tasks: those of `free_when`, none where rows are cleared by hand. by_holder: global indexes held, ascending."""
 
+    by_holder: dict[Holder, np.ndarray] = several(
+        {"holders": list[Holder], "rows": Joined},
+        dict,
+        save=lambda held: ([list(holder) for holder in held], joined(held.values())),
+        load=lambda holders, rows: dict(zip(holders, parted(rows), strict=True)),
+    )
+
     def __init__(self, rows: Rows, tasks: list[str], replicas: int) -> None:
+        super().__init__()
         self.rows = rows
         self.tasks = tasks
         self.replicas = replicas
-        self.by_holder: dict[Holder, np.ndarray] = {}
 
     def of(self, task: str, client: str, dp_rank: int) -> np.ndarray:
         """The rows that this client holds for a rank."""
@@ -114,15 +120,6 @@ class Holds:
                 elif name != task:
                     out[where] = False
         return out
-
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. How often rows are held and were finished is saved with their chunks."""
-        return {"holders": [list(holder) for holder in self.by_holder], "rows": joined(self.by_holder.values())}
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        holders = [(task, client, dp_rank) for task, client, dp_rank in saved["holders"]]
-        self.by_holder = dict(zip(holders, parted(saved["rows"]), strict=True))
 
     def state(self, positions: np.ndarray) -> object:
         """For comparison after replay. positions: all live rows."""

@@ -10,11 +10,25 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from transfer_queue.core.columns.schema import (
+    BrokenInvariant,
+    Column,
+    Count,
+    PerRow,
+    Persisted,
+    array_of,
+    column,
+    counter,
+    parts_of,
+    per_row,
+    require,
+    scalar,
+)
 from transfer_queue.core.tables.wide_columns import Columns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
@@ -33,6 +47,7 @@ Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the cal
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+_decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
 
 
 def indexes_in(column: bytes) -> np.ndarray:
@@ -90,7 +105,46 @@ def capacity_for(capacity: int, size: int) -> int:
     return min(capacity, CHUNK)
 
 
-class Chunk:
+OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
+
+
+class _PackedTags(Column):
+    """The tags of a chunk, as bytes; of a loaded chunk they stay so until somebody looks at one."""
+
+    def __init__(self) -> None:
+        super().__init__(array_of("|u1") | None, None)
+
+    def forms(self) -> list[tuple[str, Any, Any]]:
+        """See `Column`."""
+        return [("tags", self.form, self.missing)]
+
+    def save(self, table: Chunk, tree: dict[str, Any]) -> None:
+        """See `Column`."""
+        packed = table._packed
+        if table._tags is not None:
+            packed = np.frombuffer(_encode(table._tags), "u1")
+        tree["tags"] = packed
+
+    def load(self, table: Chunk, loaded: Any) -> None:
+        """See `Column`."""
+        table._packed = loaded.tags
+
+    def comparable(self, table: Chunk) -> Any:
+        """See `Column`. A row without tags has either None or an empty dict."""
+        return [tags or None for tags in (table.tags or [])[: table.size]]
+
+    def check(self, table: Chunk, where: str) -> None:
+        """See `Column`."""
+        if table._packed is None:
+            return
+        try:
+            tags = _decode_tags(table._packed.data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise BrokenInvariant(f"the tags of {where} cannot be decoded: {error}") from None
+        require(len(tags) <= table.capacity, f"{where} has more tags than rows")
+
+
+class Chunk(Persisted):
     """Up to CHUNK rows.
 
     index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
@@ -103,32 +157,28 @@ class Chunk:
     numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
     keys: by row, None without; saved by the partition, which has them in their order. wide: columns of `field` that
     were made together, as rows of one matrix (derived).
-
-    What is added here is saved, too (`saved`, `restore`), and grows with the others (`ensure`).
     """
 
-    __slots__ = (
-        "_packed", "_tags", "alive", "capacity", "changed", "consumed", "dealt", "field", "finished", "group", "held",
-        "index", "keys", "living", "lost", "numbers", "owner", "size", "waiting", "wide", "wrong",
-    )  # fmt: skip
+    size: int = scalar(OfChunk, 0)
+    living: int = scalar(OfChunk, 0)
+    capacity: int = scalar(OfChunk, 0)
+    index: np.ndarray = per_row("i8", least=0)
+    alive: np.ndarray = per_row("u1", most=1)
+    waiting: np.ndarray = per_row("u1", most=1, cleared=True)
+    changed: np.ndarray = per_row("i8", least=0, cleared=True)
+    group: np.ndarray | None = per_row("i8", fill=-1, cleared=True, optional=True)
+    field: dict[str, tuple[np.ndarray, np.ndarray]] = per_row("i8", "i4", cleared=True, by_name=True)
+    consumed: dict[str, np.ndarray] = per_row("u1", most=CLAIMED, cleared=True, by_name=True)
+    dealt: dict[str, np.ndarray] = per_row("i8", cleared=True, by_name=True)
+    owner: np.ndarray = per_row("i4")
+    held: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
+    finished: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
+    lost: dict[str, np.ndarray] = per_row("i4", cleared=True, by_name=True)
+    packed_tags: Any = column(_PackedTags())
 
     def __init__(self) -> None:
-        self.size = 0
-        self.living = 0
-        self.capacity = 0
-        self.index = np.zeros(0, "i8")
-        self.alive = np.zeros(0, "u1")
-        self.waiting = np.zeros(0, "u1")
-        self.changed = np.zeros(0, "i8")
-        self.group: np.ndarray | None = None
-        self.field: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        super().__init__()
         self.wide: list[WideColumns] = []
-        self.lost: dict[str, np.ndarray] = {}
-        self.consumed: dict[str, np.ndarray] = {}
-        self.dealt: dict[str, np.ndarray] = {}
-        self.owner = np.zeros(0, "i4")
-        self.held: dict[str, np.ndarray] = {}
-        self.finished: dict[str, np.ndarray] = {}
         self.keys: list[str | None] | None = None
         self._tags: Tags | None = None
         self._packed: np.ndarray | None = None  # u1: the tags as they were saved, until somebody looks at one
@@ -140,34 +190,24 @@ class Chunk:
         if size <= self.capacity:
             return
         self.capacity = capacity_for(self.capacity, size)
-        self.index, self.alive, self.waiting, self.owner = map(
-            self._grown, (self.index, self.alive, self.waiting, self.owner)
-        )
-        self.changed = self._grown(self.changed)
-        if self.group is not None:
-            self.group = self._grown(self.group, -1)
         self.wide = [wide.grown(self.capacity) for wide in self.wide]
         field = dict.fromkeys(self.field, NO_COLUMNS)  # in their order
         for wide in self.wide:
             field.update(wide.columns())
         for name, columns in field.items():
             if columns is NO_COLUMNS:
-                blocks, slots = self.field[name]
-                field[name] = self._grown(blocks), self._grown(slots)
+                field[name] = _FIELD.grown(self.field[name], self.capacity)
         self.field = field
-        self.lost = {name: self._grown(lost) for name, lost in self.lost.items()}
-        self.consumed = {task: self._grown(c) for task, c in self.consumed.items()}
-        self.dealt = {task: self._grown(d) for task, d in self.dealt.items()}
-        self.held = {task: self._grown(h) for task, h in self.held.items()}
-        self.finished = {task: self._grown(f) for task, f in self.finished.items()}
-        self.numbers = {tag: self._grown(n, math.nan) for tag, n in self.numbers.items()}
+        for column in _PER_ROW.values():
+            column.grow(self)
+        self.numbers = {tag: self._grown(n) for tag, n in self.numbers.items()}
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
             self._tags += [None] * (self.capacity - len(self._tags))
 
-    def _grown(self, column: np.ndarray, fill: float = 0) -> np.ndarray:
-        out = np.full(self.capacity, fill, column.dtype) if fill else np.zeros(self.capacity, column.dtype)
+    def _grown(self, column: np.ndarray) -> np.ndarray:
+        out = np.full(self.capacity, math.nan)
         out[: len(column)] = column
         return out
 
@@ -296,46 +336,28 @@ class Chunk:
             self.group = np.full(self.capacity, -1, "i8")
         return self.group
 
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`. Keys are saved by the partition; watched tags follow from the tags."""
-        packed = self._packed
-        if self._tags is not None:
-            packed = np.frombuffer(_encode(self._tags), "u1")
-        return {
-            "size": self.size, "living": self.living, "capacity": self.capacity,
-            "index": self.index, "alive": self.alive, "waiting": self.waiting, "changed": self.changed,
-            "group": self.group, "field": self.field, "consumed": self.consumed, "dealt": self.dealt,
-            "owner": self.owner, "held": self.held, "finished": self.finished, "lost": self.lost,
-            "tags": packed,
-        }  # fmt: skip
 
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.size, self.living, self.capacity = saved["size"], saved["living"], saved["capacity"]
-        self.index, self.alive, self.waiting = saved["index"], saved["alive"], saved["waiting"]
-        self.changed, self.group, self.owner = saved["changed"], saved["group"], saved["owner"]
-        self.field = {name: (block, slot) for name, (block, slot) in saved["field"].items()}
-        self.consumed, self.dealt = dict(saved["consumed"]), dict(saved["dealt"])
-        self.held, self.finished = dict(saved["held"]), dict(saved["finished"])
-        self.lost = dict(saved["lost"])
-        self._packed = saved["tags"]
+_PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinstance(column, PerRow)}
+_FIELD = _PER_ROW.pop("field")
 
 
 # neighbours in one chunk: its number, the chunk, where they are in it, which is from `first` up to before `last`
 Run = tuple[int, Chunk, Indexer, int, int]
 
 
-class Rows:
+class Rows(Persisted):
     """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
 
     watched: tags that are kept as columns of numbers, too. Derived from the tags, and no part of the state.
     """
 
+    chunks: dict[int, Chunk] = parts_of(Count, Chunk)
+    end: int = counter()
+    count: int = counter()
+
     def __init__(self) -> None:
-        self.chunks: dict[int, Chunk] = {}
+        super().__init__()
         self.watched: list[str] = []
-        self.end = 0
-        self.count = 0
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
         self._keys: list[int] = []  # the chunk numbers
 
@@ -375,18 +397,6 @@ class Rows:
         """The capacity of the chunk of the next row after `count` rows have been added."""
         chunk, first = self.chunks.get(self.end >> CHUNK_BITS), self.end & MASK
         return capacity_for(0 if chunk is None else chunk.capacity, min(first + count, CHUNK))
-
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        chunks = {key: chunk.saved() for key, chunk in self.chunks.items()}
-        return {"chunks": chunks, "end": self.end, "count": self.count}
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        for key, chunk in saved["chunks"].items():
-            self.chunks[key] = Chunk()
-            self.chunks[key].restore(chunk)
-        self.end, self.count = saved["end"], saved["count"]
 
     def watch(self, tag: str) -> None:
         """Keeps a tag as a column of numbers. Reads all tags once, unless it is done before there are any."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.columns.schema import Count, Persisted, list_of, map_of_tuples, per_chunk, per_task
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Rows
 
 
-class PassedRows:
+class PassedRows(Persisted):
     """counts: (task, reason) -> rows passed over so far, cleared ones included; until the task's consumption is reset.
 
     Of rows that live the reason is kept, in columns of u2 for the chunks in which any was passed over.
     """
 
+    counts: dict[tuple[str, str], int] = map_of_tuples((str, str), Count)
+    _reasons: list[str] = list_of(str)
+    _codes: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
+    """1 + number of the reason; 0 without."""
+
     def __init__(self, rows: Rows) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
+        super().__init__()
         self._rows = rows
-        self._reasons: list[str] = []
-        self._codes: dict[str, dict[int, np.ndarray]] = {}  # task -> chunk -> 1 + number of the reason, 0 without
 
     def add(self, task: str, positions: np.ndarray, reason: str) -> None:
         """The task passes over these rows."""
@@ -67,20 +70,6 @@ class PassedRows:
         """The task's consumption is reset."""
         self._codes.pop(task, None)
         self.counts = {key: count for key, count in self.counts.items() if key[0] != task}
-
-    def saved(self) -> dict[str, Any]:
-        """See `core.state.serialization`."""
-        return {
-            "counts": [[*key, count] for key, count in self.counts.items()],
-            "reasons": self._reasons,
-            "codes": self._codes,
-        }
-
-    def restore(self, saved: Any) -> None:
-        """See `core.state.serialization`."""
-        self.counts = {(task, reason): count for task, reason, count in saved["counts"]}
-        self._reasons = list(saved["reasons"])
-        self._codes = {task: dict(columns) for task, columns in saved["codes"].items()}
 
     def state(self) -> dict[str, object]:
         """For comparison after replay."""
