@@ -285,7 +285,7 @@ def plain(value: Any) -> Any:
 # They return Any, so that the annotation of the attribute says its type.
 
 
-def column(kind: Column) -> Any:
+def of_kind(kind: Column) -> Any:
     """A column of a kind of its own."""
     return kind
 
@@ -505,6 +505,7 @@ class PerRow(Column):
         return shown
 
     def check(self, table: Any, where: str) -> None:
+        """Checks the length of each array, and the range of its numbers."""
         value = getattr(table, self.name)
         named = value.items() if self._shape == self.BY_NAME else [] if value is None else [("", value)]
         dead = np.flatnonzero(table.alive == 0) if self._cleared else ()

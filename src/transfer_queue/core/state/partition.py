@@ -18,11 +18,11 @@ from transfer_queue.core.columns.schema import (
     Column,
     Count,
     Persisted,
-    column,
     counter,
     map_of,
     numbers,
     numbers_of_texts,
+    of_kind,
     part,
     parts_of,
     scalar,
@@ -106,7 +106,7 @@ class Partition(Persisted):
     wants: Wants = part(Wants)
     freed: int = counter()
     fields: dict[str, Field] = parts_of(str, Field, Field)
-    dtypes: Any = column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
+    dtypes: Any = of_kind(_FurtherDtypes(dict[str, list[str]], None, missing={}))
     keys: dict[str, int] = numbers_of_texts("keys", "keyed")
     waiting: list[int] = numbers()
     tasks: dict[str, int] = map_of(str, Count)

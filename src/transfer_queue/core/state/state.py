@@ -13,9 +13,9 @@ from transfer_queue.core.columns.schema import (
     Column,
     Count,
     Persisted,
-    column,
     counter,
     map_of,
+    of_kind,
     part,
     parts_of,
     scalar,
@@ -145,12 +145,12 @@ class State(Persisted):
     next_token: int = counter(1)
     changes: int = counter()
     blocks: BlockTable = part(BlockTable)
-    partitions: dict[str, Partition] = column(_Partitions(Partition, dict))
+    partitions: dict[str, Partition] = of_kind(_Partitions(Partition, dict))
     clients: dict[str, Kept] = parts_of(str, Kept)
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
     draining: set[int] = set_of(Count)
     origins: dict[str, int] = map_of(str, Count)
-    units: dict[int, UnitInfo] = column(_Units(list[UnitInfo], dict))
+    units: dict[int, UnitInfo] = of_kind(_Units(list[UnitInfo], dict))
     lost_units: dict[int, str] = map_of(Count, str)
     losses: int = counter()
 

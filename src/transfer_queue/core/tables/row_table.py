@@ -22,8 +22,8 @@ from transfer_queue.core.columns.schema import (
     PerRow,
     Persisted,
     array_of,
-    column,
     counter,
+    of_kind,
     parts_of,
     per_row,
     require,
@@ -174,7 +174,7 @@ class Chunk(Persisted):
     held: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
     finished: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
     lost: dict[str, np.ndarray] = per_row("i4", cleared=True, by_name=True)
-    packed_tags: Any = column(_PackedTags())
+    packed_tags: Any = of_kind(_PackedTags())
 
     def __init__(self) -> None:
         super().__init__()
