@@ -46,12 +46,19 @@ def require(fine: object, words: str) -> None:
 
 
 class _ArrayType(type):
-    """The type, in a form, of numpy arrays of one dimension: an array is an instance of it if it has such a dtype."""
+    """The type, in a form, of numpy arrays of one dimension with such a dtype.
+
+    msgspec passes what it finds there to `_array`, and then asks whether the result is an instance.
+    """
 
     dtypes: tuple[str, ...]
     length: int | None
 
     def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def matches(cls, value: Any) -> bool:
+        """Whether a value is such an array."""
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.str not in cls.dtypes:
             return False
         return cls.length is None or len(value) == cls.length
@@ -81,7 +88,7 @@ def _dtype_of(dtype: str) -> str:
 
 def _array(wanted: Any, value: Any) -> Any:
     """Where msgspec meets a type that it does not know; its errors say where that was."""
-    if isinstance(value, wanted):
+    if wanted.matches(value):
         return value
     there = type(value).__name__
     if isinstance(value, np.ndarray):
@@ -551,9 +558,9 @@ def per_row(
 class _NumbersOfTexts(Column):
     """A dict from texts to numbers, saved as packed texts and an array."""
 
-    def __init__(self, texts_key: str, numbers_key: str) -> None:
+    def __init__(self, texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> None:
         super().__init__(JoinedBytes | list[str], dict)  # older releases saved a list
-        self._texts_key, self._numbers_key = texts_key, numbers_key
+        self._texts_key, self._numbers_key, self._loaded = texts_key, numbers_key, loaded
 
     def forms(self) -> list[tuple[str, Any, Any]]:
         return [(self._texts_key, self.form, self.missing), (self._numbers_key, I8, self.missing)]
@@ -566,20 +573,26 @@ class _NumbersOfTexts(Column):
     def load(self, table: Any, loaded: Any) -> None:
         numbers = getattr(loaded, self._numbers_key)
         value: dict[str, int] = {}
+        names = np.empty(len(numbers), object)
         done = 0
         for texts in unpacked_texts(getattr(loaded, self._texts_key)):  # other threads run between two pieces
             first, done = done, done + len(texts)
             value.update(zip(texts, numbers[first:done].tolist(), strict=True))
+            names[first:done] = texts
         if done != len(numbers):
             raise ValueError(f"{done} {self.name}, for {len(numbers)} rows")
         if len(value) != done:
             raise ValueError(f"{done} {self.name}, of which {len(value)} are distinct")
         setattr(table, self.name, value)
+        self._loaded(table, names, numbers)
 
 
-def numbers_of_texts(texts_key: str, numbers_key: str) -> Any:
-    """A dict from texts to integers, saved as packed texts and an array under these keys; for a million entries."""
-    return _NumbersOfTexts(texts_key, numbers_key)
+def numbers_of_texts(texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> Any:
+    """A dict from texts to integers, saved as packed texts and an array under these keys; for a million entries.
+
+    loaded: is called with the table, the texts and the numbers when they were loaded.
+    """
+    return _NumbersOfTexts(texts_key, numbers_key, loaded)
 
 
 class _Several(Column):

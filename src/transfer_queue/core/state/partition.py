@@ -7,14 +7,12 @@ everything else only reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.schema import (
-    PIECE,
     Column,
     Count,
     Persisted,
@@ -49,6 +47,14 @@ from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOp
 MAX_READY_SETS = 64
 
 ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
+
+
+def _give_keys(partition: Partition, names: np.ndarray, positions: np.ndarray) -> None:
+    """Gives the restored keys to their rows, which were restored before, a chunk at a time."""
+    for _, chunk, at, where in partition.rows.split(positions):
+        column = np.full(chunk.capacity, None, object)
+        column[at] = names[where]
+        chunk.keys = column.tolist()
 
 
 class _FurtherDtypes(Column):
@@ -107,7 +113,7 @@ class Partition(Persisted):
     freed: int = counter()
     fields: dict[str, Field] = parts_of(str, Field, Field)
     dtypes: Any = of_kind(_FurtherDtypes(dict[str, list[str]], None, missing={}))
-    keys: dict[str, int] = numbers_of_texts("keys", "keyed")
+    keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
     waiting: list[int] = numbers()
     tasks: dict[str, int] = map_of(str, Count)
     claimed: dict[str, int] = map_of(str, Count)
@@ -573,20 +579,6 @@ class Partition(Persisted):
         self.seals += 1
         if self.sealed:
             self.changes.sealed = self.version
-
-    # ------------------------------------------------------------ restoring
-
-    def restored(self) -> None:
-        """Gives the keys to their rows, piece by piece, so that other threads run in between."""
-        positions = np.fromiter(self.keys.values(), "i8", len(self.keys))
-        names = np.empty(len(positions), object)
-        keys = iter(self.keys)
-        for first in range(0, len(names), PIECE):
-            names[first : first + PIECE] = list(islice(keys, PIECE))
-        for _, chunk, at, where in self.rows.split(positions):
-            column = np.full(chunk.capacity, None, object)
-            column[at] = names[where]
-            chunk.keys = column.tolist()
 
     # ------------------------------------------------------------ comparison
 
