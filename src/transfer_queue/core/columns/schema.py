@@ -297,9 +297,9 @@ def of_kind(kind: Column) -> Any:
     return kind
 
 
-def scalar(form: Any, initial: Any) -> Any:
+def scalar(form: Any, initial: Any, missing: Any = msgspec.NODEFAULT) -> Any:
     """A number, text or another value that does not change in place."""
-    return Column(form, lambda: initial)
+    return Column(form, lambda: initial, missing=missing)
 
 
 def counter(initial: int = 0, missing: Any = msgspec.NODEFAULT) -> Any:
