@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,45 @@ MAY_IMPORT = {
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
     "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "ray_runtime"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
+}
+
+# The order inside `core`: a line may import the lines before it; the parts of one line do not import each other.
+CORE_ORDER = [
+    {"columns", "events"},
+    {"tables"},
+    {"ready"},
+    {"state"},
+    {"samplers"},
+    {"control"},
+    {"queries"},
+    {"claims", "units"},
+    {"puts", "checkpoint_handler"},
+    {"reports"},
+    {"wakeups"},
+    {"controller"},
+]
+# Imports that break this order. The context refers to the services of later lines.
+OUT_OF_ORDER = {
+    ("checkpoint_handler", "puts.clear_decisions"),
+    ("claims.claim_handler", "puts.clear_decisions"),
+    ("claims.consumption_handlers", "puts.clear_decisions"),
+    ("control.context", "claims.background_deals"),
+    ("control.context", "claims.index_builder"),
+    ("control.context", "claims.lease_deadlines"),
+    ("control.context", "units.migration_planner"),
+    ("control.context", "units.tiering_policy"),
+    ("state.validation", "puts.put_decisions"),
+}
+# Groups of modules that import each other. The list may only become shorter.
+CYCLES = {
+    ("dataloader.streaming_dataset", "dataloader.worker_processes"),
+    ("metadata.batch_meta", "metadata.sample_views"),
+    ("net.drivers.blocking_driver", "net.drivers.parallel_calls"),
+    ("net.drivers.connection", "net.drivers.reply_reader"),
+    ("storage.stores.mooncake", "storage.stores.mooncake_gdr"),
+    ("storage.stores.yuanrong", "storage.stores.yuanrong_npu"),
+    ("testing.cluster", "testing.simulated_client"),
+    ("wire.objects.object_decoder", "wire.objects.object_encoder", "wire.objects.torch_objects"),
 }
 
 # Parts that are pure: they know neither torch nor a machine.
@@ -145,6 +185,64 @@ FILES = sorted(SOURCE.rglob("*.py"))
 IMPORTS = [found for path in FILES for found in imports_of(path)]
 
 
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_imported(path: Path, modules: Collection[str]) -> set[str]:
+    """The modules of this package that a file imports anywhere, also inside functions and for type checkers."""
+    package = path.relative_to(SOURCE).parts[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ("transfer_queue", *package[: len(package) - node.level + 1]) if node.level else ()
+            base = (*above, *(node.module.split(".") if node.module else ()))
+            names = [(*base, alias.name) for alias in node.names]
+        for first, *rest in names:
+            named = [name for name in (".".join(rest), ".".join(rest[:-1])) if name in modules]
+            if first == "transfer_queue" and named:
+                found.add(named[0])
+    return found - {module_name(path)}
+
+
+def groups_of_cycles(graph: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
+    """The groups of modules of which each reaches each other one (Tarjan's strongly connected components)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: set[tuple[str, ...]] = set()
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for other in sorted(graph[module]):
+            if other not in number:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], number[other])
+        if lowest[module] == number[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.add(tuple(sorted(group)))
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return found
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Each module of the package and the modules that it imports."""
+    files = {module_name(path): path for path in FILES if path != SOURCE / "__init__.py"}
+    return {name: modules_imported(path, files) for name, path in files.items()}
+
+
 def part_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
@@ -169,6 +267,30 @@ def test_direction(part):
     allowed = (MAY_IMPORT[part] or set()) | {part}
     inside = [found for found in IMPORTS if found.top == "transfer_queue" and part_of(found.file) == part]
     assert [str(found) for found in inside if found.part not in allowed and not found.excused] == []
+
+
+def test_no_import_cycles():
+    """No modules import each other, not even for annotations, but for those listed, which still do."""
+    assert groups_of_cycles(import_graph()) == CYCLES
+
+
+def test_cycles_are_found():
+    """Both cycles of a graph that has two."""
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"f"}, "f": {"e"}, "g": {"a"}}
+    assert groups_of_cycles(graph) == {("a", "b", "c"), ("e", "f")}
+
+
+def test_core_order():
+    """The parts of the core import those before them, but for the imports listed, which still exist."""
+    line = {part: number for number, parts in enumerate(CORE_ORDER) for part in parts}
+    wrong = set()
+    for module, others in import_graph().items():
+        for other in others:
+            if module.startswith("core.") and other.startswith("core."):
+                part, before = module.split(".")[1], other.split(".")[1]
+                if part != before and line[before] >= line[part]:
+                    wrong.add((module.removeprefix("core."), other.removeprefix("core.")))
+    assert wrong == OUT_OF_ORDER
 
 
 def test_package_imports_nothing():

@@ -10,6 +10,7 @@ import numpy as np
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect, Send, Work
 from transfer_queue.core.events.records import Dealt
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
@@ -93,7 +94,7 @@ class Core:
     def consume(self, rows: np.ndarray, task: str, partition: str = "p") -> None:
         """A task has consumed these rows."""
         for part in np.array_split(rows, max(1, len(rows) // 100_000)):
-            self.controller.state.apply(Dealt(partition, task, None, BATCH, [], part.astype("<i8").tobytes()))
+            apply_record(self.controller.state, Dealt(partition, task, None, BATCH, [], part.astype("<i8").tobytes()))
 
 
 def claim(task: str = "train", fields: tuple[str, ...] = FIELDS, partition: str = "p", **more: Any) -> Claim:

@@ -31,6 +31,7 @@ from transfer_queue.core.events.effects import (
 from transfer_queue.core.events.records import AnyRecord, Unparked
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copied
 from transfer_queue.core.state import invariants, serialization, validation
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
@@ -258,7 +259,7 @@ class Harness:
         """Sends a request, has long clears done, and gives its reply (None: parked); raises what it failed with."""
         sequence = self.send(request, name)
         jobs = self.controller.clearing.jobs
-        while any((job.client, job.envelope.sequence) == (name, sequence) for job in jobs):
+        while any(job.caller.waiter == (name, sequence) for job in jobs):
             self.tick(self.now)
         return self.result(sequence, name)
 
@@ -421,16 +422,16 @@ class Harness:
         records = msgspec.msgpack.decode(encode(self.records), type=list[AnyRecord])
         whole = State(self.state.capacity)
         for record in records:
-            whole.apply(record)
+            apply_record(whole, record)
         assert whole.snapshot() == live, "replay gives another state"
         halves = State(self.state.capacity)
         for record in records[: len(records) // 2]:
-            halves.apply(record)
+            apply_record(halves, record)
         invariants.check(halves)
         for partition in halves.partitions.values():  # ready sets that are built here must follow the rest
             partition.ready_set("t", ("x",)).whole_groups(2, partition.groups)
         for record in records[len(records) // 2 :]:
-            halves.apply(record)
+            apply_record(halves, record)
         invariants.check(halves)
         assert halves.snapshot() == live, "replay of a prefix and then of the rest gives another state"
 

@@ -15,7 +15,8 @@ import numpy as np
 from transfer_queue.core.columns.intern_table import Interned
 from transfer_queue.core.columns.intervals import Intervals
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import Kept, State
+from transfer_queue.core.state.reply_cache import Kept
+from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
 from transfer_queue.core.tables.change_feed import Changes
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches

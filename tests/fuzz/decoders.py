@@ -24,6 +24,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Failure
@@ -212,7 +213,7 @@ def controller(data: bytes) -> None:
     replayed = State(core.state.capacity)
     replayed.watched = core.state.watched
     for record in records:
-        replayed.apply(record)
+        apply_record(replayed, record)
     assert replayed.snapshot() == core.state.snapshot()
 
 

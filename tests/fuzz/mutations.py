@@ -30,14 +30,15 @@ from transfer_queue.core.events.effects import (
     Work,
     WriteState,
 )
+from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import put_decisions
-from transfer_queue.core.puts.put_handlers import MUTATIONS
 from transfer_queue.core.state import invariants, validation
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.serialization import saved, trusted
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint
+from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint, LoadState
 from transfer_queue.messages.claims import (
     Ack,
     Cancel,
@@ -501,9 +502,9 @@ def run(seed: object, steps: int, share: float = 0.5) -> Life:
     replayed = State(life.state.capacity)
     replayed.watched = life.state.watched
     for record in life.records:
-        replayed.apply(record)
+        apply_record(replayed, record)
     assert replayed.snapshot() == life.state.snapshot()
     return life
 
 
-KINDS = {kind for kind in MUTATIONS if kind is not NodeGone} | {Claim, Renew, Watch, Cancel, Drain, SpaceShort}
+KINDS = HANDLERS.keys() - READS - {NodeGone, BeginCheckpoint, EndCheckpoint, LoadState} | {Renew}

@@ -14,24 +14,28 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from transfer_queue.core.control.change_set import Change
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.control.pending_checkpoints import Cut
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, RemoveState, Send, WriteState
+from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, Send, WriteState
+from transfer_queue.core.events.registry import Caller, Decision, handles
+from transfer_queue.core.puts import clear_decisions
 from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import saved_sound, trusted
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import Waiter
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
+from transfer_queue.messages.envelopes import Envelope
 
 FORMAT = 1
 
@@ -78,57 +82,6 @@ def built(tree: Any, file: str = "", watched: Iterable[str] = ()) -> SavedState:
     return SavedState({**tree, "state": None}, trusted(tree["state"], None, watched), file)
 
 
-REQUESTS = (BeginCheckpoint, EndCheckpoint, LoadState)
-Place = tuple[int, int]
-
-
-class Cut:
-    """One save under way. extents: (unit, extent) of all that its values lie in. asker: who waits for its file."""
-
-    def __init__(self, client: str, extents: frozenset[Place], asker: Waiter, reply: CutReply) -> None:
-        self.client = client
-        self.extents = extents
-        self.asker: Waiter | None = asker
-        self.reply = reply
-
-
-class Checkpoints(Container[Place]):
-    """cuts: by name. loads: who waits for a state to be loaded. peers: where each who waits is answered.
-
-    It contains all and only the extents that some cut needs.
-    """
-
-    def __init__(self) -> None:
-        self.cuts: dict[str, Cut] = {}
-        self.loads: set[Waiter] = set()
-        self.peers: dict[Waiter, int] = {}
-
-    def __contains__(self, place: object) -> bool:
-        return any(place in cut.extents for cut in self.cuts.values())
-
-    def wait_for_load(self, client: str, sequence: int, peer: int) -> None:
-        """Note that a client waits for a state to be loaded, on its newest connection."""
-        self.loads.add((client, sequence))
-        self.peers[client, sequence] = peer
-
-    def heard(self, client: str, sequence: int) -> int | None:
-        """A file was read: where its client is answered, None where nobody waits any more."""
-        waiting = (client, sequence) in self.loads
-        self.loads.discard((client, sequence))
-        peer = self.peers.pop((client, sequence), None)
-        return peer if waiting else None
-
-    def left(self, client: str) -> list[Effect]:
-        """A client has gone: nobody saves or loads for it any more."""
-        for waiter in [waiter for waiter in self.peers if waiter[0] == client]:
-            del self.peers[waiter]
-        self.loads = {waiter for waiter in self.loads if waiter[0] != client}
-        gone = [name for name, cut in self.cuts.items() if cut.client == client]
-        for name in gone:
-            del self.cuts[name]
-        return [RemoveState(name) for name in gone]
-
-
 def checked_name(name: str) -> str:
     """The name of a state file; InvalidArgumentError where it is none, as one that is a path."""
     if not re.fullmatch("[0-9a-f]{32}", name):
@@ -136,38 +89,37 @@ def checked_name(name: str) -> str:
     return name
 
 
-def ask(core: Controller, client: str, peer: int, sequence: int, request: Any) -> list[Effect]:
-    """A request of a client that saves or loads. It came again if it is known: then it waits on its new connection."""
+@handles(LoadState)
+def handle_load(core: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
+    """A client loads a state. It came again if it is known: then it waits on its new connection."""
     checked_name(request.name)
-    if isinstance(request, BeginCheckpoint):
-        return _begin(core, client, peer, sequence, request.name)
-    if isinstance(request, EndCheckpoint):
-        return _end(core, client, peer, sequence, request.name)
-    ours = core.checkpoints
-    waits = (client, sequence) in ours.loads
-    ours.wait_for_load(client, sequence, peer)
-    return [] if waits else [ReadState(request.name, client, sequence, list(core.state.watched))]
+    sequence, ours = caller.envelope.sequence, core.checkpoints
+    waits = (caller.client, sequence) in ours.loads
+    ours.wait_for_load(caller.client, sequence, caller.peer)
+    return [] if waits else [ReadState(request.name, caller.client, sequence, list(core.state.watched))]
 
 
-def _begin(core: Controller, client: str, peer: int, sequence: int, name: str) -> list[Effect]:
-    ours = core.checkpoints
+@handles(BeginCheckpoint)
+def handle_begin(core: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
+    """A client begins to save the state."""
+    name, ours, asker = checked_name(request.name), core.checkpoints, (caller.client, caller.envelope.sequence)
     known = ours.cuts.get(name)
-    if known is not None and known.client != client:
+    if known is not None and known.client != caller.client:
         raise InvalidArgumentError(f"a checkpoint {name!r} is another client's; choose a name of your own")
     if known is not None and known.asker is None:
-        return [Send(peer, sequence, known.reply)]
-    known_asker = (client, sequence) in ours.peers
-    ours.peers[client, sequence] = peer
+        return [Send(caller.peer, caller.envelope.sequence, known.reply)]
+    known_asker = asker in ours.peers
+    ours.peers[asker] = caller.peer
     if known is not None or known_asker:
         return []
     try:
-        return _cut(core, (client, sequence), name, sampler_state(core.samplers.default))
+        return _cut(core, asker, name, sampler_state(core.samplers.default))
     except Ask as ask:
-        core.asks.order(ask.call, lambda outcome: _sampler_saved(core, (client, sequence), name, outcome))
+        core.asks.order(ask.call, lambda outcome: _sampler_saved(core, asker, name, outcome))
         return []
 
 
-def _sampler_saved(core: Controller, asker: Waiter, name: str, outcome: Any) -> list[Effect]:
+def _sampler_saved(core: ControllerContext, asker: Waiter, name: str, outcome: Any) -> list[Effect]:
     """The process of a user's sampler has returned the sampler's state, or has failed."""
     peer = core.checkpoints.peers.get(asker)
     if peer is None or name in core.checkpoints.cuts:
@@ -178,7 +130,7 @@ def _sampler_saved(core: Controller, asker: Waiter, name: str, outcome: Any) -> 
     return [core.failure(peer, asker[1], error_of(outcome))]
 
 
-def _cut(core: Controller, asker: Waiter, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
+def _cut(core: ControllerContext, asker: Waiter, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
     extents = frozenset(place for place, extent in core.state.blocks.extents.items() if extent.blocks)
     origin = _origin(core)
     core.checkpoints.cuts[name] = Cut(asker[0], extents, asker, CutReply(origin, core.state.origins))
@@ -190,7 +142,7 @@ def _cut(core: Controller, asker: Waiter, name: str, sampler: dict[str, Any] | N
     return [WriteState(name, tree)]
 
 
-def _origin(core: Controller) -> str:
+def _origin(core: ControllerContext) -> str:
     """Under equal origins equal block numbers mean the same block: also for a controller that was started again.
 
     What a client may save was written down before it was told so, so that a number is used again only where the
@@ -201,16 +153,18 @@ def _origin(core: Controller) -> str:
     return f"{whose}-{core.state.epoch}"
 
 
-def _end(core: Controller, client: str, peer: int, sequence: int, name: str) -> list[Effect]:
+@handles(EndCheckpoint)
+def handle_end(core: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
     """True if all of the cut was there until now."""
+    name, sequence = checked_name(request.name), caller.envelope.sequence
     cut = core.checkpoints.cuts.get(name)
-    if cut is None or cut.client != client:
-        return [Send(peer, sequence, Done(False))]
+    if cut is None or cut.client != caller.client:
+        return [Send(caller.peer, sequence, Done(False))]
     del core.checkpoints.cuts[name]
-    return [Send(peer, sequence, Done(True)), RemoveState(name)]
+    return [Send(caller.peer, sequence, Done(True)), RemoveState(name)]
 
 
-def written(core: Controller, name: str, trouble: str | None) -> list[Effect]:
+def written(core: ControllerContext, name: str, trouble: str | None) -> list[Effect]:
     """The file of a cut is there, or could not be written: why, in words."""
     ours = core.checkpoints
     cut = ours.cuts.get(name)
@@ -227,7 +181,7 @@ def written(core: Controller, name: str, trouble: str | None) -> list[Effect]:
     return effects if peer is None else [Send(peer, waiter[1], answer), *effects]
 
 
-def record_of(core: Controller, read: SavedState | BaseException) -> r.StateLoaded:
+def record_of(core: ControllerContext, read: SavedState | BaseException) -> r.StateLoaded:
     """The record that makes a saved tree the state. CheckpointError where it is none; SamplerError."""
     if isinstance(read, BaseException):
         raise CheckpointError(f"the state cannot be loaded: {read}") from read
@@ -248,7 +202,7 @@ def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
     return {"name": sampler.name, "state": sampler.save_checkpoint()} if isinstance(sampler, UserSampler) else None
 
 
-def read(core: Controller, client: str, sequence: int, found: SavedState | Exception) -> list[Effect]:
+def read(core: ControllerContext, client: str, sequence: int, found: SavedState | Exception) -> list[Effect]:
     """A file was read for the LoadState request of a client."""
     peer = core.checkpoints.heard(client, sequence)
     if peer is None:
@@ -258,18 +212,45 @@ def read(core: Controller, client: str, sequence: int, found: SavedState | Excep
         assert not isinstance(found, Exception)
         kept, sampler = found.tree["sampler"], core.samplers.default
         if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
-            return core.load_state(client, peer, sequence, record, found)
+            return _replace_state(core, Caller(client, peer, Envelope(sequence, 0, LoadState(""))), record, found)
         if core.asks.runner is not None:
             return _load_with_process(core, client, peer, sequence, record, found, kept["state"])
         before = sampler.save_checkpoint()
         sampler.load_checkpoint(kept["state"])
         try:
-            return core.load_state(client, peer, sequence, record, found)
+            return _replace_state(core, Caller(client, peer, Envelope(sequence, 0, LoadState(""))), record, found)
         except BaseException:
             sampler.load_checkpoint(before)
             raise
     except TransferQueueError as error:
         return [core.failure(peer, sequence, error), *_unused(found)]
+
+
+def _replace_state(core: ControllerContext, caller: Caller, record: r.StateLoaded, found: SavedState) -> list[Effect]:
+    """Replace the state of the controller by a saved one, and reply to the client."""
+    before = list(core.state.partitions.values())
+    core.state.prepared = (record, found.tree, found.state)
+    try:
+        effects = core.commit(caller, Decision([record], lambda: _replaced(core, before)))
+    finally:
+        core.state.prepared = None
+    return [*effects, Release(before)]
+
+
+def _replaced(core: ControllerContext, before: list[Partition]) -> Done:
+    """Forget what the controller knew of these partitions, whose place a loaded state has taken."""
+    core.works.void()
+    core.asks.void()
+    core.warned.clear()
+    for name in {*(partition.name for partition in before), *core.state.partitions}:
+        core.changed.setdefault(name, Change()).everything = True
+    for partition in list(core.state.partitions.values()):
+        for record in clear_decisions.never_taken(partition):
+            core.apply(record)
+        if partition.sealed:
+            for record in clear_decisions.never_put(partition, ()):
+                core.apply(record)
+    return Done(core.state.epoch)
 
 
 def _unused(found: SavedState | Exception) -> list[Effect]:
@@ -278,7 +259,13 @@ def _unused(found: SavedState | Exception) -> list[Effect]:
 
 
 def _load_with_process(
-    core: Controller, client: str, peer: int, sequence: int, record: r.StateLoaded, found: SavedState, state: bytes
+    core: ControllerContext,
+    client: str,
+    peer: int,
+    sequence: int,
+    record: r.StateLoaded,
+    found: SavedState,
+    state: bytes,
 ) -> list[Effect]:
     """Load a state with a user's sampler in a process of its own. If the sampler refuses its part, nothing changes.
 
@@ -299,7 +286,7 @@ def _load_with_process(
             if isinstance(outcome, BaseException):
                 raise error_of(outcome)
             if peer is not None:
-                return core.load_state(client, peer, sequence, record, found)
+                return _replace_state(core, Caller(client, peer, Envelope(sequence, 0, LoadState(""))), record, found)
             error = None
         except TransferQueueError as raised:
             error = raised

@@ -6,30 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from transfer_queue.core.claims import claim_batching, claim_handler
-from transfer_queue.core.claims.wakeup_filter import Change, all_of, worth_a_try
+from transfer_queue.core.claims.wakeup_filter import all_of, worth_a_try
+from transfer_queue.core.control.change_set import Change
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events.effects import Effect, FreeExtents, Send
-from transfer_queue.core.puts.put_handlers import MUTATIONS, wanted
+from transfer_queue.core.events.registry import Caller, Decision, handler
+from transfer_queue.core.puts import retention
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Waiter, Waiting
 from transfer_queue.core.units import unit_drain
-from transfer_queue.errors import CapacityError, TransferQueueError
+from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, Envelope
-from transfer_queue.messages.partitions import Wanted
 from transfer_queue.messages.queries import Watch
 
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
 
+def settle(core: ControllerContext, clearing: bool) -> list[Effect]:
+    """Meets what can be met after a change, until nothing more can; then hands back free extents.
 
-def settle(core: Controller) -> list[Effect]:
-    """Meets what can be met after a change, until nothing more can; then hands back free extents."""
+    clearing: whether rows are being cleared in steps.
+    """
     effects: list[Effect] = []
     while True:
         while core.changed:
@@ -38,7 +39,7 @@ def settle(core: Controller) -> list[Effect]:
             if core.state.waiting.by_waiter:
                 effects += _meet(core, name, partition, change)
             elif partition is not None:
-                core.retain(partition)
+                retention.retain(core, partition)
                 partition.gained.clear()
         effects += core.asks.next(core)
         if not core.changed:
@@ -50,33 +51,31 @@ def settle(core: Controller) -> list[Effect]:
     if core.drains:
         effects += unit_drain.drained(core)
     if core.state.waiting.claims:  # else nothing can be in the way of anything
-        waits = (
-            core.works or core.asks or core.checkpoints.cuts or core.moves.active or core.clearing.jobs or core.making
-        )
+        waits = core.works or core.asks or core.checkpoints.cuts or core.moves.active or clearing or core.making
         if not waits and core.movers.deadlocked(core.state, core.connections):
             effects += deadlock_detector.end(core)
     return effects
 
 
-def retry(core: Controller, waiting: Waiting) -> list[Effect]:
+def retry(core: ControllerContext, waiting: Waiting) -> list[Effect]:
     """Looks again at one who waits, whatever for."""
     if isinstance(waiting.request, Watch):
         return _retry_watch(core, waiting)
     if isinstance(waiting.request, Claim):
         return claim_handler.retry(core, waiting)
-    return _retry_wanted(core, waiting) if isinstance(waiting.request, Wanted) else _retry_put(core, waiting)
+    return _retry_decision(core, waiting)
 
 
-def _meet(core: Controller, name: str, partition: Partition | None, change: Change) -> Iterator[Effect]:
+def _meet(core: ControllerContext, name: str, partition: Partition | None, change: Change) -> Iterator[Effect]:
     """Meets who waits for what has changed in a partition; None where it is no more."""
     for waiter, reply in change_answers.told(core.state, name, core.peers):
         yield _met(core, waiter, reply)
     gained: set[str] = set()
     if partition is not None:
-        core.retain(partition)
+        retention.retain(core, partition)
         gained, partition.gained = partition.gained, set()
         for waiting in list(core.state.waiting.work.get(name, {}).values()):
-            yield from _retry_wanted(core, waiting)
+            yield from _retry_decision(core, waiting)
     for task, queue in list(core.state.waiting.of_partition(name).items()):
         first = next(iter(queue.claims.values()), None)
         if partition is not None and first is not None and core.making.waits(core.samplers, partition, first.claim):
@@ -95,14 +94,14 @@ def _meet(core: Controller, name: str, partition: Partition | None, change: Chan
             yield from retry(core, waiting)
 
 
-def _met(core: Controller, waiter: Waiter, reply: AnyReply) -> Send:
+def _met(core: ControllerContext, waiter: Waiter, reply: AnyReply) -> Send:
     """Answers one who waits and has a connection."""
     peer = core.peers[waiter]
     core.unpark(waiter)
     return Send(peer, waiter[1], reply)
 
 
-def _retry_watch(core: Controller, waiting: Waiting) -> list[Effect]:
+def _retry_watch(core: ControllerContext, waiting: Waiting) -> list[Effect]:
     """Looks again at one who came back after a replay."""
     reply = change_answers.answer(core.state, waiting.watch)
     if reply is None:
@@ -111,27 +110,18 @@ def _retry_watch(core: Controller, waiting: Waiting) -> list[Effect]:
     return [_met(core, waiting.waiter, reply)]
 
 
-def _retry_put(core: Controller, waiting: Waiting) -> list[Effect]:
-    waiter = waiting.waiter
-    peer = core.peers.get(waiter)
+def _retry_decision(core: ControllerContext, waiting: Waiting) -> list[Effect]:
+    """Looks again at a request that waits for space, or for groups that are wanted."""
+    peer = core.peers.get(waiting.waiter)
     if peer is None:
         return []
+    caller = Caller(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request))
     try:
         check_epoch(core.state, waiting.request)
-        records, reply = MUTATIONS[type(waiting.request)](core, waiting.client, peer, waiting.request)
-    except CapacityError:
-        return []
+        decision = handler(type(waiting.request))(core, caller, waiting.request)
     except TransferQueueError as error:
         return core.failed(waiting, error)
-    core.unpark(waiter)
-    return core.commit(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request), records, reply)
-
-
-def _retry_wanted(core: Controller, waiting: Waiting) -> list[Effect]:
-    peer, request = core.peers.get(waiting.waiter), waiting.request
-    assert isinstance(request, Wanted)
-    if peer is None or not core.missing(request):
-        return []
+    if not isinstance(decision, Decision):
+        return []  # it waits on
     core.unpark(waiting.waiter)
-    records, reply = wanted(core, waiting.client, peer, request)
-    return core.commit(waiting.client, peer, Envelope(waiting.sequence, 0, request), records, reply)
+    return core.commit(caller, decision)

@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core.events.records import Aged, AnyRecord, Parked, StateLoaded, Unparked
-from transfer_queue.core.puts.retention import at_another_clock
 from transfer_queue.core.state import serialization
+from transfer_queue.core.state.apply import apply_record
+from transfer_queue.core.state.restore import at_another_clock
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
@@ -152,7 +153,7 @@ def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, in
                 _read_loaded(states, state, record, path)
                 files.append(record.file)
             try:
-                state.apply(record)
+                apply_record(state, record)
             except Exception as error:  # whatever a record leads to: it is the record's fault
                 raise JournalError(
                     f"record {count} of the journal's file {path} does not fit to those before it "

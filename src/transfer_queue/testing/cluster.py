@@ -21,6 +21,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state import invariants
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
@@ -337,7 +338,7 @@ class Cluster:
         for record in self.records:
             if isinstance(record, StateLoaded):
                 self.loaded.prepare(replayed, record)
-            replayed.apply(record)
+            apply_record(replayed, record)
         if replayed.snapshot() != self.controller.state.snapshot():
             raise AssertionError("replaying the records gives another state than live operation had")
 

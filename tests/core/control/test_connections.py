@@ -15,6 +15,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect, FreeExtents, Send, Work
 from transfer_queue.core.events.records import Parked, Unparked
 from transfer_queue.core.state import invariants
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
 from transfer_queue.journal.segment import Clock, Frames, Head, Reading
 from transfer_queue.messages.base import Failure
@@ -92,7 +93,7 @@ class World:
         state = State(self.capacity)
         for records in Reading(Path("journal"), self.journal, True).frames():
             for record in records:
-                state.apply(record)
+                apply_record(state, record)
         invariants.check(state)
         self.controller = Controller(self.sampler(), capacity=self.capacity, restored=state, now=self.now)
         known = list(self.peers)
@@ -277,7 +278,7 @@ def restarted(world: World, **more: Any) -> Controller:
     state = State()
     for records in Reading(Path("journal"), world.journal, True).frames():
         for record in records:
-            state.apply(record)
+            apply_record(state, record)
     return Controller(SequentialSampler(), restored=state, now=world.now, **more)
 
 

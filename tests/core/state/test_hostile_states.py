@@ -15,6 +15,7 @@ from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.columns.schema import packed_texts
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.claims import Claim, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
@@ -236,7 +237,7 @@ def test_what_is_around_the_state(tree: Any, name: str, to: Any, words: str) -> 
     whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}
 
     def load() -> None:
-        h.state.apply(checkpoint_handler.record_of(h.controller, checkpoint_handler.built(whole)))
+        apply_record(h.state, checkpoint_handler.record_of(h.controller, checkpoint_handler.built(whole)))
 
     with pytest.raises(CheckpointError, match=words):
         load()

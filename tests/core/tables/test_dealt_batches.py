@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from harness import Harness, rows_of
 
+from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Failure
@@ -342,7 +343,7 @@ def test_replay_calls_no_sampler() -> None:
     sampler.live = False
     state = State()
     for record in h.records:
-        state.apply(record)
+        apply_record(state, record)
     batch = state.partitions["p"].dealt["t"].find(1, 3)
     assert batch is not None
     assert batch.rows.tolist() == rows

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate, chain, islice, pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.claims import batch_selection, claim_handler, consumer_state, lease_decisions
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.queries.batch_metadata import meta_reply
@@ -27,10 +28,6 @@ from transfer_queue.core.state.wait_queues import Queue, Waiter, Waiting, share_
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import dealer
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
-
 
 PLACED = 32  # claims met together that are told where their values lie; more of them ask for it one by one
 
@@ -153,7 +150,7 @@ def _rank(claim: Claim) -> int:
     return rank
 
 
-def meet(core: Controller, waits: list[Waiting]) -> list[Effect]:
+def meet(core: ControllerContext, waits: list[Waiting]) -> list[Effect]:
     """Meets what `run` or `shares` has found."""
     claim = waits[0].claim
     partition = core.state.partitions[claim.partition]
@@ -207,7 +204,7 @@ def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Waitin
     return batches if len(batches) == len(waits) else []
 
 
-def _is_enough(core: Controller, partition: Partition, sampler: BaseSampler, waits: list[Waiting]) -> bool:
+def _is_enough(core: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[Waiting]) -> bool:
     """Whether they can all be met by one deal now."""
     claim = waits[0].claim
     if core.works.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):

@@ -6,18 +6,21 @@ What a claim gets is decided in `claims.py`. Here that becomes records, a reply,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.unknown_names import not_taken
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, Work
+from transfer_queue.core.events.registry import Caller, Decision, handles
+from transfer_queue.core.puts import clear_decisions
 from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.samplers.remote_calls import PendingCall
 from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Waiter, Waiting
@@ -25,30 +28,27 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.envelopes import AnyReply, Envelope
 
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
-    from transfer_queue.core.samplers.remote_calls import PendingCall
 
-
-def ask(core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, now: float) -> list[Effect]:
+@handles(Claim)
+def handle_claim(core: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """A claim arrived."""
     try:
         batch_selection.check(core.state, core.samplers, claim)
         if not claim.count and not claim.probe:
-            return [Send(peer, envelope.sequence, ClaimReply(rows=b""))]
+            return [Send(caller.peer, caller.envelope.sequence, ClaimReply(rows=b""))]
         outcome = _decide(core, claim)
     except Ask as ask:
-        core.park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
-        return [*core.asks.want(core, (client, envelope.sequence), ask, fresh=True), *core.settle()]
+        core.park(caller, claim, _wait_of(claim) or math.inf)
+        return core.asks.want(core, caller.waiter, ask, fresh=True)
     if not claim.hold and not claim.probe:
-        _come_back(core, client, claim, outcome.rows)
+        _come_back(core, caller.client, claim, outcome.rows)
     if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
-        core.park(client, peer, envelope.sequence, claim, now, _wait_of(claim) or math.inf)
-        return [*_began(core, claim, (client, envelope.sequence), outcome), *core.settle()]
-    return [*_give(core, client, peer, envelope, claim, outcome), *core.settle()]
+        core.park(caller, claim, _wait_of(claim) or math.inf)
+        return _began(core, claim, caller.waiter, outcome)
+    return _give(core, caller, claim, outcome)
 
 
-def retry(core: Controller, waiting: Waiting, made: batch_selection.Made | None = None) -> list[Effect]:
+def retry(core: ControllerContext, waiting: Waiting, made: batch_selection.Made | None = None) -> list[Effect]:
     """Looks again at a parked claim. made: the deal that it began, where that was computed meanwhile."""
     claim = waiting.claim
     waiter = waiting.waiter
@@ -64,7 +64,7 @@ def retry(core: Controller, waiting: Waiting, made: batch_selection.Made | None 
     return _decided(core, waiting, peer, outcome)
 
 
-def look(core: Controller, waiting: Waiting, pending: PendingCall) -> list[Effect]:
+def look(core: ControllerContext, waiting: Waiting, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or because its turn for a call has come."""
     claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
     if peer is None:
@@ -94,7 +94,7 @@ def look(core: Controller, waiting: Waiting, pending: PendingCall) -> list[Effec
     return _decided(core, waiting, peer, outcome)
 
 
-def check_again(core: Controller, waiting: Waiting) -> list[Effect]:
+def check_again(core: ControllerContext, waiting: Waiting) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
     try:
         batch_selection.check(core.state, core.samplers, waiting.claim)
@@ -105,7 +105,7 @@ def check_again(core: Controller, waiting: Waiting) -> list[Effect]:
     return []
 
 
-def _decided(core: Controller, waiting: Waiting, peer: int, outcome: batch_selection.Outcome) -> list[Effect]:
+def _decided(core: ControllerContext, waiting: Waiting, peer: int, outcome: batch_selection.Outcome) -> list[Effect]:
     """Return the effects of a decision about a parked claim."""
     claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
@@ -113,10 +113,10 @@ def _decided(core: Controller, waiting: Waiting, peer: int, outcome: batch_selec
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
         return []
     core.unpark(waiter)
-    return _give(core, waiting.client, peer, Envelope(waiting.sequence, 0, claim), claim, outcome)
+    return _give(core, Caller(waiting.client, peer, Envelope(waiting.sequence, 0, claim)), claim, outcome)
 
 
-def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
+def nothing(core: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
     """The reply to a claim that gets no rows, with the known types of its fields, and of nested ones around them."""
     partition = core.state.partitions.get(claim.partition)
     fields = []
@@ -128,7 +128,7 @@ def nothing(core: Controller, claim: Claim, ended: bool) -> ClaimReply:
     return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
 
 
-def _began(core: Controller, claim: Claim, waiter: Waiter, outcome: batch_selection.Outcome) -> list[Effect]:
+def _began(core: ControllerContext, claim: Claim, waiter: Waiter, outcome: batch_selection.Outcome) -> list[Effect]:
     """The long deal, if the claim began one."""
     long = outcome.long
     if long is None:
@@ -139,17 +139,16 @@ def _began(core: Controller, claim: Claim, waiter: Waiter, outcome: batch_select
     return [Work(job.number, lambda: batch_selection.computed(sampler, long.deal))]
 
 
-def _give(
-    core: Controller, client: str, peer: int, envelope: Envelope, claim: Claim, outcome: batch_selection.Outcome
-) -> list[Effect]:
+def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.Outcome) -> list[Effect]:
+    client = caller.client
     if claim.probe or (outcome.rows is None and not outcome.records):
-        return [Send(peer, envelope.sequence, nothing(core, claim, outcome.ended))]
+        return [Send(caller.peer, caller.envelope.sequence, nothing(core, claim, outcome.ended))]
     rows, records = outcome.rows, lease_decisions.claimed(claim, outcome.records)
     deals = [record for record in records if isinstance(record, r.Dealt)]
     core.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
     partition = core.state.partitions[claim.partition]
     if rows is None:  # the end, at which others were dealt what is left, or it was passed over
-        return core.commit(client, peer, envelope, records, lambda: nothing(core, claim, outcome.ended))
+        return core.commit(caller, Decision(records, lambda: nothing(core, claim, outcome.ended)))
     core.movers.given(client, consumer_state.consumer_of(claim))
     unit = claim_samplers.unit(core.samplers.of(claim, partition), partition)
     leased = lease_decisions.grant(core.state, partition, client, claim, rows, deals, unit)
@@ -166,11 +165,13 @@ def _give(
             return told
         return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
-    effects = core.commit(client, peer, envelope, [*lease_decisions.recorded(records, leased), *handed], reply)
+    effects = core.commit(caller, Decision([*lease_decisions.recorded(records, leased), *handed], reply))
     return [with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
 
 
-def with_places(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect) -> Effect:
+def with_places(
+    core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
+) -> Effect:
     """The reply with where the values lie now. The one kept for retries goes without, since that may be much later."""
     if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
         return effect
@@ -178,7 +179,7 @@ def with_places(core: Controller, partition: Partition, claim: Claim, rows: np.n
     return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
-def _decide(core: Controller, claim: Claim, made: batch_selection.Made | None = None) -> batch_selection.Outcome:
+def _decide(core: ControllerContext, claim: Claim, made: batch_selection.Made | None = None) -> batch_selection.Outcome:
     """What a claim gets, after what its sampler passes over is gone; nothing until what it needs is made."""
     partition = core.state.partitions.get(claim.partition)
     if partition is not None and core.making.waits(core.samplers, partition, claim):
@@ -195,7 +196,7 @@ def _decide(core: Controller, claim: Claim, made: batch_selection.Made | None = 
             core.samplers.note(core.timer() - began)
 
 
-def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+def _come_back(core: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
     """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
     core.movers.back(client, consumer_state.consumer_of(claim))
     partition = core.state.partitions.get(claim.partition)
@@ -206,16 +207,18 @@ def _come_back(core: Controller, client: str, claim: Claim, rows: np.ndarray | N
             if gone is not None:
                 core.apply(r.Inherited(partition.name, claim.task, gone, rank, client))
         held = partition.holds.of(claim.task, client, rank)
-        core.finish(partition, claim.task, client, held if rows is None else np.setdiff1d(held, rows))
+        ended = held if rows is None else np.setdiff1d(held, rows)
+        for record in clear_decisions.finished(partition, claim.task, client, ended):
+            core.apply(record)
 
 
-def warning_of(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def warning_of(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """Return a warning for the log of the client that sent the claim; None if there is none."""
     words = spanning(core, partition, claim, rows), not_taken(core.samplers.of(claim, partition), claim.sampling)
     return ". ".join(filter(None, words)) or None
 
 
-def spanning(core: Controller, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def spanning(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
     size = claim_samplers.group_size(core.samplers.of(claim, partition))
     if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:

@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from transfer_queue.core.claims.wakeup_filter import Change
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import Samplers
 from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.ready_views import Key
 from transfer_queue.sampler.sampler_wrapper import ranked_keys
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
 
 SMALL = 8  # chunks of 4096 rows; for so many all is made at once
 # chunks that are looked at in a turn, for a millisecond or two
@@ -103,17 +100,17 @@ class Making:
         self._jobs.append((partition, wanted))
         return True
 
-    def step(self, core: Controller) -> None:
-        """Makes the next part of what is next in turn; whose claims needed it is looked at again after the last."""
+    def step(self, state: State) -> tuple[str, str] | None:
+        """Makes the next part of what is next in turn. Returns the partition and the task for which all is made now."""
         if not self._jobs:
-            return
+            return None
         partition, wanted = self._jobs.popleft()
-        if core.state.partitions.get(partition.name) is not partition:
-            return
+        if state.partitions.get(partition.name) is not partition:
+            return None
         part = next_part(partition, wanted)
         if part is not None:
             part()
         if next_part(partition, wanted) is not None:
             self._jobs.append((partition, wanted))
-        else:
-            core.changed.setdefault(partition.name, Change()).tasks.add(wanted.task)
+            return None
+        return partition.name, wanted.task

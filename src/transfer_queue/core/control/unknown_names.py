@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
@@ -17,6 +17,11 @@ TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "
 def no_partition(name: str, partitions: Iterable[str]) -> str:
     """Return "there is no partition 'x'", with the nearest names that exist, otherwise the first ones."""
     return f"there is no partition {name!r} ({others(name, partitions)})"
+
+
+def unknown_partition(partitions: Collection[str], name: str, effect: str) -> str | None:
+    """Return a warning about a partition that does not exist; None if it exists. effect: what the request then does."""
+    return None if name in partitions else f"{no_partition(name, partitions)}: {effect}"
 
 
 def others(name: str, partitions: Iterable[str]) -> str:

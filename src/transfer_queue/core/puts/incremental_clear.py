@@ -7,26 +7,21 @@ leaves a state in which some rows are cleared, and its request, which was not an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import msgspec
 
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
-from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.puts.put_handlers import MUTATIONS
+from transfer_queue.core.events.registry import Caller, Decision, handler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import AnyReply, Envelope
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, ClearRows
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
 
 STEP = CHUNK // 2  # rows; half a millisecond, or a few where they have keys and tags
 
@@ -34,15 +29,13 @@ Clear = Union[ClearRows, ClearKeys, ClearPartition]
 
 
 class Job:
-    """A request that is being carried out. peer: where it is answered. done: of the rows or keys that it names.
+    """A request that is being carried out. done: of the rows or keys that it names.
 
     partition: the one that was meant; another one of its name is left alone.
     """
 
-    def __init__(self, client: str, peer: int, envelope: Envelope, partition: Partition) -> None:
-        self.client = client
-        self.peer = peer
-        self.envelope = envelope
+    def __init__(self, caller: Caller, partition: Partition) -> None:
+        self.caller = caller
         self.partition = partition
         self.done = 0
 
@@ -53,42 +46,42 @@ class Clearing:
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
 
-    def begin(self, state: State, client: str, peer: int, envelope: Envelope) -> bool:
+    def begin(self, state: State, caller: Caller) -> bool:
         """Takes a request on where it is a long one; the same again is answered on the newest connection."""
-        body = envelope.body
+        body = caller.envelope.body
         if not isinstance(body, (ClearRows, ClearKeys, ClearPartition)):
             return False
         for job in self.jobs:
-            if (job.client, job.envelope.sequence) == (client, envelope.sequence):
-                job.peer = max(job.peer, peer)
+            if job.caller.waiter == caller.waiter:
+                job.caller = job.caller.on_newest(caller.peer)
                 return True
         partition = state.partitions.get(body.partition)
         if partition is None or _length(partition, body) <= STEP:
             return False
         if isinstance(body, ClearRows) and len(body.rows) % 8:
             return False  # what is no column is refused before any row is cleared
-        self.jobs.append(Job(client, peer, envelope, partition))
+        self.jobs.append(Job(caller, partition))
         return True
 
-    def step(self, core: Controller) -> list[Effect]:
+    def step(self, core: ControllerContext) -> list[Effect]:
         """One step of the job whose turn it is."""
         if not self.jobs:
             return []
         job = self.jobs.popleft()
-        body: Any = job.envelope.body
-        records: list[r.AnyRecord] = []
-        reply: Callable[[], AnyReply] = Done
-        last = True
+        body: Any = job.caller.envelope.body
+        decision, last = Decision([], Done), True
         try:
             if core.state.partitions.get(body.partition) is job.partition:
                 check_epoch(core.state, body)
                 part, last = _part(job, body)
-                records, reply = MUTATIONS[type(part)](core, job.client, job.peer, part)
+                decided = handler(type(part))(core, job.caller, part)
+                assert isinstance(decided, Decision)
+                decision = decided
         except TransferQueueError as error:
-            return [core.failure(job.peer, job.envelope.sequence, error)]
-        if last and job.client in core.connections:
-            return core.commit(job.client, job.peer, job.envelope, records, reply)
-        for record in records:
+            return [core.failure(job.caller.peer, job.caller.envelope.sequence, error)]
+        if last and job.caller.client in core.connections:
+            return core.commit(job.caller, decision)
+        for record in decision.records:
             core.apply(record)
         if not last:
             self.jobs.append(job)

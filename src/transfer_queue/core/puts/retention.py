@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
 
 
 def keeps_all(partition: Partition) -> bool:
@@ -27,10 +27,14 @@ def mark(partition: Partition, now: float) -> list[r.AnyRecord]:
     return [r.Aged(partition.name, now)]
 
 
-def at_another_clock(state: State, shift: float) -> None:
-    """All rows came so many seconds later by the clock of now than by the one before."""
-    for partition in state.partitions.values():
-        partition.births.shift(shift)
+def retain(context: ControllerContext, partition: Partition) -> None:
+    """Drop what is beyond the partition's retention, one after the other as each changes what is there."""
+    if keeps_all(partition):
+        return
+    for record in mark(partition, context.now):
+        context.apply(record)
+    for drop in drops(partition, context.now):
+        context.apply(drop)
 
 
 def due(partition: Partition) -> float | None:

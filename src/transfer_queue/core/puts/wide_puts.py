@@ -9,12 +9,15 @@ If the process dies in between, nothing of the put is left.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Union
+from collections.abc import Callable
+from typing import Union
 
 import msgspec
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_dims, check_kind, check_place, dims_end, fields_of, shape_of
@@ -22,11 +25,8 @@ from transfer_queue.core.tables.prepared_puts import Prepared, PreparedColumns, 
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import Publish, Reserve
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
 
 WIDE = 2048
 """Fields from which on a put is prepared. A put whose schema is sent in parts is prepared always."""
@@ -41,11 +41,8 @@ TRIES = 3
 class Job:
     """A put that is being prepared."""
 
-    def __init__(self, client: str, peer: int, envelope: Envelope, body: Publish, block: NewBlock) -> None:
-        self.client = client
-        self.peer = peer
-        """The connection on which the put is answered."""
-        self.envelope = envelope
+    def __init__(self, caller: Caller, body: Publish, block: NewBlock) -> None:
+        self.caller = caller
         self.body = body
         self.block = block
         self.dims = np.frombuffer(block.dims, "<i8")
@@ -201,12 +198,12 @@ class WidePuts:
         self.jobs: deque[Job] = deque()
         """The oldest job is prepared first."""
 
-    def begin(self, state: State, client: str, peer: int, envelope: Envelope) -> bool:
+    def begin(self, state: State, caller: Caller) -> bool:
         """Begin to prepare a put if it is a wide one. Returns whether it is.
 
         A put that is sent again is answered on its newest connection.
         """
-        body = envelope.body
+        body = caller.envelope.body
         if not isinstance(body, Publish) or body.block is None:
             return False
         block = body.block
@@ -215,8 +212,8 @@ class WidePuts:
         if state.blocks.prepared is not None and state.blocks.prepared.sent is block:
             return False
         for job in self.jobs:
-            if (job.client, job.envelope.sequence) == (client, envelope.sequence) and not job.answered:
-                job.peer = max(job.peer, peer)
+            if job.caller.waiter == caller.waiter and not job.answered:
+                job.caller = job.caller.on_newest(caller.peer)
                 return True
         check_place(block, body.count)
         if block.schema and block.parts:
@@ -225,15 +222,15 @@ class WidePuts:
             raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
         if body.rows is not None and len(body.rows) != 8 * body.count:
             raise InvalidArgumentError(f"the put has {body.count} rows of values, but names {len(body.rows) // 8} rows")
-        self.jobs.append(Job(client, peer, envelope, body, block))
+        self.jobs.append(Job(caller, body, block))
         return True
 
     def closed(self, peer: int) -> None:
         """Drop the jobs of a connection that has ended; its client sends the puts again on another one, or never."""
-        self.jobs = deque(job for job in self.jobs if job.peer != peer)
+        self.jobs = deque(job for job in self.jobs if job.caller.peer != peer)
 
-    def step(self, core: Controller) -> list[Effect]:
-        """Do one step of the oldest job."""
+    def step(self, core: ControllerContext, answer: Callable[[Caller, AnyRequest], list[Effect]]) -> list[Effect]:
+        """Do one step of the oldest job. answer: has the put decided on once all is prepared."""
         if not self.jobs:
             return []
         job = self.jobs[0]
@@ -247,9 +244,9 @@ class WidePuts:
             if not ends:
                 return []
             core.state.blocks.prepared = job.prepared
-            return core.answer(job.client, job.peer, job.envelope)
+            return answer(job.caller, job.body)
         except TransferQueueError as error:
-            return [core.failure(job.peer, job.envelope.sequence, error)]
+            return [core.failure(job.caller.peer, job.caller.envelope.sequence, error)]
         finally:
             job.answered = ends
             core.state.blocks.prepared = None

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import numpy as np
 
-from transfer_queue.core.claims.consumer_state import missing
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.unknown_names import no_partition
-from transfer_queue.core.puts import flow_control
-from transfer_queue.core.queries.partition_view import list_keys, take_snapshot
-from transfer_queue.core.queries.value_locations import lookup
+from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import dims_parts
@@ -19,31 +14,19 @@ from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import UnknownPartitionError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
-from transfer_queue.messages.descriptors import MEMORY, FieldType
+from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
-from transfer_queue.messages.progress import (
-    FieldProgress,
-    PartitionProgress,
-    PolicyProgress,
-    SamplerCost,
-    TaskProgress,
-    UnitProgress,
-)
 from transfer_queue.messages.queries import (
     CheckConsumption,
     CheckProduction,
     ConsumptionStatus,
-    ListKeys,
-    Lookup,
     ProductionStatus,
     RetrieveKeys,
     RetrieveMeta,
     Show,
     StatusReply,
-    TakeSnapshot,
 )
-from transfer_queue.messages.system import SystemStatus
 
 
 def meta_reply(
@@ -106,9 +89,10 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
     return out
 
 
-def show(state: State, request: Show) -> AnyReply:
+@handles(Show, reads=True)
+def show(core: ControllerContext, caller: Caller, request: Show) -> AnyReply:
     """All live rows; production over those of the fields that exist."""
-    partition = _known(state, request.partition)
+    partition = _known(core.state, request.partition)
     positions = partition.rows.live_positions(waiting=False)
     fields = [name for name in request.fields if name in partition.fields]
     produced = np.zeros(len(positions), bool)
@@ -117,9 +101,10 @@ def show(state: State, request: Show) -> AnyReply:
     return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
 
 
-def retrieve_meta(state: State, request: RetrieveMeta) -> AnyReply:
+@handles(RetrieveMeta, reads=True)
+def retrieve_meta(core: ControllerContext, caller: Caller, request: RetrieveMeta) -> AnyReply:
     """Rows of the known keys, in key order, with their common fields."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     if partition is None:
         return ClaimReply(rows=b"")
     positions = np.array([partition.keys[key] for key in request.keys if key in partition.keys], "i8")
@@ -128,15 +113,17 @@ def retrieve_meta(state: State, request: RetrieveMeta) -> AnyReply:
     return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
 
 
-def retrieve_keys(state: State, request: RetrieveKeys) -> AnyReply:
+@handles(RetrieveKeys, reads=True)
+def retrieve_keys(core: ControllerContext, caller: Caller, request: RetrieveKeys) -> AnyReply:
     """A key or None for each row."""
-    partition = _known(state, request.partition)
+    partition = _known(core.state, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
-def production_status(state: State, request: ProductionStatus) -> AnyReply:
+@handles(ProductionStatus, reads=True)
+def production_status(core: ControllerContext, caller: Caller, request: ProductionStatus) -> AnyReply:
     """int8 [rows, fields] of all live rows."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     if partition is None or any(name not in partition.fields for name in request.fields):
         return StatusReply(known=False)
     positions = partition.rows.live_positions()
@@ -144,9 +131,10 @@ def production_status(state: State, request: ProductionStatus) -> AnyReply:
     return StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
 
 
-def consumption_status(state: State, request: ConsumptionStatus) -> AnyReply:
+@handles(ConsumptionStatus, reads=True)
+def consumption_status(core: ControllerContext, caller: Caller, request: ConsumptionStatus) -> AnyReply:
     """int8 [rows] of all live rows."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     if partition is None:
         return StatusReply(known=False)
     positions = partition.rows.live_positions()
@@ -154,78 +142,27 @@ def consumption_status(state: State, request: ConsumptionStatus) -> AnyReply:
     return StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
 
 
-def check_production(state: State, request: CheckProduction) -> AnyReply:
+@handles(CheckProduction, reads=True)
+def check_production(core: ControllerContext, caller: Caller, request: CheckProduction) -> AnyReply:
     """Whether every row has every field; False for unknown ones and for no rows at all."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     if partition is None or not partition.rows.count:
         return Done(False)
     fields = [partition.fields.get(name) for name in request.fields]
     return Done(all(field is not None and field.live == partition.rows.count for field in fields))
 
 
-def check_consumption(state: State, request: CheckConsumption) -> AnyReply:
+@handles(CheckConsumption, reads=True)
+def check_consumption(core: ControllerContext, caller: Caller, request: CheckConsumption) -> AnyReply:
     """Whether the task has consumed every row that is left, and any at all; False for an unknown partition."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     return Done(partition is not None and partition.wholly_consumed(request.task))
 
 
-def list_partitions(state: State, request: ListPartitions) -> AnyReply:
+@handles(ListPartitions, reads=True)
+def list_partitions(core: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
     """Names in order of creation."""
-    return Done(list(state.partitions))
-
-
-def status(
-    state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost], trouble: str
-) -> SystemStatus:
-    """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
-    partitions = [progress(state, partition, now, size) for partition in state.partitions.values()]
-    leased = state.blocks.leased_in
-    units = [
-        UnitProgress(number, unit.told_tier, unit.capacity, leased.get(number, 0), number in state.draining)
-        for number, unit in sorted(state.units.items())
-    ]
-    return SystemStatus(partitions, counters, samplers, trouble, units)
-
-
-def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
-    """One partition. size: as above."""
-    queues = state.waiting.of_partition(partition.name)
-    tasks = []
-    for task in sorted({*partition.tasks, *queues}):
-        waiting = list(queues[task].claims.values()) if task in queues else []
-        longest = max((now - w.since for w in waiting), default=0.0)
-        ever = partition.consumed_ever.get(task, 0)
-        consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
-        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed))
-    lost = partition.losses.counts
-    fields = [FieldProgress(name, f.live, f.words(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()]
-    orphaned = partition.groups.orphaned(partition.sealed)
-    policy = None
-    if partition.options.max_staleness is not None or partition.policy_version:
-        policy = PolicyProgress(partition.policy_version, partition.admitted, flow_control.limit(partition))
-    wanted = {task: (groups, missing(partition, task, size)) for task, groups in partition.wants.groups.items()}
-    puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
-    return PartitionProgress(
-        partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
-        partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
-        passed={task: found for task in partition.tasks if (found := partition.passed.of(task))},
-        stored=dict(stored(state, partition)),
-    )  # fmt: skip
-
-
-def stored(state: State, partition: Partition) -> Counter[str]:
-    """Tier -> bytes of a partition there, every copy counted."""
-    found: Counter[str] = Counter()
-    for number, nbytes in state.blocks.stored.get(partition.number, {}).items():
-        if nbytes:
-            found[tier_of(state, number)] += nbytes
-    return found
-
-
-def tier_of(state: State, number: int) -> str:
-    """The tier of a storage unit, as people are told."""
-    unit = state.units.get(number)
-    return MEMORY if unit is None else unit.told_tier
+    return Done(list(core.state.partitions))
 
 
 def _known(state: State, name: str) -> Partition:
@@ -233,18 +170,3 @@ def _known(state: State, name: str) -> Partition:
     if partition is None:
         raise UnknownPartitionError(no_partition(name, state.partitions))
     return partition
-
-
-QUERIES: dict[type, Any] = {
-    Show: show,
-    RetrieveMeta: retrieve_meta,
-    RetrieveKeys: retrieve_keys,
-    Lookup: lookup,
-    ListKeys: list_keys,
-    ListPartitions: list_partitions,
-    ProductionStatus: production_status,
-    ConsumptionStatus: consumption_status,
-    CheckProduction: check_production,
-    CheckConsumption: check_consumption,
-    TakeSnapshot: take_snapshot,
-}

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Union
 
+import numpy as np
+
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import Waiter
-from transfer_queue.core.tables import change_feed
+from transfer_queue.core.tables.change_feed import Tag, begins, known_keys, matcher
 from transfer_queue.messages.queries import ChangeReply, Watch
+
+
+@handles(Watch)
+def watch(core: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
+    """What is new to the caller. The request waits if nothing is."""
+    reply = answer(core.state, request)
+    if reply is None and request.wait is not None and request.wait > 0:
+        core.park(caller, request, request.wait)
+        looked(core.state, request.partition)
+        return []
+    return reply or nothing(core.state, request)
 
 
 def answer(state: State, watch: Watch) -> ChangeReply | None:
     """The answer to one who asks, None where nothing is new to him."""
-    return change_feed.answer(state.partitions.get(watch.partition), watch)
+    since = -1 if watch.since is None else watch.since
+    return News(state.partitions.get(watch.partition), since).answer(watch.where, begins(watch))
 
 
 def nothing(state: State, watch: Watch) -> ChangeReply:
     """The answer where nothing is new."""
-    return change_feed.nothing(state.partitions.get(watch.partition))
+    partition = state.partitions.get(watch.partition)
+    return ChangeReply(-1) if partition is None else ChangeReply(partition.version, sealed=partition.sealed)
 
 
 def looked(state: State, name: str) -> None:
@@ -36,12 +56,82 @@ def told(state: State, name: str, connected: Container[Waiter]) -> list[tuple[Wa
     watches = state.waiting.watches.get(name)
     if watches is None:
         return []
-    news = change_feed.News(state.partitions.get(name), watches.looked)
+    news = News(state.partitions.get(name), watches.looked)
     looked(state, name)
     found = []
-    for (_, begins), group in watches.groups.items():
+    for (_, beginning), group in watches.groups.items():
         waiters = [waiter for waiter in group if waiter in connected]
-        reply = news.answer(group[waiters[0]].watch.where, begins) if waiters else None
+        reply = news.answer(group[waiters[0]].watch.where, beginning) if waiters else None
         if reply is not None:
             found += [(waiter, reply) for waiter in waiters]
     return found
+
+
+class News:
+    """What is new in a partition (None: it does not exist) since a version; below 1 is the beginning of all.
+
+    dropped: the partition of that version is no more; another one of its name may be there.
+    """
+
+    def __init__(self, partition: Partition | None, since: int) -> None:
+        self.partition = partition
+        self.since = max(since, 0)
+        self.dropped = since >= 1 and (partition is None or since < partition.changes.made)
+        if partition is None or self.dropped:
+            return
+        changes = partition.changes
+        self.positions, self.versions = changes.since(self.since)
+        self.tags = partition.tags_of(self.positions)
+        self.cleared = changes.cleared_since(self.since)
+        self.sealed = changes.sealed > self.since
+        self.lost, self.lost_fields = partition.losses.since(self.since)
+        self.complete = self.since >= changes.forgotten
+
+    def answer(self, where: Tag, begins: bool) -> ChangeReply | None:
+        """The answer to one who asks for rows with these tags, None where nothing is new to him.
+
+        begins: he was told of no row yet, so that no clear is news to him.
+        """
+        if self.dropped:
+            return ChangeReply(-1, changed=True, dropped=True)
+        partition = self.partition
+        if partition is None:
+            return None
+        chosen = self._chosen(where)
+        cleared = [] if begins else self.cleared
+        complete = begins or self.complete
+        if not (len(chosen) or cleared or self.sealed) and complete:
+            return None
+        positions = self.positions[chosen]
+        missed = np.isin(self.lost, positions)  # whose tags are wanted: a row that lost a value has changed
+        return ChangeReply(
+            partition.version,
+            changed=True,
+            rows=partition.rows.indexes_of(positions).tobytes(),
+            versions=self.versions[chosen].tobytes(),
+            keys=known_keys(partition.keys_of(positions)),
+            tags=None if self.tags is None else [self.tags[i] for i in chosen.tolist()],
+            cleared=b"".join(indexes for _, indexes, _ in cleared),
+            cleared_versions=b"".join(_repeated(version, indexes) for version, indexes, _ in cleared),
+            cleared_keys=known_keys(
+                [key for _, indexes, keys in cleared for key in keys or [None] * (len(indexes) // 8)]
+            ),
+            sealed=partition.sealed,
+            complete=complete,
+            lost=partition.rows.indexes_of(self.lost[missed]).tobytes(),
+            lost_keys=known_keys(partition.keys_of(self.lost[missed])),
+            lost_fields={name: lost[missed].tobytes() for name, lost in self.lost_fields.items()},
+        )
+
+    def _chosen(self, where: Tag) -> np.ndarray:
+        """Which of the rows have these tags."""
+        if not where:
+            return np.arange(len(self.positions))
+        if self.tags is None:
+            return np.zeros(0, "i8")
+        matches = matcher(where)
+        return np.array([i for i, tag in enumerate(self.tags) if matches(tag)], "i8")
+
+
+def _repeated(version: int, indexes: bytes) -> bytes:
+    return np.full(len(indexes) // 8, version, "i8").tobytes()

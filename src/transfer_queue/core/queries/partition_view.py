@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.change_feed import matcher
 from transfer_queue.core.tables.row_table import CHUNK_BITS
 from transfer_queue.messages.queries import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
@@ -17,15 +18,16 @@ SCANNED_ROWS = 16384  # that are looked at for it
 Tag = dict[str, Any]
 
 
-def list_keys(state: State, request: ListKeys) -> KeysReply:
+@handles(ListKeys, reads=True)
+def list_keys(core: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
     """The next page. Keys come in order of creation, which is that of positions."""
-    names = list(state.partitions) if request.partitions is None else request.partitions
+    names = list(core.state.partitions) if request.partitions is None else request.partitions
     matches = matcher(request.where) if request.where else None
     page: dict[str, dict[str, Tag]] = {}
     keys, rows = PAGE_KEYS, SCANNED_ROWS
     made, start = request.made, request.start
     for number, name in enumerate(names):
-        partition = state.partitions.get(name)
+        partition = core.state.partitions.get(name)
         if partition is None or made not in (None, partition.changes.made):
             made, start = None, 0  # it is there no more; another one of its name is not what was being listed
             continue
@@ -57,9 +59,10 @@ def _keyed(partition: Partition, start: int) -> Iterator[tuple[int, str | None, 
 SNAPSHOT_ROWS = 4096  # of an answer: about two milliseconds
 
 
-def take_snapshot(state: State, request: TakeSnapshot) -> SnapshotReply:
+@handles(TakeSnapshot, reads=True)
+def take_snapshot(core: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
     """The next page. Positions ascend as global indexes do."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     if partition is None or request.made not in (None, partition.changes.made):
         return SnapshotReply(known=False)
     live = partition.rows.live_positions()

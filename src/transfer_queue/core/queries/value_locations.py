@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
@@ -19,26 +21,27 @@ from transfer_queue.messages.queries import Lookup, LookupReply
 Places = tuple[np.ndarray, np.ndarray]
 
 
-def lookup(state: State, request: Lookup) -> AnyReply:
+@handles(Lookup, reads=True)
+def lookup(core: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
     """Where values lie."""
-    partition = state.partitions.get(request.partition)
+    partition = core.state.partitions.get(request.partition)
     if request.rows is not None:
-        return _by_rows(state, partition, request, indexes_in(request.rows))
+        return _by_rows(core.state, partition, request, indexes_in(request.rows))
     keys = {} if partition is None else partition.keys
     asked = request.keys or []
     positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
     if partition is None or not len(positions):
-        return _nothing(state, 0)
+        return _nothing(core.state, 0)
     unknown = [] if len(positions) == len(asked) else list(dict.fromkeys(key for key in asked if key not in keys))
     _check_lost(partition, request.fields, positions)
     lacking: dict[str, int] = {}
     places = _common(partition, positions, request.fields, lacking)
     if places:
-        reply = _placed(state, partition, len(positions), places, request)
+        reply = _placed(core.state, partition, len(positions), places, request)
     else:
         # count > 0 without types tells the client that the keys share no field at all
         shared = request.fields is not None and _common(partition, positions, None)
-        reply = _nothing(state, -len(positions) if shared else len(positions))
+        reply = _nothing(core.state, -len(positions) if shared else len(positions))
     return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
 
 

@@ -6,18 +6,32 @@ import numpy as np
 
 from transfer_queue.core.claims.final_rounds import REMAINDER
 from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.unknown_names import others
+from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.puts import flow_control
+from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.group_table import Group
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.queries import Explain
 
 NEAREST = 3  # rows that a timeout explains
 WAITS_FOR = ", which waits for "  # of a group
+
+
+@handles(Explain, reads=True)
+def handle_explain(core: ControllerContext, caller: Caller, request: Explain) -> Done:
+    """Why a sample is not dealt, or what a claim of this description would wait for."""
+    if request.count is None or request.task is None or not request.fields:
+        return Done(explain(core.state, request, core.group_size_of(request.partition)))
+    claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
+    sampler = core.samplers.of(claim, core.state.partitions.get(request.partition))
+    return Done(waiting_words(core.state, claim, claim_samplers.group_size(sampler)))
 
 
 def explain(state: State, request: Explain, dealt: int | None = None) -> str:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
-from transfer_queue.core.queries.batch_metadata import progress, stored, tier_of
+from transfer_queue.core.reports.status import progress, stored, tier_of
 from transfer_queue.core.tables.block_table import BlockChunk, sums
 from transfer_queue.messages.progress import PartitionProgress, TaskProgress
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded
 
 if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
     from transfer_queue.core.state.state import State
 
 NAMED = 100  # partitions that are told by name, those made last; the others are told as one
@@ -85,7 +85,7 @@ class StateMeasures:
     """
 
 
-def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures]:
+def measure(core: ControllerContext, now: float) -> Generator[None, None, StateMeasures]:
     """Looks at the state; the caller lets others be served between two steps, each of which is short."""
     found = StateMeasures(len(core.state.partitions))
     names = list(core.state.partitions)
@@ -112,7 +112,7 @@ def measure(core: Controller, now: float) -> Generator[None, None, StateMeasures
     return found
 
 
-def _others(core: Controller, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
+def _others(core: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
     """These partitions as one: how much they hold, and who waits."""
     rows = nbytes = 0
     tiers: Counter[str] = Counter()

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.events.effects import AskSampler, Effect
 from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.samplers.claim_samplers import Samplers
 from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, HostedRunner, UserSampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Waiter
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.wait_queues import Waiter, Waiting
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.sampler.ready_views import Key
 from transfer_queue.sampler.remote_partition import PAGE, Question, Shown, ViewReply
 from transfer_queue.sampler.sampler_calls import SamplerCall, SamplerRequest
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
 
 MOST_GROUPS = 1 << 16  # in the reply to one question
 NOTHING_SHOWN = Shown()
@@ -54,6 +52,21 @@ class PendingCall:
         self.began = 0.0
 
 
+DecideAgain = Callable[[Waiting, PendingCall], list[Effect]]
+"""Decides a parked claim with the answers so far."""
+
+
+class CallContext(Protocol):
+    """What the calls need of the controller."""
+
+    state: State
+    samplers: Samplers
+    timer: Callable[[], float]
+
+    def failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
+        """Refuse a request that waits."""
+
+
 class SamplerAsks:
     """The calls of the system's sampler that wait or are under way. True while there are any.
 
@@ -61,7 +74,8 @@ class SamplerAsks:
         runner: Knows the answers of the sampler; None if it does not run in a process of its own.
     """
 
-    def __init__(self, sampler: AnySampler) -> None:
+    def __init__(self, sampler: AnySampler, decide_again: DecideAgain) -> None:
+        self._decide_again = decide_again
         self.runner = _runner_of(sampler)
         self._begun = 0  # calls so far, including those of former samplers
         self._active: PendingCall | None = None
@@ -76,7 +90,7 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def want(self, core: Controller, waiter: Waiter, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def want(self, core: CallContext, waiter: Waiter, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
@@ -94,7 +108,7 @@ class SamplerAsks:
         """Queue a call that no claim needs. done: called with the answer, or the exception; see `next`."""
         self._orders.append((call, done))
 
-    def next(self, core: Controller) -> list[Effect]:
+    def next(self, core: CallContext) -> list[Effect]:
         """Start the next call, if none is under way."""
         effects: list[Effect] = []
         if self.runner is not None and self.runner.orders:
@@ -109,7 +123,7 @@ class SamplerAsks:
             fresh = self._claims.pop(waiter)
             waiting = core.state.waiting.by_waiter.get(waiter)
             if waiting is not None:
-                effects += claim_handler.look(core, waiting, PendingCall(waiter, fresh))
+                effects += self._decide_again(waiting, PendingCall(waiter, fresh))
         return effects
 
     def replace(self, sampler: AnySampler) -> list[Effect]:
@@ -135,7 +149,7 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ calls
 
-    def _begin(self, core: Controller, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def _begin(self, core: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         self._begun += 1
         self._active, pending.ask, pending.began = pending, ask, core.timer()
         shown = NOTHING_SHOWN
@@ -143,7 +157,7 @@ class SamplerAsks:
             shown = self._shown(pending, ask.partition, ask.ready)
         return [AskSampler(self._begun, ask.call, shown)]
 
-    def go_on(self, core: Controller, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def go_on(self, core: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
         if self._active is not None:
             assert pending.waiter is not None
@@ -151,7 +165,7 @@ class SamplerAsks:
             return []
         return self._begin(core, pending, ask)
 
-    def answered(self, core: Controller, number: int, outcome: Any) -> list[Effect]:
+    def answered(self, core: CallContext, number: int, outcome: Any) -> list[Effect]:
         """A call has ended. outcome: its result, or an exception."""
         pending = self._active
         if pending is None or number != self._begun:
@@ -167,7 +181,7 @@ class SamplerAsks:
             self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, because it came before the others
         return effects
 
-    def _decide(self, core: Controller, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
+    def _decide(self, core: CallContext, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
         assert pending.waiter is not None
         waiting = core.state.waiting.by_waiter.get(pending.waiter)
         if waiting is None:
@@ -179,7 +193,7 @@ class SamplerAsks:
             pending.answers, pending.void = Answers(), False  # the rows that the sampler read have changed
         else:
             pending.answers.by_key[ask.key] = outcome
-        return claim_handler.look(core, waiting, pending)
+        return self._decide_again(waiting, pending)
 
     # ------------------------------------------------------------ what the sampler reads
 
@@ -197,7 +211,7 @@ class SamplerAsks:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def question(self, core: Controller, number: int, question: Question) -> ViewReply:
+    def question(self, core: CallContext, number: int, question: Question) -> ViewReply:
         """Reply to what the sampler reads during a call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts.retention import at_another_clock
 from transfer_queue.core.state.apply_leases import fence
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import restored
@@ -74,6 +73,12 @@ def _join(state: State, blocks: BlockTable) -> None:
     for place, before in state.blocks.extents.items():
         blocks.enter_empty(place, before)
     blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
+
+
+def at_another_clock(state: State, shift: float) -> None:
+    """All rows came so many seconds later by the clock of now than by the one before."""
+    for partition in state.partitions.values():
+        partition.births.shift(shift)
 
 
 def _forget_clients(partition: Partition) -> None:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
-from transfer_queue.messages.queries import ChangeReply, Watch
-
-if TYPE_CHECKING:
-    from transfer_queue.core.state.partition import Partition
+from transfer_queue.messages.queries import Watch
 
 MAX_CLEARED = 65536  # cleared rows of a partition that are remembered
 
@@ -94,7 +91,7 @@ class Changes(Persisted):
         chunk.changed[at] = 0
         if not len(told):
             return
-        keys = None if chunk.keys is None else _some([chunk.keys[a] for a in told.tolist()])
+        keys = None if chunk.keys is None else known_keys([chunk.keys[a] for a in told.tolist()])
         self.cleared.append((version, chunk.index[told].tobytes(), keys))
         self.count += len(told)
         while self.count > MAX_CLEARED:
@@ -151,89 +148,11 @@ class Changes(Persisted):
         }
 
 
-class News:
-    """What is new in a partition (None: it does not exist) since a version; below 1 is the beginning of all.
-
-    dropped: the partition of that version is no more; another one of its name may be there.
-    """
-
-    def __init__(self, partition: Partition | None, since: int) -> None:
-        self.partition = partition
-        self.since = max(since, 0)
-        self.dropped = since >= 1 and (partition is None or since < partition.changes.made)
-        if partition is None or self.dropped:
-            return
-        changes = partition.changes
-        self.positions, self.versions = changes.since(self.since)
-        self.tags = partition.tags_of(self.positions)
-        self.cleared = changes.cleared_since(self.since)
-        self.sealed = changes.sealed > self.since
-        self.lost, self.lost_fields = partition.losses.since(self.since)
-        self.complete = self.since >= changes.forgotten
-
-    def answer(self, where: Tag, begins: bool) -> ChangeReply | None:
-        """The answer to one who asks for rows with these tags, None where nothing is new to him.
-
-        begins: he was told of no row yet, so that no clear is news to him.
-        """
-        if self.dropped:
-            return ChangeReply(-1, changed=True, dropped=True)
-        partition = self.partition
-        if partition is None:
-            return None
-        chosen = self._chosen(where)
-        cleared = [] if begins else self.cleared
-        complete = begins or self.complete
-        if not (len(chosen) or cleared or self.sealed) and complete:
-            return None
-        positions = self.positions[chosen]
-        missed = np.isin(self.lost, positions)  # whose tags are wanted: a row that lost a value has changed
-        return ChangeReply(
-            partition.version,
-            changed=True,
-            rows=partition.rows.indexes_of(positions).tobytes(),
-            versions=self.versions[chosen].tobytes(),
-            keys=_some(partition.keys_of(positions)),
-            tags=None if self.tags is None else [self.tags[i] for i in chosen.tolist()],
-            cleared=b"".join(indexes for _, indexes, _ in cleared),
-            cleared_versions=b"".join(_repeated(version, indexes) for version, indexes, _ in cleared),
-            cleared_keys=_some([key for _, indexes, keys in cleared for key in keys or [None] * (len(indexes) // 8)]),
-            sealed=partition.sealed,
-            complete=complete,
-            lost=partition.rows.indexes_of(self.lost[missed]).tobytes(),
-            lost_keys=_some(partition.keys_of(self.lost[missed])),
-            lost_fields={name: lost[missed].tobytes() for name, lost in self.lost_fields.items()},
-        )
-
-    def _chosen(self, where: Tag) -> np.ndarray:
-        """Which of the rows have these tags."""
-        if not where:
-            return np.arange(len(self.positions))
-        if self.tags is None:
-            return np.zeros(0, "i8")
-        matches = matcher(where)
-        return np.array([i for i, tag in enumerate(self.tags) if matches(tag)], "i8")
-
-
-def answer(partition: Partition | None, request: Watch) -> ChangeReply | None:
-    """The answer to somebody who asks, None where nothing is new to him."""
-    since = -1 if request.since is None else request.since
-    return News(partition, since).answer(request.where, begins(request))
-
-
 def begins(request: Watch) -> bool:
     """Whether one who asks knows of nothing yet."""
     return request.since is None or request.since < 1
 
 
-def nothing(partition: Partition | None) -> ChangeReply:
-    """The answer where nothing is new."""
-    return ChangeReply(-1) if partition is None else ChangeReply(partition.version, sealed=partition.sealed)
-
-
-def _some(keys: Keys) -> Keys | None:
+def known_keys(keys: Keys) -> Keys | None:
+    """Return the keys; None if no row has one."""
     return None if keys.count(None) == len(keys) else keys
-
-
-def _repeated(version: int, indexes: bytes) -> bytes:
-    return np.full(len(indexes) // 8, version, "i8").tobytes()

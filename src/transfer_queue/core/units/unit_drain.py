@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
-from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.system import Drain
-
-if TYPE_CHECKING:
-    from transfer_queue.core.controller import Controller
 
 
 def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None:
@@ -51,19 +48,20 @@ def outcome(unit: int, blocks: int) -> AnyReply:
     )
 
 
-def ask(core: Controller, client: str, peer: int, envelope: Envelope, body: Drain, now: float) -> list[Effect]:
+@handles(Drain)
+def handle_drain(core: ControllerContext, caller: Caller, request: Drain) -> list[Effect]:
     """A request to drain a unit, or to use it again, arrived."""
-    record = decide(core.state, core.moves.replicas, body)
+    record = decide(core.state, core.moves.replicas, request)
     if record is not None:
         core.apply(record)
-        core.moves.drain(body.unit, record.draining)
-    if body.wait is not None and body.wait > 0 and not body.undo:
-        core.drains[client, envelope.sequence] = (peer, body.unit, now + body.wait)
-        return core.settle()
-    return [Send(peer, envelope.sequence, Done(left(core.state, body.unit))), *core.settle()]
+        core.moves.drain(request.unit, record.draining)
+    if request.wait is not None and request.wait > 0 and not request.undo:
+        core.drains[caller.client, caller.envelope.sequence] = (caller.peer, request.unit, core.now + request.wait)
+        return []
+    return [Send(caller.peer, caller.envelope.sequence, Done(left(core.state, request.unit)))]
 
 
-def drained(core: Controller) -> list[Effect]:
+def drained(core: ControllerContext) -> list[Effect]:
     """Answers those who wait until nothing lies in a unit, or until their time is over."""
     effects: list[Effect] = []
     for waiter, (peer, unit, deadline) in list(core.drains.items()):

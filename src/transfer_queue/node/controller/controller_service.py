@@ -25,16 +25,14 @@ from transfer_queue.core.events.effects import (
     Work,
     WriteState,
 )
-from transfer_queue.core.queries.batch_metadata import QUERIES
+from transfer_queue.core.events.registry import READS as CONTROLLER_READS
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
 from transfer_queue.core.state.restore import release
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
-from transfer_queue.messages.claims import Renew
 from transfer_queue.messages.envelopes import Envelope
-from transfer_queue.messages.queries import Explain
-from transfer_queue.messages.system import Status, Topology, UseSampler
+from transfer_queue.messages.system import UseSampler
 from transfer_queue.messages.unit_reports import (  # fmt: skip
     ExtentsGone,
     Free,
@@ -63,14 +61,7 @@ from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (
-    *QUERIES,
-    Explain,
-    Measured,
-    Renew,
-    Status,
-    Topology,
-)  # what is answered out of the state, and changes nothing of it
+READS = (*CONTROLLER_READS, Measured)  # what is answered out of the state, and changes nothing of it
 MAX_WAITING = 4096  # requests of one connection that wait for room
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two looks at a disk that is full

@@ -1,0 +1,127 @@
+"""Which function handles a request, and which function applies a record. Each is registered where it is defined.
+
+A handler gets the controller, the caller and the request. The type of its result says what happens:
+
+    a reply               is sent. Nothing has changed.
+    `Decision`            its records are applied, and its reply is sent and kept for retries.
+    `ParkDecision`        the request waits.
+    a list of effects     is carried out, in this order.
+
+An applier gets the state and the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, Union
+
+import msgspec
+
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.events.records import AnyRecord
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.queries import Watch
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Where a request came from."""
+
+    client: str
+    peer: int
+    """The connection on which the request is answered."""
+    envelope: Envelope
+
+    @property
+    def waiter(self) -> tuple[str, int]:
+        """The client and the sequence of its request, which name the request whatever connection it came on."""
+        return self.client, self.envelope.sequence
+
+    def on_newest(self, peer: int) -> Caller:
+        """Return the caller on the newer one of its connection and this one. Peers are numbered in ascending order."""
+        return Caller(self.client, max(self.peer, peer), self.envelope)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a request changes."""
+
+    records: list[AnyRecord]
+    reply: Callable[[], AnyReply]
+    """Makes the reply. It is called when the records are applied."""
+
+
+class ParkDecision(msgspec.Struct, frozen=True):
+    """The request cannot be met yet, so it waits."""
+
+    request: Union[Claim, Publish, Reserve, Wanted, Watch]
+    seconds: float
+
+
+Result = Union[AnyReply, Decision, ParkDecision, list[Effect]]
+Handler = Callable[[Any, Caller, Any], Result]
+Applier = Callable[[Any, Any], None]
+
+Context = TypeVar("Context")
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT", bound=Result)
+StateT = TypeVar("StateT")
+RecordT = TypeVar("RecordT")
+
+HANDLERS: dict[type, Handler] = {}
+"""Request type -> its handler."""
+READS: set[type] = set()
+"""The request types that change nothing."""
+APPLIERS: dict[type, Applier] = {}
+"""Record type -> its applier."""
+
+
+def handles(
+    request: type[RequestT], *, reads: bool = False
+) -> Callable[[Callable[[Context, Caller, RequestT], ResultT]], Callable[[Context, Caller, RequestT], ResultT]]:
+    """Register the decorated function as the handler of a request type.
+
+    Args:
+        request: The type of the requests.
+        reads: Whether these requests change nothing, so that they are answered even when nothing can be written down.
+    """
+
+    def register(
+        function: Callable[[Context, Caller, RequestT], ResultT],
+    ) -> Callable[[Context, Caller, RequestT], ResultT]:
+        _add(HANDLERS, request, function)
+        if reads:
+            READS.add(request)
+        return function
+
+    return register
+
+
+def applies(record: type[RecordT]) -> Callable[[Callable[[StateT, RecordT], None]], Callable[[StateT, RecordT], None]]:
+    """Register the decorated function as the applier of a record type."""
+
+    def register(function: Callable[[StateT, RecordT], None]) -> Callable[[StateT, RecordT], None]:
+        _add(APPLIERS, record, function)
+        return function
+
+    return register
+
+
+def handler(request: type) -> Handler:
+    """Return the handler of a request type.
+
+    Raises:
+        ProtocolError: The controller does not take such requests.
+    """
+    found = HANDLERS.get(request)
+    if found is None:
+        raise ProtocolError(f"{request.__name__} is not a request to a controller")
+    return found
+
+
+def _add(table: dict[type, Any], kind: type, function: Callable[..., Any]) -> None:
+    if kind in table:
+        raise ValueError(f"{kind.__name__} has two functions: {table[kind].__qualname__} and {function.__qualname__}")
+    table[kind] = function

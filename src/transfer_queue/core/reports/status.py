@@ -1,0 +1,98 @@
+"""The status of the system: the progress of every partition, and the counters of the controller."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from transfer_queue.core.claims.consumer_state import missing
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.puts import flow_control
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.messages.descriptors import MEMORY
+from transfer_queue.messages.progress import (
+    FieldProgress,
+    PartitionProgress,
+    PolicyProgress,
+    SamplerCost,
+    TaskProgress,
+    UnitProgress,
+)
+from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
+
+
+@handles(Status, reads=True)
+def system_status(core: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
+    """Progress of every partition, and the counters."""
+    return of_system(core, core.now)
+
+
+def of_system(core: ControllerContext, now: float) -> SystemStatus:
+    """Progress of every partition, and the counters with those of the connections."""
+    around = {f"connections_{name}": value for name, value in core.of_connections.items()}
+    costs = list(core.samplers.costs.values())
+    found = status_of(core.state, {**core.counters, **around}, now, core.group_size, costs, core.trouble)
+    return msgspec.structs.replace(found, requests=core.load.timings(), longest=core.load.longest.of_all(now))
+
+
+@handles(Topology, reads=True)
+def topology(core: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
+    """The storage units, and the configuration that attaching clients get."""
+    return TopologyReply(list(core.state.units.values()), core.config)
+
+
+def status_of(
+    state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost], trouble: str
+) -> SystemStatus:
+    """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
+    partitions = [progress(state, partition, now, size) for partition in state.partitions.values()]
+    leased = state.blocks.leased_in
+    units = [
+        UnitProgress(number, unit.told_tier, unit.capacity, leased.get(number, 0), number in state.draining)
+        for number, unit in sorted(state.units.items())
+    ]
+    return SystemStatus(partitions, counters, samplers, trouble, units)
+
+
+def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
+    """One partition. size: as above."""
+    queues = state.waiting.of_partition(partition.name)
+    tasks = []
+    for task in sorted({*partition.tasks, *queues}):
+        waiting = list(queues[task].claims.values()) if task in queues else []
+        longest = max((now - w.since for w in waiting), default=0.0)
+        ever = partition.consumed_ever.get(task, 0)
+        consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
+        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed))
+    lost = partition.losses.counts
+    fields = [FieldProgress(name, f.live, f.words(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()]
+    orphaned = partition.groups.orphaned(partition.sealed)
+    policy = None
+    if partition.options.max_staleness is not None or partition.policy_version:
+        policy = PolicyProgress(partition.policy_version, partition.admitted, flow_control.limit(partition))
+    wanted = {task: (groups, missing(partition, task, size)) for task, groups in partition.wants.groups.items()}
+    puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
+    return PartitionProgress(
+        partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
+        partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
+        passed={task: found for task in partition.tasks if (found := partition.passed.of(task))},
+        stored=dict(stored(state, partition)),
+    )  # fmt: skip
+
+
+def stored(state: State, partition: Partition) -> Counter[str]:
+    """Tier -> bytes of a partition there, every copy counted."""
+    found: Counter[str] = Counter()
+    for number, nbytes in state.blocks.stored.get(partition.number, {}).items():
+        if nbytes:
+            found[tier_of(state, number)] += nbytes
+    return found
+
+
+def tier_of(state: State, number: int) -> str:
+    """The tier of a storage unit, as people are told."""
+    unit = state.units.get(number)
+    return MEMORY if unit is None else unit.told_tier

@@ -1,0 +1,253 @@
+"""Applies records to the state, live and on replay: no other code changes the state.
+
+The appliers of records of partitions, waiting requests and clients are here; those of storage units are in
+`apply_units`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.registry import APPLIERS, applies
+from transfer_queue.core.state import apply_leases, apply_puts, apply_units
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.reply_cache import Kept
+from transfer_queue.core.state.restore import take_over
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.wait_queues import Waiting
+from transfer_queue.core.tables.lease_table import Lease
+
+MODULES = (apply_units,)
+"""The other modules with appliers, which are imported for these."""
+
+
+def apply_record(state: State, record: r.AnyRecord) -> None:
+    """Apply one record."""
+    APPLIERS[type(record)](state, record)
+
+
+@applies(r.PartitionMade)
+def _apply_partition_made(state: State, record: r.PartitionMade) -> None:
+    state.enter(Partition(record.partition, record.options, state.blocks, state.waiting.awaited, state.epoch))
+    partition = state.new_version(record.partition)
+    partition.number = partition.changes.made = partition.version
+    for tag in state.watched:
+        partition.rows.watch(tag)
+
+
+@applies(r.RowsReserved)
+def _apply_rows_reserved(state: State, record: r.RowsReserved) -> None:
+    state.new_version(record.partition).reserve(
+        record.first_index, record.count, record.taken, record.keys, record.groups, record.pre_allocated,
+        record.client,
+    )  # fmt: skip
+    state.next_index = max(state.next_index, record.first_index + record.count)
+
+
+@applies(r.Published)
+def _apply_published(state: State, record: r.Published) -> None:
+    partition = state.new_version(record.partition)
+    positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
+    if record.groups is not None:
+        partition.join(record.groups, positions.tolist())
+    if record.tags is not None:
+        partition.set_tags(positions, record.tags, record.replace_tags)
+    if record.block is not None:
+        state.next_block = max(state.next_block, record.block_number + 1)
+        apply_puts.publish(partition, positions, record.block_number, record.block, record.writer)
+    if record.tags is not None or record.block is not None:
+        partition.changes.mark(partition.version, positions)
+
+
+@applies(r.RowsPut)
+def _apply_rows_put(state: State, record: r.RowsPut) -> None:
+    apply_puts.arrive(state.new_version(record.partition), record)
+    state.next_index = max(state.next_index, record.first_index + record.count)
+    if record.block is not None:
+        state.next_block = max(state.next_block, record.block_number + 1)
+
+
+@applies(r.Dealt)
+def _apply_dealt(state: State, record: r.Dealt) -> None:
+    partition = state.new_version(record.partition)
+    consumed: np.ndarray | None = None
+    if record.batch_index is not None:
+        shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
+        positions = partition.deal(record.task, record.batch_index, record.batch_size, shares)
+        if b"".join(share.rows for share in record.shares) == record.consumed:  # as all built-in samplers have it
+            consumed = positions
+    if consumed is None:
+        consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
+    if record.claimed:
+        given = np.concatenate([np.frombuffer(share.rows, "<i8") for share in record.shares])
+        given = partition.rows.positions_of(given)
+        apply_leases.claim(partition, record.task, consumed[np.isin(consumed, given)])
+        consumed = consumed[~np.isin(consumed, given)]
+    partition.consume(record.task, consumed)
+    if record.lease is not None:
+        _apply_leased(state, record.lease)
+
+
+@applies(r.Leased)
+def _apply_leased(state: State, record: r.Leased) -> None:
+    batch = None if record.batch is None else (record.task, *record.batch)
+    state.partitions[record.partition].leases.add(
+        Lease(
+            record.token, record.task, record.client, np.frombuffer(record.rows, "<i8"), record.seconds, batch,
+            record.replicas, record.unit,
+        )
+    )  # fmt: skip
+    state.next_token = max(state.next_token, record.token + 1)
+
+
+@applies(r.LeaseAcked)
+def _apply_lease_acked(state: State, record: r.LeaseAcked) -> None:
+    partition = state.new_version(record.partition)
+    apply_leases.acknowledge(partition, record)
+    _free(state, partition, record.freed)
+
+
+@applies(r.LeaseEnded)
+def _apply_lease_ended(state: State, record: r.LeaseEnded) -> None:
+    partition = state.new_version(record.partition)
+    partition.leases.leave(record.token, np.frombuffer(record.rows, "<i8"))
+    _undelivered(state, partition, record.task, record.counted)
+    returned = partition.rows.positions_of(np.frombuffer(record.returned, "<i8"))
+    apply_leases.give_back(partition, record.task, returned)
+
+
+@applies(r.RankLeft)
+def _apply_rank_left(state: State, record: r.RankLeft) -> None:
+    partition = state.new_version(record.partition)
+    _undelivered(state, partition, record.task, record.counted)
+    apply_leases.rank_left(partition, record)
+
+
+@applies(r.PassedOver)
+def _apply_passed_over(state: State, record: r.PassedOver) -> None:
+    partition = state.new_version(record.partition)
+    partition.pass_over(record.task, partition.rows.positions_of(np.frombuffer(record.rows, "<i8")), record.reason)
+    _free(state, partition, record.freed)
+
+
+@applies(r.RowsCleared)
+def _apply_rows_cleared(state: State, record: r.RowsCleared) -> None:
+    partition = state.new_version(record.partition)
+    partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
+
+
+@applies(r.RowsDropped)
+def _apply_rows_dropped(state: State, record: r.RowsDropped) -> None:
+    state.new_version(record.partition).drop_rows(np.frombuffer(record.rows, "<i8"), record.reason, record.unborn)
+
+
+@applies(r.Handed)
+def _apply_handed(state: State, record: r.Handed) -> None:
+    holds = state.partitions[record.partition].holds
+    holds.hand(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
+
+
+@applies(r.Inherited)
+def _apply_inherited(state: State, record: r.Inherited) -> None:
+    holds = state.partitions[record.partition].holds
+    holds.inherit(record.task, record.client, record.dp_rank, record.heir)
+
+
+@applies(r.StateLoaded)
+def _apply_state_loaded(state: State, record: r.StateLoaded) -> None:
+    take_over(state, record)
+
+
+@applies(r.Finished)
+def _apply_finished(state: State, record: r.Finished) -> None:
+    partition = state.partitions[record.partition]
+    partition.holds.finish(record.task, record.client, np.frombuffer(record.rows, "<i8"))
+    if record.freed:
+        _free(state, state.new_version(record.partition), record.freed)
+
+
+@applies(r.Aged)
+def _apply_aged(state: State, record: r.Aged) -> None:
+    partition = state.partitions[record.partition]
+    partition.births.add(record.time, partition.rows.end, partition.rows.start())
+
+
+@applies(r.PolicyAdvanced)
+def _apply_policy_advanced(state: State, record: r.PolicyAdvanced) -> None:
+    state.new_version(record.partition).policy_version = record.version
+
+
+@applies(r.GroupsWanted)
+def _apply_groups_wanted(state: State, record: r.GroupsWanted) -> None:
+    state.new_version(record.partition).wants.want(record.task, record.groups)
+
+
+@applies(r.GroupsTaken)
+def _apply_groups_taken(state: State, record: r.GroupsTaken) -> None:
+    state.partitions[record.partition].wants.promise(record.task, record.client, record.rows)
+
+
+@applies(r.PartitionDropped)
+def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
+    partition = state.partitions.pop(record.partition)
+    partition.drop()
+    state.blocks.stored.pop(partition.number, None)
+    state.counted.changed(record.partition)
+    state.aging.pop(record.partition, None)
+
+
+@applies(r.ConsumptionForgotten)
+def _apply_consumption_forgotten(state: State, record: r.ConsumptionForgotten) -> None:
+    state.new_version(record.partition).forget_consumption(record.task)
+
+
+@applies(r.SealCounted)
+def _apply_seal_counted(state: State, record: r.SealCounted) -> None:
+    state.new_version(record.partition).seal()
+
+
+@applies(r.Parked)
+def _apply_parked(state: State, record: r.Parked) -> None:
+    state.waiting.add(Waiting(record.client, record.sequence, record.since, record.deadline, record.request))
+
+
+@applies(r.Unparked)
+def _apply_unparked(state: State, record: r.Unparked) -> None:
+    state.waiting.remove((record.client, record.sequence))
+
+
+@applies(r.Replied)
+def _apply_replied(state: State, record: r.Replied) -> None:
+    kept = state.clients.get(record.client)
+    if kept is None:
+        kept = state.clients[record.client] = Kept()
+    if record.acknowledged > kept.acknowledged or record.finished:
+        kept.advance(record.acknowledged, record.finished)
+    if not kept.over(record.sequence):  # else nobody asks for it again
+        kept.replies[record.sequence] = record.reply
+
+
+@applies(r.Answered)
+def _apply_answered(state: State, record: r.Answered) -> None:
+    for client, sequence, reply in record.answers:
+        kept = state.clients.get(client)
+        if kept is None:
+            kept = state.clients[client] = Kept()
+        if not kept.over(sequence):
+            kept.replies[sequence] = reply
+
+
+@applies(r.ClientForgotten)
+def _apply_client_forgotten(state: State, record: r.ClientForgotten) -> None:
+    state.clients.pop(record.client, None)
+
+
+def _undelivered(state: State, partition: Partition, task: str, counted: bytes) -> None:
+    partition.leases.delivered.add(task, partition.rows.positions_of(np.frombuffer(counted, "<i8")))
+
+
+def _free(state: State, partition: Partition, freed: bytes) -> None:
+    rows = np.frombuffer(freed, "<i8")
+    partition.clear(partition.rows.positions_of(rows))
+    partition.freed += len(rows)

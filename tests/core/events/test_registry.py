@@ -1,0 +1,68 @@
+"""Every request to a controller has one handler, and every record one applier."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, applies, handler, handles
+from transfer_queue.errors import ProtocolError
+from transfer_queue.messages.checkpoints import FetchState, SendState
+from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.storage import Keep, Lease, OpenSlot, ReadPieces, Return, UnitStatus, WriteBytes
+from transfer_queue.messages.system import UseSampler
+from transfer_queue.messages.unit_reports import Drained, Free, Measure, Measured, Missed, Move, Refuse
+
+TO_UNITS = {
+    Drained,
+    Free,
+    Keep,
+    Lease,
+    Measure,
+    Missed,
+    Move,
+    OpenSlot,
+    ReadPieces,
+    Refuse,
+    Return,
+    UnitStatus,
+    WriteBytes,
+}
+"""Requests that storage units take."""
+TO_THE_PROCESS = {FetchState, Measured, SendState, UseSampler}
+"""Requests that the process around the controller carries out."""
+
+
+def test_every_request_to_the_controller_has_a_handler():
+    assert Controller.__module__ == "transfer_queue.core.controller"  # its import registers the handlers
+    assert set(HANDLERS) == set(get_args(AnyRequest)) - TO_UNITS - TO_THE_PROCESS
+
+
+def test_every_record_has_an_applier():
+    assert set(APPLIERS) == set(get_args(r.AnyRecord))
+
+
+def test_what_only_reads_has_a_handler():
+    assert set(HANDLERS) > READS > set()
+
+
+def test_a_second_handler_of_a_request_is_refused():
+    for kind, registered in list(HANDLERS.items()):
+        with pytest.raises(ValueError, match=f"{kind.__name__} has two functions"):
+            handles(kind)(lambda context, caller, request: [])
+        assert HANDLERS[kind] is registered
+
+
+def test_a_second_applier_of_a_record_is_refused():
+    for kind, registered in list(APPLIERS.items()):
+        with pytest.raises(ValueError, match=f"{kind.__name__} has two functions"):
+            applies(kind)(lambda state, record: None)
+        assert APPLIERS[kind] is registered
+
+
+def test_a_request_to_a_storage_unit_is_refused():
+    with pytest.raises(ProtocolError, match="Lease is not a request to a controller"):
+        handler(Lease)
