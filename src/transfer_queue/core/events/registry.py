@@ -109,6 +109,22 @@ def applies(record: type[RecordT]) -> Callable[[Callable[[StateT, RecordT], None
     return register
 
 
+def applies_to_partition(
+    record: type[RecordT],
+) -> Callable[[Callable[[Any, RecordT], None]], Callable[[Any, RecordT], None]]:
+    """Register the decorated function as the applier of a record that changes one partition.
+
+    The function gets the partition that the record names, which has a new version already, and the record. So it can
+    stand beside the attributes that it changes.
+    """
+
+    def register(function: Callable[[Any, RecordT], None]) -> Callable[[Any, RecordT], None]:
+        _add(APPLIERS, record, lambda state, applied: function(state.new_version(applied.partition), applied))
+        return function
+
+    return register
+
+
 def handler(request: type) -> Handler:
     """Return the handler of a request type.
 

@@ -173,16 +173,6 @@ def _apply_aged(state: State, record: r.Aged) -> None:
     partition.births.add(record.time, partition.rows.end, partition.rows.start())
 
 
-@applies(r.PolicyAdvanced)
-def _apply_policy_advanced(state: State, record: r.PolicyAdvanced) -> None:
-    state.new_version(record.partition).policy_version = record.version
-
-
-@applies(r.GroupsWanted)
-def _apply_groups_wanted(state: State, record: r.GroupsWanted) -> None:
-    state.new_version(record.partition).wants.want(record.task, record.groups)
-
-
 @applies(r.GroupsTaken)
 def _apply_groups_taken(state: State, record: r.GroupsTaken) -> None:
     state.partitions[record.partition].wants.promise(record.task, record.client, record.rows)

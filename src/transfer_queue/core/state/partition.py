@@ -26,6 +26,8 @@ from transfer_queue.core.columns.schema import (
     scalar,
     value_of,
 )
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.registry import applies_to_partition
 from transfer_queue.core.ready.deferred_updates import Fields, Unseen
 from transfer_queue.core.ready.ready_sets import Ready, ReadySet
 from transfer_queue.core.tables.block_table import BlockTable
@@ -620,3 +622,16 @@ class Partition(Persisted):
             "changes": self.changes.state(positions),
             "losses": self.losses.state(positions),
         }
+
+
+# ------------------------------------------------------------ records of one partition
+
+
+@applies_to_partition(r.PolicyAdvanced)
+def _apply_policy_advanced(partition: Partition, record: r.PolicyAdvanced) -> None:
+    partition.policy_version = record.version
+
+
+@applies_to_partition(r.GroupsWanted)
+def _apply_groups_wanted(partition: Partition, record: r.GroupsWanted) -> None:
+    partition.wants.want(record.task, record.groups)
