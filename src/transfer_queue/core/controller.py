@@ -5,7 +5,7 @@
     tick(now)                             a deadline may have come (see next_deadline)
     worked(number, outcome, now)          an effect `Work` was carried out
 
-Each decides on records (puts.py, claims.py), applies them (state.py), and gives effects for the server. Every
+Each decides on records, applies them (`state.apply`), and returns effects for the server. Every
 request gets exactly one reply. Replies to what changed something are kept in the state until the client says
 that it has them, so the same request on a new connection gets the same answer. What waits is answered by the
 event that completes it, in order of arrival per (partition, task).

@@ -1,6 +1,6 @@
 """After an event: who waits and can be met now is met, until nothing more can be; then free extents are handed back.
 
-`retries.py` says who is worth another look; here they are looked at, one after the other or alike ones together.
+`claims.wakeup_filter` selects the requests to look at again. Equal ones are looked at together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Claims as they come: met, parked or refused, and what is dealt given to its client, to hold or as a lease.
 
-What a claim gets is decided in `claims.py`. Here that becomes records, a reply, and what is known of who asks.
+What a claim gets is decided in `batch_selection`. Here that becomes records, a reply, and what is known of who asks.
 """
 
 from __future__ import annotations

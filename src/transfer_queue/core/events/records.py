@@ -1,6 +1,6 @@
 """The records: all that ever changes the controller's state, in the order in which it happened.
 
-`Controller.apply` is the only function that reads them. A record holds outcomes, never reasons: replaying
+`core.state.apply` is the only module that reads them. A record holds outcomes, never reasons: replaying
 one calls no sampler, looks at no clock and checks no limit. Rows are named by global index (i8 bytes).
 """
 

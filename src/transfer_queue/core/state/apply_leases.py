@@ -1,4 +1,4 @@
-"""What leases and their ends, acks, and ranks that are gone do to a partition. Called by `State.apply` alone."""
+"""What leases and their ends, acks, and ranks that are gone do to a partition. Called by `state.apply` alone."""
 
 from __future__ import annotations
 

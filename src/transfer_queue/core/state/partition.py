@@ -1,6 +1,6 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called by `State.apply` and what it calls alone (`values.py`, `acknowledged.py`);
+Methods that change something are called by `state.apply` and what it calls alone (`values.py`, `acknowledged.py`);
 everything else only reads.
 """
 
