@@ -396,7 +396,7 @@ def test_a_reset_forgets_what_was_passed_over() -> None:
     assert passed(h) == {("t", "remainder"): 3}
     assert "passed over" in h.ask(Explain("p", row=2, task="t")).value
     h.clear([2])
-    assert h.state.partitions["p"].passed.state()["rows"] == {}
+    assert list(h.state.partitions["p"].passed.columns()) == []
     h.ask(ClearPartition("p"))
 
 

@@ -93,7 +93,10 @@ def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
     assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
     assert ranks.dealt(2, dp_rank=0, batch_index=1) == [4, 5]
     dealt = ranks.state.partitions["p"].dealt["t"]
-    assert {rank: issued.state() for rank, issued in dealt.issued.items()} == {0: [(0, 1)], 1: [(0, 0)]}
+    assert {rank: (issued.starts, issued.ends) for rank, issued in dealt.issued.items()} == {
+        0: ([0], [1]),
+        1: ([0], [0]),
+    }
 
 
 @pytest.mark.design("issued batch indexes are kept as intervals")
@@ -102,7 +105,7 @@ def test_issued_batches_take_bounded_space(ranks: Harness) -> None:
         ranks.put(2)
         ranks.clear(ranks.dealt(2, dp_rank=0, batch_index=number) or [])
     dealt = ranks.state.partitions["p"].dealt["t"]
-    assert (dealt.batches, dealt.by_key, dealt.issued[0].state()) == ({}, {}, [(0, 49)])
+    assert (dealt.batches, dealt.by_key, dealt.issued[0].ends) == ({}, {}, [49])
     with pytest.raises(BatchGoneError):
         ranks.dealt(2, dp_rank=0, batch_index=25)
 

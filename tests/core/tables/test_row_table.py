@@ -118,7 +118,7 @@ def test_intervals(added: list[tuple[int, int]], dropped: int) -> None:
         intervals.add(first, first + more)
         expected |= set(range(first, first + more + 1))
         starts, ends = intervals.starts, intervals.ends
-        assert all(a <= b for a, b in intervals.state())
+        assert all(a <= b for a, b in zip(intervals.starts, intervals.ends, strict=True))
         assert all(end + 1 < start for end, start in zip(ends, starts[1:], strict=False)), "adjacent intervals join"
         assert {v for v in range(-3, 60) if v in intervals} == expected
     intervals.drop_up_to(dropped)

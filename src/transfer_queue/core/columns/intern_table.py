@@ -80,6 +80,11 @@ class _Interning(Column):
         interned.set_values(self.decoded(getattr(loaded, self._values_key)))
         setattr(table, self.name, interned)
 
+    def comparable(self, table: Any) -> Any:
+        """See `Column`."""
+        interned: Interned[Any] = getattr(table, self.name)
+        return {**interned.comparable(), "values": list(interned.values)}
+
 
 def interned(values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
     """A column that is an `Interned`. save: returns the part of the tree of its values; load: returns the values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from transfer_queue.core.columns.schema import Persisted, list_of
+from transfer_queue.core.columns.schema import Persisted, list_of, require
 
 
 class Intervals(Persisted, array_like=True):
@@ -13,6 +13,12 @@ class Intervals(Persisted, array_like=True):
 
     starts: list[int] = list_of(int)
     ends: list[int] = list_of(int)
+
+    def check_columns(self, where: str) -> None:
+        """Raises BrokenInvariant unless the intervals are disjoint, ascending and not adjacent."""
+        fine = len(self.starts) == len(self.ends) and all(a <= b for a, b in zip(self.starts, self.ends, strict=True))
+        fine = fine and all(b + 1 < a for a, b in zip(self.starts[1:], self.ends, strict=False))
+        require(fine, f"the intervals {where} are not in order")
 
     def __contains__(self, value: int) -> bool:
         at = bisect_right(self.starts, value) - 1
@@ -64,7 +70,3 @@ class Intervals(Persisted, array_like=True):
         del self.starts[:gone], self.ends[:gone]
         if self.starts and self.starts[0] <= value:
             self.starts[0] = value + 1
-
-    def state(self) -> list[tuple[int, int]]:
-        """The intervals, for comparison after replay."""
-        return list(zip(self.starts, self.ends, strict=True))

@@ -26,6 +26,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 import msgspec
 import numpy as np
 
+LONG = 64  # entries of an array that a comparison does not show one by one
 MOST = 1 << 62  # what a number of the state is below, so that sums of two are numbers of 64 bits, too
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -182,8 +183,10 @@ class Column:
         return part if self._load is None else self._load(part)
 
     def comparable(self, table: Any) -> Any:
-        """The value as plain values that compare by ==."""
-        return plain(getattr(table, self.name))
+        """What is saved of the value, as plain values that compare by ==."""
+        tree: dict[str, Any] = {}
+        self.save(table, tree)
+        return plain(next(iter(tree.values())) if len(tree) == 1 else tree)
 
     def check(self, table: Any, where: str) -> None:
         """Raises BrokenInvariant if the value is not possible beside the other columns of its table."""
@@ -273,16 +276,15 @@ class Persisted:
 
 
 def plain(value: Any) -> Any:
-    """A value as plain values that compare by ==: lists instead of arrays, and so on down."""
-    if isinstance(value, Persisted):
-        return value.comparable()
+    """A part of a tree as plain values that compare by ==. A long array is shown by its length and what is not 0."""
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        if len(value) <= LONG:
+            return value.tolist()
+        there = np.flatnonzero(value)
+        return [len(value), dict(zip(there.tolist(), value[there].tolist(), strict=True))]
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    if isinstance(value, (list, tuple, deque)):
+    if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value
 
@@ -394,6 +396,12 @@ class _Part(Column):
     def load(self, table: Any, loaded: Any) -> None:
         getattr(table, self.name).load(getattr(loaded, self.key))
 
+    def comparable(self, table: Any) -> Any:
+        return getattr(table, self.name).comparable()
+
+    def check(self, table: Any, where: str) -> None:
+        getattr(table, self.name).check_columns(f"{where}.{self.key}")
+
 
 def part(table: type[Persisted]) -> Any:
     """Another table, which the owner makes in its `__init__`."""
@@ -420,6 +428,13 @@ class _Parts(Column):
             parts[key] = self._made(key)
             parts[key].load(each)
         setattr(table, self.name, parts)
+
+    def comparable(self, table: Any) -> Any:
+        return {key: each.comparable() for key, each in getattr(table, self.name).items()}
+
+    def check(self, table: Any, where: str) -> None:
+        for key, each in getattr(table, self.name).items():
+            each.check_columns(f"{where}.{self.key}[{key!r}]")
 
 
 def parts_of(key: Any, table: type[T], make: Callable[[Any], T] | None = None) -> Any:
@@ -515,7 +530,10 @@ class PerRow(Column):
         """Checks the length of each array, and the range of its numbers."""
         value = getattr(table, self.name)
         named = value.items() if self._shape == self.BY_NAME else [] if value is None else [("", value)]
-        dead = np.flatnonzero(table.alive == 0) if self._cleared else ()
+        dead: np.ndarray | tuple[()] = ()
+        if self._cleared:
+            _check_length(table.alive, table.capacity, f"alive of {where}")
+            dead = np.flatnonzero(table.alive == 0)
         for name, each in named:
             what = f"{self.key} of {name!r}" if name else self.key
             first, *others = each if isinstance(each, tuple) else (each,)
@@ -585,6 +603,9 @@ class _NumbersOfTexts(Column):
             raise ValueError(f"{done} {self.name}, of which {len(value)} are distinct")
         setattr(table, self.name, value)
         self._loaded(table, names, numbers)
+
+    def comparable(self, table: Any) -> Any:
+        return dict(getattr(table, self.name))
 
 
 def numbers_of_texts(texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> Any:

@@ -582,47 +582,6 @@ class Partition(Persisted):
         if self.sealed:
             self.changes.sealed = self.version
 
-    # ------------------------------------------------------------ comparison
-
-    def state(self) -> dict[str, object]:
-        """Everything that replay must reproduce, as plain values. Ready sets are derived and left out."""
-        positions = self.rows.live_positions()
-        return {
-            "options": self.options,
-            "number": self.number,
-            "seals": self.seals,
-            "end": self.rows.end,
-            "waiting": list(self.waiting),
-            "index": self.rows.indexes_of(positions).tolist(),
-            "keys": dict(self.keys),
-            "tags": self.tags_of(positions),
-            "fields": {name: (*field.saved(), field.others) for name, field in self.fields.items()},
-            "values": {name: [c.tolist() for c in self.blocks_of(name, positions)] for name in self.fields},
-            "groups": {g.name: (g.number, list(g.members), g.cleared) for g in self.groups.declared.values()},
-            "broken": self.groups.broken,
-            "unborn": dict(self.groups.unborn),
-            "largest": self.groups.largest,
-            "owners": (dict(self.owners), self.rows.owners_of(positions).tolist()),
-            "admitted": self.admitted,
-            "policy_version": self.policy_version,
-            "births": self.births.state(),
-            "holds": self.holds.state(positions),
-            "drops": self.drops.state(),
-            "wants": self.wants.state(),
-            "freed": self.freed,
-            "tasks": dict(self.tasks),
-            "consumed_ever": dict(self.consumed_ever),
-            "taken": {task: self.taken(task, positions).tolist() for task in self.tasks},
-            "claimed": {task: count for task, count in self.claimed.items() if count},
-            "leases": self.leases.state(),
-            "passed": self.passed.state(),
-            "dealt": {task: dealt.state() for task, dealt in self.dealt.items()},
-            "nbytes": self.nbytes,
-            "version": self.version,
-            "changes": self.changes.state(positions),
-            "losses": self.losses.state(positions),
-        }
-
 
 # ------------------------------------------------------------ records of one partition
 

@@ -45,6 +45,10 @@ class _Partitions(Column):
             table.enter(made)
             made.load(partition)
 
+    def comparable(self, table: State) -> Any:
+        """See `Column`."""
+        return {name: partition.comparable() for name, partition in table.partitions.items()}
+
 
 class _Units(Column):
     """The units by number, saved as a list."""
@@ -137,29 +141,7 @@ class State(Persisted):
 
     def snapshot(self) -> dict[str, object]:
         """Everything that replay must reproduce, as plain values that compare by ==."""
-        return {
-            "partitions": {name: partition.state() for name, partition in self.partitions.items()},
-            "next_index": self.next_index,
-            "next_block": self.next_block,
-            "epoch": self.epoch,
-            "next_token": self.next_token,
-            "changes": self.changes,
-            "blocks": self.blocks.state(),
-            "waiting": self.waiting.state(),
-            "clients": {
-                client: (
-                    kept.acknowledged,
-                    kept.finished.state(),
-                    {s: repr(reply) for s, reply in kept.replies.items()},
-                )
-                for client, kept in self.clients.items()
-            },
-            "fenced": list(self.fenced),
-            "units": dict(self.units),
-            "lost": (dict(self.lost_units), self.losses),
-            "draining": sorted(self.draining),
-            "origins": dict(self.origins),
-        }
+        return {**self.comparable(), "waiting": self.waiting.state()}
 
 
 class RowCount:

@@ -15,18 +15,16 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.intern_table import Interned
-from transfer_queue.core.columns.intervals import Intervals
 from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
 from transfer_queue.core.puts.put_decisions import check_options
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import CHUNK as BLOCK_CHUNK
 from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.block_table import PLACE, BlockTable
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_types import MIXED_RANK, Field, dims_parts
 from transfer_queue.core.tables.lease_table import Counts
-from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CLAIMED, Chunk
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED
 
@@ -41,6 +39,7 @@ def check(state: State) -> None:
     before: list[np.ndarray] = [np.zeros(0, "i8")]
     for name, partition in state.partitions.items():
         require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
+        partition.check_columns(name)
         require(partition.number <= state.changes, f"{name} was made after the newest change")
         before.append(_rows(partition, state.next_index))
         _values(partition, blocks)
@@ -56,7 +55,7 @@ def check(state: State) -> None:
     require(_distinct(np.concatenate(before)), "2: a global index names two live samples")
     blocks.all_used()
     for client, kept in state.clients.items():
-        _intervals(kept.finished, f"what client {client!r} has finished")
+        kept.check_columns(f"client {client!r}")
     require(state.draining <= set(state.units), "a unit is drained that is not there")
 
 
@@ -118,9 +117,7 @@ def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarr
     """(numbers, columns) of the needed blocks of a chunk."""
     chunk = table.chunks[key]
     columns, second = chunk.columns, chunk.second
-    require(set(second) in (set(), set(PLACE)), f"the second places of blocks {key} lack something")
-    lengths = {len(column) for column in (*columns.values(), *second.values())}
-    require(lengths == {chunk.capacity} and chunk.capacity <= BLOCK_CHUNK, f"the columns of blocks {key} differ")
+    chunk.check_columns(f"blocks {key}")
     require(bool((columns["live"] >= 0).all()), f"7: a block of {key} is needed less than never")
     at = np.flatnonzero(columns["live"])
     numbers = at + (key << BLOCK_BITS)
@@ -231,36 +228,9 @@ def _rows(partition: Partition, next_index: int) -> np.ndarray:
 def _chunk(chunk: Chunk, where: str) -> None:
     size, capacity = chunk.size, chunk.capacity
     require(0 < size <= capacity <= CHUNK, f"{where} has {size} rows of {capacity}")
-    of_rows: dict[str, np.ndarray] = {"waiting": chunk.waiting, "changed": chunk.changed}
-    tables = {"consumed": chunk.consumed, "dealt": chunk.dealt, "held": chunk.held, "finished": chunk.finished}
-    for kind, table in {**tables, "lost": chunk.lost, "values": {f: b for f, (b, _) in chunk.field.items()}}.items():
-        of_rows |= {f"{kind} of {name!r}": column for name, column in table.items()}
-    others = [chunk.index, chunk.alive, chunk.owner, *(slots for _, slots in chunk.field.values())]
-    others += [] if chunk.group is None else [chunk.group]
-    lengths = {len(column) for column in (*of_rows.values(), *others)}
-    require(lengths == {capacity}, f"the columns of {where} are not all {capacity} long")
-    require(int(chunk.alive.max()) <= 1 and not chunk.alive[size:].any(), f"{where} has rows that are half alive")
+    require(not chunk.alive[size:].any(), f"{where} has rows after its last one")
     require(chunk.living == int(chunk.alive.sum()), f"7: {where} counts {chunk.living} living rows")
-    require(int(chunk.waiting.max()) <= 1, f"{where} has rows that half wait")
-    require(int(chunk.index.min()) >= 0 and int(chunk.changed.min()) >= 0, f"{where} has negative numbers")
-    dead = np.flatnonzero(chunk.alive == 0)
-    if len(dead):
-        for what, column in of_rows.items():
-            require(not column[dead].any(), f"1: a cleared row of {where} still has something: {what}")
-        require(chunk.group is None or bool((chunk.group[dead] == -1).all()), f"a cleared row of {where} has a group")
-    for task, column in chunk.consumed.items():
-        require(int(column.max()) <= CLAIMED, f"3: a row of {where} is in no state for {task!r}")
     require(set(chunk.held) == set(chunk.finished), f"{where} has rows held that are not counted")
-    if chunk.unread_tags is not None:
-        _tags(chunk.unread_tags, capacity, where)
-
-
-def _tags(packed: np.ndarray, capacity: int, where: str) -> None:
-    try:
-        tags = _decode_tags(packed.data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BrokenInvariant(f"the tags of {where} cannot be decoded: {error}") from None
-    require(len(tags) <= capacity, f"{where} has more tags than rows")
 
 
 def _values(partition: Partition, blocks: _Blocks) -> None:
@@ -363,7 +333,7 @@ def _tasks(partition: Partition) -> None:
         _dealt(partition, task, dealt)
     passed = partition.passed
     for task, key, column in passed.columns():
-        require(key in chunks and len(column) == CHUNK, f"{task!r} passed over rows of {name} that are not there")
+        require(key in chunks, f"{task!r} passed over rows of {name} that are not there")
         require(int(column.max()) <= passed.known, f"{task!r} passed over a row of {name} for a reason nobody knows")
     for counts in (partition.leases.delivered, partition.leases.acked):
         _counts(partition, counts)
@@ -383,9 +353,8 @@ def _tasks(partition: Partition) -> None:
 
 
 def _counts(partition: Partition, counts: Counts) -> None:
-    for task, key, column in counts.columns():
-        there = key in partition.rows.chunks and len(column) == CHUNK
-        require(there, f"deliveries to {task!r} of rows of {partition.name} that are not there")
+    for task, key, _ in counts.columns():
+        require(key in partition.rows.chunks, f"deliveries to {task!r} of rows of {partition.name} that are not there")
 
 
 def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
@@ -400,18 +369,8 @@ def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     live = positions >= 0
     columns = [(key, chunk.dealt.get(task), 0) for key, chunk in partition.rows.chunks.items()]
     _same(partition, "dealt batch", positions[live], numbers[live], columns)
-    for dp_rank, issued in dealt.issued.items():
-        _intervals(issued, f"the batches that rank {dp_rank} of {where} was dealt")
-    _intervals(dealt.rounds, f"the rounds of {where}")
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
     require(size == dealt.round_count <= MOST_ROUNDS, f"7: {where} counts {dealt.round_count} rounds, there are {size}")
-
-
-def _intervals(intervals: Intervals, what: str) -> None:
-    starts, ends = intervals.starts, intervals.ends
-    fine = len(starts) == len(ends) and all(a <= b for a, b in zip(starts, ends, strict=True))
-    fine = fine and all(b + 1 < a for a, b in zip(starts[1:], ends, strict=False))
-    require(fine, f"{what} are no intervals in order")
 
 
 def _times(partition: Partition) -> None:

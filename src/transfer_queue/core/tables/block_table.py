@@ -486,15 +486,3 @@ class BlockTable(PublishedExtents):
                         found[name].append(columns[of][some])
                     found["end"].append(columns["offset"][some] + chunk.columns["nbytes"][some])
         self.measure(*(np.concatenate(parts).astype("i8") for parts in found.values()))
-
-    def state(self) -> dict[str, object]:
-        """Everything that replay must reproduce, as plain values."""
-        return {
-            "blocks": [
-                (n, live, places, nbytes, repr(self.shape_source(n))) for n, live, places, nbytes in self.live_blocks()
-            ],
-            "extents": {place: (e.writer, e.blocks, e.closed, e.length) for place, e in sorted(self.extents.items())},
-            "freed": sorted(self.freed),
-            "live_bytes": self.live_bytes,
-            "leased": self.leased,
-        }

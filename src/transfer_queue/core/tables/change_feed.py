@@ -133,20 +133,6 @@ class Changes(Persisted):
         """Counts the cleared rows."""
         self.count = sum(len(indexes) // 8 for _, indexes, _ in self.cleared)
 
-    def state(self, positions: np.ndarray) -> dict[str, object]:
-        """For comparison after replay."""
-        changed = np.zeros(len(positions), "i8")
-        for _, chunk, at, where in self.rows.split(positions):
-            changed[where] = chunk.changed[at]
-        return {
-            "changed": changed.tolist(),
-            "newest": list(self.newest.items()),
-            "cleared": list(self.cleared),
-            "forgotten": self.forgotten,
-            "made": self.made,
-            "sealed": self.sealed,
-        }
-
 
 def begins(request: Watch) -> bool:
     """Whether one who asks knows of nothing yet."""

@@ -98,17 +98,3 @@ class DealtBatches(Persisted):
     def restored(self) -> None:
         """Makes `by_key`, which follows from the batches."""
         self.by_key = {(batch.dp_rank, batch.batch_index): number for number, batch in self.batches.items()}
-
-    def state(self) -> dict[str, object]:
-        """For comparison after replay."""
-        return {
-            "batches": {
-                key: (self.batches[n].batch_size, self.batches[n].live, self.batches[n].rows.tolist())
-                for key, n in sorted(self.by_key.items())
-            },
-            "issued": {rank: issued.state() for rank, issued in sorted(self.issued.items())},
-            "counts": dict(sorted(self.counts.items())),
-            "sizes": dict(sorted(self.sizes.items())),
-            "rounds": (self.rounds.state(), self.round_count),
-            "left": sorted(self.left),
-        }

@@ -39,7 +39,3 @@ class Wants(Persisted):
     def promised_rows(self, task: str) -> int:
         """Rows that producers have promised a task."""
         return sum(rows for (name, _), rows in self.promised.items() if name == task)
-
-    def state(self) -> object:
-        """For comparison after replay."""
-        return dict(self.groups), dict(self.promised)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, part, per_chunk, per_task, rows_of
-from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Rows
+from transfer_queue.core.tables.row_table import CHUNK, Rows
 
 BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index
 MOST = int(np.iinfo("u2").max)
@@ -75,18 +75,6 @@ class Counts(Persisted, bare=True):
         for task, columns in self._columns.items():
             for key, column in columns.items():
                 yield task, key, column
-
-    def state(self) -> dict[str, object]:
-        """For comparison after replay."""
-        return {
-            task: {
-                (key << CHUNK_BITS) + at: int(column[at])
-                for key, column in sorted(columns.items())
-                for at in np.flatnonzero(column).tolist()
-            }
-            for task, columns in self._columns.items()
-            if columns
-        }
 
 
 class Lease(msgspec.Struct, eq=False):
@@ -183,14 +171,3 @@ class Leases(Persisted):
         for lease in self.by_token.values():
             if lease.batch is not None:
                 self._of_batch.setdefault(lease.batch, {})[lease.token] = None
-
-    def state(self) -> dict[str, object]:
-        """For comparison after replay."""
-        leases = {
-            token: (
-                lease.task, lease.client, self.living(lease).tolist(), lease.seconds, lease.batch, lease.replicas,
-                lease.unit,
-            )
-            for token, lease in self.by_token.items()
-        }  # fmt: skip
-        return {"leases": leases, "delivered": self.delivered.state(), "acked": self.acked.state()}

@@ -94,13 +94,6 @@ class Losses(Persisted):
                 )
         return ""
 
-    def state(self, positions: np.ndarray) -> dict[str, object]:
-        """For comparison after replay."""
-        return {
-            "events": dict(self.events),
-            "lost": {name: (count, self.of(name, positions).tolist()) for name, count in sorted(self.counts.items())},
-        }
-
 
 def holding(rows: Rows, blocks: np.ndarray) -> Iterator[Found]:
     """Where live rows have values in these blocks."""

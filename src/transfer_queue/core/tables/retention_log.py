@@ -56,10 +56,6 @@ class Births(Persisted):
         """All of it was so many seconds later, by another clock."""
         self.marks = deque((began + seconds, time + seconds, end) for began, time, end in self.marks)
 
-    def state(self) -> list[tuple[float, float, int]]:
-        """For comparison after replay."""
-        return list(self.marks)
-
 
 REMEMBERED = 1 << 16  # rows of which it is still known why they were dropped
 
@@ -94,7 +90,3 @@ class Drops(Persisted):
     def restored(self) -> None:
         """Counts the rows that are remembered."""
         self._remembered = sum(len(rows) for rows, _ in self.latest)
-
-    def state(self) -> object:
-        """For comparison after replay."""
-        return dict(self.rows), [(rows.tolist(), reason) for rows, reason in self.latest]

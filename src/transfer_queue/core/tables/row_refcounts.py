@@ -120,12 +120,3 @@ class Holds(Persisted):
                 elif name != task:
                     out[where] = False
         return out
-
-    def state(self, positions: np.ndarray) -> object:
-        """For comparison after replay. positions: all live rows."""
-        live = {holder: rows[self.rows.positions_of(rows) >= 0].tolist() for holder, rows in self.by_holder.items()}
-        counts = []
-        for _, chunk, at, _ in self.rows.split(positions):
-            counts += [(task, held[at].tolist()) for task, held in sorted(chunk.held.items()) if held[at].any()]
-            counts += [(task, done[at].tolist()) for task, done in sorted(chunk.finished.items()) if done[at].any()]
-        return {holder: rows for holder, rows in live.items() if rows}, counts

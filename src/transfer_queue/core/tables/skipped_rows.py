@@ -70,16 +70,3 @@ class PassedRows(Persisted):
         """The task's consumption is reset."""
         self._codes.pop(task, None)
         self.counts = {key: count for key, count in self.counts.items() if key[0] != task}
-
-    def state(self) -> dict[str, object]:
-        """For comparison after replay."""
-        rows = {
-            task: {
-                (key << CHUNK_BITS) + at: self._reasons[int(column[at]) - 1]
-                for key, column in sorted(columns.items())
-                for at in np.flatnonzero(column).tolist()
-            }
-            for task, columns in self._codes.items()
-            if columns
-        }
-        return {"counts": dict(self.counts), "rows": rows}

@@ -1,0 +1,191 @@
+"""A persisted column is one declaration in its table: all that is done with it follows from there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from transfer_queue.core.columns.schema import (
+    BrokenInvariant,
+    Count,
+    Persisted,
+    counter,
+    map_of,
+    part,
+    parts_of,
+    per_chunk,
+    per_row,
+    per_task,
+    rows_of,
+    scalar,
+)
+from transfer_queue.journal import state_file
+
+
+class Job(msgspec.Struct, eq=False):
+    number: Count
+    name: str
+    rows: np.ndarray
+
+
+class Before(Persisted):
+    """A chunk of rows, as an earlier release has it."""
+
+    size: int = counter(3)
+    capacity: int = counter()
+    alive: np.ndarray = per_row("u1", most=1)
+    seen: dict[str, np.ndarray] = per_row("u2", by_name=True, cleared=True, most=7)
+
+
+class Now(Before):
+    """The same with one column more. Nothing but this declaration says that there is one."""
+
+    score: np.ndarray = per_row("i4", fill=-1, least=-1, most=100, cleared=True)
+
+
+class Table(Persisted):
+    """A table with columns of several kinds."""
+
+    total: int = counter(1)
+    label: str = scalar(str, "none")
+    by_name: dict[str, int] = map_of(str, Count)
+    tried: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", 4))
+    jobs: dict[int, Job] = rows_of(Job, key="jobs", array="rows", by="number")
+    chunks: dict[int, Now] = parts_of(Count, Now)
+    one: Now = part(Now)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = Now()
+
+
+def chunk(kind: type[Any] = Now, capacity: int = 3) -> Any:
+    made = kind()
+    made.capacity = capacity
+    made.alive = np.array([1, 1, 0], "u1")
+    made.seen = {"t": np.array([1, 2, 0], "u2")}
+    if kind is Now:
+        made.score = np.array([50, -1, -1], "i4")
+    return made
+
+
+def table() -> Table:
+    made = Table()
+    made.total, made.label = 5, "some"
+    made.by_name["a"] = 1
+    made.tried["t"] = {0: np.array([0, 3, 0, 0], "u2")}
+    made.jobs[7] = Job(7, "seven", np.array([4, 5]))
+    made.chunks[2] = chunk()
+    made.one = chunk()
+    return made
+
+
+def through_file(tree: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        state_file.write(Path(folder) / "f", tree, sync=False)
+        return state_file.read(Path(folder) / "f")
+
+
+def test_the_initial_values_are_the_declared_ones() -> None:
+    made = Table()
+    assert (made.total, made.label, made.by_name, made.tried, made.jobs, made.chunks) == (1, "none", {}, {}, {}, {})
+    assert len(made.one.score) == 0
+    assert made.one.score.dtype == np.dtype("i4")
+
+
+def test_a_column_is_saved_and_restored() -> None:
+    one, again = table(), Table()
+    again.restore(through_file(one.saved()))
+    assert again.comparable() == one.comparable()
+    assert again.jobs[7].name == "seven"
+    assert again.jobs[7].rows.tolist() == [4, 5]
+    assert again.chunks[2].score.tolist() == [50, -1, -1]
+    again.check_columns("t")
+
+
+@pytest.mark.parametrize("name", [column.name for column in Table.declared_columns()])
+def test_every_column_is_compared(name: str) -> None:
+    one, other = table().comparable(), Table().comparable()
+    assert one[name] != other[name]
+    assert table().comparable() == one
+
+
+def test_a_changed_number_of_the_added_column_is_compared() -> None:
+    one, other = table(), table()
+    other.chunks[2].score[0] = 51
+    assert one.comparable() != other.comparable()
+
+
+def test_a_column_of_names_without_values_is_as_good_as_none() -> None:
+    one, other = chunk(), chunk()
+    one.size = other.size = 3
+    other.seen["later"] = np.zeros(3, "u2")
+    assert one.comparable() == other.comparable()
+
+
+def test_what_lacks_the_added_column_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="required field `score`"):
+        Now().restore(chunk(Before).saved())
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "words"),
+    [
+        (("chunks", 2, "score"), np.zeros(3, "i8"), r"Expected a column of <i4, got a column of int64 - at `\$.chunks"),
+        (("one", "score"), [1, 2, 3], r"Expected a column of <i4, got list - at `\$.one.score`"),
+        (("total",), -1, r"Expected `int` >= 0 - at `\$.total`"),
+        (("label",), 3, r"Expected `str`, got `int` - at `\$.label`"),
+        (("tried", "t", 0), np.zeros(3, "u2"), "Expected a column of <u2 with 4 entries, got 3 of uint16"),
+        (("jobs", 0), ["seven", 7], r"jobs"),
+        (("more",), 1, "unknown field `more`"),
+    ],
+)
+def test_another_form_is_refused(path: tuple[Any, ...], to: Any, words: str) -> None:
+    tree = through_file(table().saved())
+    at = tree
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = to
+    with pytest.raises(msgspec.ValidationError, match=words):
+        Table().restore(tree)
+
+
+def set_score(at: int, to: int) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        table.chunks[2].score[at] = to
+
+    return change
+
+
+def shorten(table: Table) -> None:
+    table.one.score = table.one.score[:2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_score(0, 101), r"score of t.chunks\[2\] has numbers from -1 to 101, .* at least -1 and at most 100"),
+        (set_score(0, -2), "has numbers from -2"),
+        (set_score(2, 5), r"a cleared row of t.chunks\[2\] still has something: score"),
+        (shorten, "score of t.one is 2 long, not 3"),
+    ],
+)
+def test_impossible_numbers_are_refused(change: Callable[[Table], None], words: str) -> None:
+    made = table()
+    change(made)
+    with pytest.raises(BrokenInvariant, match=words):
+        made.check_columns("t")
+
+
+def test_two_entries_of_one_key_are_refused() -> None:
+    tree = table().saved()
+    tree["jobs"] *= 2
+    tree["rows"] = {"ends": np.array([2, 4]), "values": np.arange(4)}
+    with pytest.raises(ValueError, match="2 entries have 1 distinct keys"):
+        Table().restore(tree)
