@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from transfer_queue.cli.doctor import software
 from transfer_queue.utils import installations
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILES = ("transfer_queue/__init__.py", "transfer_queue/client.py")
 
 
